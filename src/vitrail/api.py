@@ -34,7 +34,7 @@ from vitrail.evaluation.result import Measure, Result
 from vitrail.evaluation.scoring import ScoringOptions, choose_split, iterate_batches, make_subject
 from vitrail.models.build import Model
 from vitrail.recipes.launch import free_folder, plan_run, record_command, short_settings
-from vitrail.recipes.run_request import Asked
+from vitrail.recipes.run_request import RunCommand
 from vitrail.tasks.scoring import score_network
 from vitrail.train import loop
 from vitrail.train.observer import Observer
@@ -165,10 +165,10 @@ def request(
     settings: Mapping[str, object] | None,
     short: Mapping[str, Any],
     weights: str = "",
-) -> Asked:
+) -> RunCommand:
     """A call as its command would be typed."""
     typed = [f"{name}={format_value(value)}" for name, value in (settings or {}).items()]
-    return Asked(
+    return RunCommand(
         verb=verb,
         recipe=recipe,
         weights=weights,
@@ -181,7 +181,9 @@ def request(
     )
 
 
-def launch(asked: Asked, out: str | Path | None, *, force: bool, observer: Observer | None, device: str) -> Trained:
+def launch(
+    asked: RunCommand, out: str | Path | None, *, force: bool, observer: Observer | None, device: str
+) -> Trained:
     """The run of a request, from its first step or from where it stopped."""
     folder = None if out is None else Path(out)
     with join_world(device) as world:

@@ -38,7 +38,7 @@ def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures are made, but not rendered."""
     for module in (page, style):
-        monkeypatch.setattr(module, "encoded", lambda *_: b"drawn")
+        monkeypatch.setattr(module, "encode_figure", lambda *_: b"drawn")
 
 
 @pytest.fixture

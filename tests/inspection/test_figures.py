@@ -14,7 +14,16 @@ from PIL import Image
 from vitrail.core.errors import ConfigError
 from vitrail.inspection import figures
 from vitrail.report import figure_style as style
-from vitrail.report.figure_style import DARK, LIGHT, Theme, coloured, encoded, legible, save, toolkit
+from vitrail.report.figure_style import (
+    DARK,
+    LIGHT,
+    Theme,
+    encode_figure,
+    load_matplotlib,
+    make_legible,
+    map_colours,
+    save_figure,
+)
 
 DRAW = np.random.default_rng(0)
 PICTURE = DRAW.integers(0, 256, (24, 36, 3), dtype=np.uint8)
@@ -59,13 +68,15 @@ def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in EVERY]
 )
 def test_every_figure_is_drawn(name: str) -> None:
-    assert len(encoded(EVERY[name](LIGHT), LIGHT, "png")) > 500
+    assert len(encode_figure(EVERY[name](LIGHT), LIGHT, "png")) > 500
 
 
 @pytest.mark.usefixtures("coarse")
 def test_a_dark_figure_is_dark() -> None:
     for theme in (LIGHT, DARK):
-        with Image.open(io.BytesIO(encoded(figures.draw_heads(np.ones((2, 2)), "", theme), theme, "png"))) as image:
+        with Image.open(
+            io.BytesIO(encode_figure(figures.draw_heads(np.ones((2, 2)), "", theme), theme, "png"))
+        ) as image:
             red, green, blue = image.convert("RGB").getpixel((0, 0))  # type: ignore[misc]
             assert f"#{red:02x}{green:02x}{blue:02x}" == theme.paper
 
@@ -73,7 +84,7 @@ def test_a_dark_figure_is_dark() -> None:
 def test_files_are_whole_and_the_same_each_time(tmp_path: Path) -> None:
     values = DRAW.random((4, 2))
     for name in ("one", "two"):
-        png, svg = save(figures.draw_heads(values, "distance", LIGHT), tmp_path / "new" / name)
+        png, svg = save_figure(figures.draw_heads(values, "distance", LIGHT), tmp_path / "new" / name)
         with Image.open(png) as image:
             assert image.size == (1152, 518)
         assert svg.read_text("utf-8").lstrip().startswith("<?xml")
@@ -82,7 +93,7 @@ def test_files_are_whole_and_the_same_each_time(tmp_path: Path) -> None:
 
 
 def test_matplotlib_stays_as_it_was() -> None:
-    matplotlib = toolkit()
+    matplotlib = load_matplotlib()
     with matplotlib.rc_context({"font.size": 31.0}):
         figures.draw_matrix(np.eye(2), DARK)
         assert matplotlib.rcParams["font.size"] == 31.0
@@ -92,7 +103,7 @@ def test_matplotlib_stays_as_it_was() -> None:
 def test_without_matplotlib_the_way_to_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigError):
-        toolkit()
+        load_matplotlib()
 
 
 def test_heads_are_dots_at_their_values_and_the_line_is_their_mean() -> None:
@@ -108,7 +119,7 @@ def test_the_tile_of_a_place_shows_its_similarities() -> None:
     similarity = 2 * DRAW.random((2, 3, 2, 3)) - 1
     axes: Any = figures.draw_positions(similarity, LIGHT).axes[0]
     canvas = np.asarray(axes.images[-1].get_array())
-    tiles = coloured(similarity, -1, 1, "viridis")
+    tiles = map_colours(similarity, -1, 1, "viridis")
     assert canvas.shape == (2 * 3 - 1, 3 * 4 - 1, 3)
     for row in range(2):
         for column in range(3):
@@ -125,11 +136,11 @@ def test_areas_stand_in_the_legend() -> None:
 
 
 def test_colours_go_from_the_first_to_the_last() -> None:
-    colours = coloured(np.array([-9.0, 0.0, 1.0, 9.0]), 0.0, 1.0, "gray")
+    colours = map_colours(np.array([-9.0, 0.0, 1.0, 9.0]), 0.0, 1.0, "gray")
     assert colours.tolist() == [[0, 0, 0], [0, 0, 0], [255, 255, 255], [255, 255, 255]]
-    assert coloured(np.full((2, 2), 3.0), 3.0, 3.0, "gray").max() == 0  # nothing to tell apart
+    assert map_colours(np.full((2, 2), 3.0), 3.0, 3.0, "gray").max() == 0  # nothing to tell apart
 
 
 def test_texts_are_in_letters_that_there_are() -> None:
-    assert legible("Blässhuhn 鳥\n2") == "Blässhuhn ? 2"
-    assert legible("x" * 60) == "x" * 39 + "…"
+    assert make_legible("Blässhuhn 鳥\n2") == "Blässhuhn ? 2"
+    assert make_legible("x" * 60) == "x" * 39 + "…"

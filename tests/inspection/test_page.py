@@ -38,7 +38,7 @@ from vitrail.inspection.page import (
 )
 from vitrail.inspection.rollout import combine_layers
 from vitrail.inspection.sections_learned import build_explorer, iterate_attention
-from vitrail.report.figure_style import Theme, encoded
+from vitrail.report.figure_style import Theme, encode_figure
 
 WICKED = "<script>alert(1)</script>\"' onerror=x {{ 7 * 7 }}"
 DRAW = np.random.default_rng(0)
@@ -57,12 +57,12 @@ def matrix(theme: Theme) -> Figure:
 
 @pytest.fixture(autouse=True)
 def encode_figures_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "encoded", encode_once)
+    monkeypatch.setattr(page, "encode_figure", encode_once)
 
 
 @cache
 def encode_once(figure: Figure, theme: Theme, form: Literal["svg", "webp"]) -> bytes:
-    return encoded(figure, theme, form)
+    return encode_figure(figure, theme, form)
 
 
 def explorer(name: str = "a.jpg") -> ExplorerSection:

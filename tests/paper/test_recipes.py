@@ -9,7 +9,7 @@ from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import model_config
 from vitrail.optim.schedules import learning_rate
 from vitrail.recipes.registry import list_recipes, load_recipe
-from vitrail.recipes.run_overrides import grid, on_data
+from vitrail.recipes.run_overrides import find_sweep_grid, with_data
 from vitrail.train.config import Run
 
 JFT, I21K, IMAGENET = 303_000_000, 14_197_122, 1_281_167  # images
@@ -101,7 +101,7 @@ def test_row_of_table_4(row: tuple[str, str, int, tuple[float, ...], int, float]
     name, source, steps, rates, warmup, dev = row
     run = load_recipe(name)
     assert (run.steps, run.epochs, run.batch) == (steps, 0, 512)
-    assert grid(name) == {"optim.lr": rates}
+    assert find_sweep_grid(name) == {"optim.lr": rates}
     assert run.optim.lr in rates
     check_finetuning(run)
     assert (run.schedule.warmup, run.data.source, run.data.dev) == (warmup, source, dev)
@@ -149,7 +149,7 @@ def test_table_2_is_finer_and_averaged(name: str, size: int, network: str) -> No
 )
 def test_vtab_task_keeps_its_answer(task: str, crops: bool, flips: bool) -> None:
     """BiT's supplement F: no crop where it would cut the answer off, no flip where it would turn it."""
-    run = on_data(load_recipe("finetune-vtab"), f"vtab/{task}")
+    run = with_data(load_recipe("finetune-vtab"), f"vtab/{task}")
     assert run.data.source == f"vtab/{task}"
     assert run.data.train == "trainval1000"
     assert isinstance(run.augmentation.crop, ResizeCrop) == crops

@@ -22,7 +22,7 @@ from vitrail.cli.app import main
 from vitrail.core.errors import ConfigError
 from vitrail.models.build import Model
 from vitrail.predict.predictor import Predictor
-from vitrail.recipes.run_request import Asked, planned
+from vitrail.recipes.run_request import RunCommand, build_plan
 from vitrail.tasks.classification.objective import Classification
 
 
@@ -132,10 +132,10 @@ def test_fine_tuning_on_several_labels_takes_the_sigmoid_loss(weights: str, tmp_
     for at, image in enumerate(drawn(4)):
         image.save(tmp_path / f"{at}.png")
     (tmp_path / "list.csv").write_text("path,labels\n0.png,cat|dog\n1.png,cat\n2.png,dog\n3.png,\n")
-    asked = Asked(verb="finetune", weights=weights, data=str(tmp_path / "list.csv"))
-    objective = planned(asked).run.objective
+    asked = RunCommand(verb="finetune", weights=weights, data=str(tmp_path / "list.csv"))
+    objective = build_plan(asked).run.objective
     assert isinstance(objective, Classification)
     assert objective.loss == "sigmoid"
-    chosen = planned(replace(asked, settings=("objective.loss=softmax",))).run.objective
+    chosen = build_plan(replace(asked, settings=("objective.loss=softmax",))).run.objective
     assert isinstance(chosen, Classification)
     assert chosen.loss == "softmax"

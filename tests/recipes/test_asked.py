@@ -8,7 +8,7 @@ from PIL import Image
 
 import vitrail
 from vitrail.core.errors import ConfigError
-from vitrail.recipes.run_request import Asked, planned
+from vitrail.recipes.run_request import RunCommand, build_plan
 
 
 @pytest.fixture(scope="module")
@@ -18,13 +18,13 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def tuned(weights: str, *settings: str) -> Asked:
-    return Asked(verb="finetune", weights=weights, data="digits", settings=settings)
+def tuned(weights: str, *settings: str) -> RunCommand:
+    return RunCommand(verb="finetune", weights=weights, data="digits", settings=settings)
 
 
 def test_a_share_of_the_labels_is_what_the_choices_are_for(weights: str) -> None:
     """1,437 digits take batches of 64, a tenth of them of 16."""
-    whole, part = planned(tuned(weights)), planned(tuned(weights, "data.part=0.1"))
+    whole, part = build_plan(tuned(weights)), build_plan(tuned(weights, "data.part=0.1"))
     assert (whole.run.batch, part.run.batch) == (64, 16)
     assert whole.run.data.dev == part.run.data.dev == 0.1
     assert "130 training images" in "\n".join(part.why)
@@ -32,7 +32,7 @@ def test_a_share_of_the_labels_is_what_the_choices_are_for(weights: str) -> None
 
 
 def test_what_is_typed_stays(weights: str) -> None:
-    run = planned(tuned(weights, "data.part=0.1", "batch=32", "steps=40", "schedule.warmup=7", "data.dev=0")).run
+    run = build_plan(tuned(weights, "data.part=0.1", "batch=32", "steps=40", "schedule.warmup=7", "data.dev=0")).run
     assert (run.batch, run.steps, run.schedule.warmup, run.data.dev) == (32, 40, 7, 0.0)
 
 
@@ -43,14 +43,14 @@ def test_what_is_typed_stays(weights: str) -> None:
 def test_the_warm_up_is_a_tenth_of_the_run_however_long(
     settings: tuple[str, ...], steps: int, warmup: int, weights: str
 ) -> None:
-    plan = planned(tuned(weights, "data.part=0.1", *settings))
+    plan = build_plan(tuned(weights, "data.part=0.1", *settings))
     assert plan.run.schedule.warmup == warmup
     assert f"{steps} steps (" in "\n".join(plan.why)
 
 
 def test_a_part_that_is_none_is_refused_here(weights: str) -> None:
     with pytest.raises(ConfigError, match=r"data\.part=2"):
-        planned(tuned(weights, "data.part=2"))
+        build_plan(tuned(weights, "data.part=2"))
 
 
 @pytest.fixture
@@ -64,15 +64,15 @@ def masks(tmp_path: Path) -> str:
 
 def test_data_with_masks_and_no_labels_mean_segmentation(weights: str, masks: str) -> None:
     for asked in (
-        Asked(recipe="digits", data=masks),
-        Asked(verb="finetune", recipe="finetune-digits", weights=weights, data=masks),
-        Asked(verb="finetune", weights=weights, data=masks),
+        RunCommand(recipe="digits", data=masks),
+        RunCommand(verb="finetune", recipe="finetune-digits", weights=weights, data=masks),
+        RunCommand(verb="finetune", weights=weights, data=masks),
     ):
-        assert planned(asked).run.objective.task == "segmentation"
+        assert build_plan(asked).run.objective.task == "segmentation"
     for asked in (
-        Asked(recipe="digits", data=masks, task="classification"),
-        Asked(recipe="digits", data="shapes"),  # has both
-        Asked(recipe="digits", data="nowhere"),
+        RunCommand(recipe="digits", data=masks, task="classification"),
+        RunCommand(recipe="digits", data="shapes"),  # has both
+        RunCommand(recipe="digits", data="nowhere"),
     ):
-        assert planned(asked).run.objective.task == "classification"
-    assert planned(Asked(recipe="segment-shapes", data="digits")).run.objective.task == "segmentation"
+        assert build_plan(asked).run.objective.task == "classification"
+    assert build_plan(RunCommand(recipe="segment-shapes", data="digits")).run.objective.task == "segmentation"

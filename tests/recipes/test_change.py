@@ -11,7 +11,7 @@ from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import model_config
 from vitrail.recipes.registry import list_recipes, load_recipe
-from vitrail.recipes.run_overrides import on_data, resized, started_from, with_changes
+from vitrail.recipes.run_overrides import start_from, with_changes, with_data, with_image_size
 
 
 @pytest.mark.parametrize("name", list_recipes())
@@ -19,15 +19,15 @@ def test_every_recipe_can_be_resized_and_back(name: str) -> None:
     run = load_recipe(name)
     old = run.augmentation.size
     new = (2 * old[0], 2 * old[1])
-    doubled = resized(run, new)
+    doubled = with_image_size(run, new)
     assert doubled.augmentation.size == new
     assert doubled.model is None or doubled.model.image == new
     assert doubled.preprocessing is None or doubled.preprocessing.image == new
-    assert resized(doubled, old) == run
+    assert with_image_size(doubled, old) == run
 
 
 def test_a_hybrid_takes_its_backbone_along() -> None:
-    run = resized(load_recipe("r50-vit-b16-jft"), 384)
+    run = with_image_size(load_recipe("r50-vit-b16-jft"), 384)
     assert isinstance(run.model, ViTConfig)
     assert run.model.backbone is not None
     assert run.model.backbone.image == (384, 384)
@@ -35,19 +35,19 @@ def test_a_hybrid_takes_its_backbone_along() -> None:
 
 
 def test_what_a_crop_is_cut_out_of_grows_in_proportion() -> None:
-    crop = resized(load_recipe("finetune-pets"), 192).augmentation.crop
+    crop = with_image_size(load_recipe("finetune-pets"), 192).augmentation.crop
     assert isinstance(crop, ResizeCrop)
     assert (crop.size, crop.resize) == ((192, 192), (224, 224))
     run = load_recipe("finetune-pets")
     short = replace(run, augmentation=replace(run.augmentation, crop=replace(crop, size=(192, 192), resize=224)))
-    crop = resized(short, (96, 96)).augmentation.crop
+    crop = with_image_size(short, (96, 96)).augmentation.crop
     assert isinstance(crop, ResizeCrop)
     assert crop.resize == 112
 
 
 def test_a_size_that_leaves_pixels_over_is_refused() -> None:
     with pytest.raises(ImageSizeError, match="use 224 or 240"):
-        resized(load_recipe("vit-b16-imagenet"), 225)
+        with_image_size(load_recipe("vit-b16-imagenet"), 225)
 
 
 def test_a_network_by_name_keeps_the_ways_of_the_recipe() -> None:
@@ -60,7 +60,7 @@ def test_a_network_by_name_keeps_the_ways_of_the_recipe() -> None:
 
 @pytest.mark.parametrize("text", ["R50+ViT-B/16", "r50_vit_b_16"])
 def test_a_hybrid_by_name(text: str) -> None:
-    run = with_changes(resized(load_recipe("vit-b16-imagenet"), 384), [f"model={text}"])
+    run = with_changes(with_image_size(load_recipe("vit-b16-imagenet"), 384), [f"model={text}"])
     assert run.model == model_config("R50+ViT-B/16", image_size=384, head="tanh", dropout=0.1)
     back = with_changes(run, ["model=ViT-B/16"])
     assert back.model == model_config("ViT-B/16", image_size=384, head="tanh", dropout=0.1)
@@ -114,9 +114,9 @@ def test_steps_take_the_place_of_epochs() -> None:
 
 def test_another_source() -> None:
     run = load_recipe("finetune-pets")
-    assert on_data(run, "my/pets") == replace(run, data=replace(run.data, source="my/pets"))
-    assert on_data(run, "vtab/pets").augmentation == run.augmentation
-    assert on_data(run, "vtab/dsprites-orientation").augmentation == replace(run.augmentation, flip=0.0)
+    assert with_data(run, "my/pets") == replace(run, data=replace(run.data, source="my/pets"))
+    assert with_data(run, "vtab/pets").augmentation == run.augmentation
+    assert with_data(run, "vtab/dsprites-orientation").augmentation == replace(run.augmentation, flip=0.0)
 
 
 def test_a_rule_between_two_fields_is_told() -> None:
@@ -129,7 +129,7 @@ def test_a_rule_between_two_fields_is_told() -> None:
 def test_weights_bring_their_network_and_preprocessing() -> None:
     config = model_config("ViT-Ti/16")
     card = Preprocessing(image=(224, 224), resize=256, mean=IMAGENET_MEAN, std=IMAGENET_STD, interpolation="bicubic")
-    run = started_from(load_recipe("finetune-pets"), "some.safetensors", config, card)
+    run = start_from(load_recipe("finetune-pets"), "some.safetensors", config, card)
     assert run.weights == "some.safetensors"
     assert run.model == model_config("ViT-Ti/16", image_size=384)
     assert run.preprocessing == replace(card, image=(384, 384), resize=439)

@@ -11,14 +11,14 @@ from vitrail.core.errors import ConfigError, ImageSizeError
 from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from vitrail.data.transforms.crop import InceptionCrop
 from vitrail.models.zoo import model_config
-from vitrail.recipes.finetune import Chosen, batch_for, for_data, reasons
+from vitrail.recipes.finetune import FinetuneDefaults, choose_batch, choose_defaults, explain_choices
 
 DEIT = model_config("ViT-Ti/16", gelu="erf")
 CARD = Preprocessing(image=(224, 224), resize=256, mean=IMAGENET_MEAN, std=IMAGENET_STD, interpolation="bicubic")
 
 
-def chosen(samples: int, **more: Any) -> Chosen:
-    return for_data(DEIT, CARD, **{"weights": "w", "source": "s", "samples": samples, "classes": 37, **more})
+def chosen(samples: int, **more: Any) -> FinetuneDefaults:
+    return choose_defaults(DEIT, CARD, **{"weights": "w", "source": "s", "samples": samples, "classes": 37, **more})
 
 
 # samples, batch, steps, warm-up
@@ -56,7 +56,7 @@ def test_bounds(samples: int, has_val: bool) -> None:
 
 
 def test_batch_is_never_above_the_set() -> None:
-    assert [batch_for(count) for count in (1, 2, 3, 15, 16, 255, 512, 8_191, 8_192, 10**9)] == [
+    assert [choose_batch(count) for count in (1, 2, 3, 15, 16, 255, 512, 8_191, 8_192, 10**9)] == [
         *(1, 2, 2, 8, 16, 16, 32, 256, 512, 512)
     ]
 
@@ -84,7 +84,7 @@ def test_another_image_size(size: int, resize: int) -> None:
 
 
 def test_a_hybrid_is_resized_whole() -> None:
-    run = for_data(
+    run = choose_defaults(
         model_config("R50+ViT-B/16"), CARD, weights="w", source="s", samples=99, classes=2, image_size=384
     ).run
     assert run.model == model_config("R50+ViT-B/16", image_size=384, classes=2)
@@ -93,7 +93,7 @@ def test_a_hybrid_is_resized_whole() -> None:
 def test_one_step_of_warm_up_is_one_step() -> None:
     run = chosen(20).run
     run = replace(run, steps=12, schedule=replace(run.schedule, warmup=1))
-    why = reasons(run, DEIT, 18, None, given=False, has_val=False)
+    why = explain_choices(run, DEIT, 18, None, given=False, has_val=False)
     assert any(", 1 step of warm-up)" in line for line in why)
 
 

@@ -14,7 +14,7 @@ from vitrail.core.config_overrides import apply_settings, diff_configs, from_pla
 from vitrail.core.errors import ConfigError, UnknownName
 from vitrail.data.transforms.batched import BatchedAugmentation
 from vitrail.recipes.registry import GROUPS, PREFIXES, RecipeEntry, find_recipe, is_recipe, list_recipes, load_recipe
-from vitrail.recipes.run_overrides import GRIDS, grid
+from vitrail.recipes.run_overrides import GRIDS, find_sweep_grid
 from vitrail.train.config import Run, RunRequest, to_stage
 
 EVERY = list(list_recipes())
@@ -121,7 +121,7 @@ def test_small_recipes_can_live_on_the_device(name: str) -> None:
 @pytest.mark.parametrize("name", GRIDS)
 def test_every_point_of_a_grid_is_a_run(name: str) -> None:
     run = load_recipe(name)
-    for setting, values in grid(name).items():
+    for setting, values in find_sweep_grid(name).items():
         current = {line.name: line.text for line in list_fields(run)}[setting]
         assert float(current) in values
         for value in values:
@@ -130,6 +130,6 @@ def test_every_point_of_a_grid_is_a_run(name: str) -> None:
 
 
 def test_grids_for_what_has_none_of_its_own() -> None:
-    assert grid("bit-finetune-pets") == {"optim.lr": (0.001, 0.003, 0.01, 0.03)}
+    assert find_sweep_grid("bit-finetune-pets") == {"optim.lr": (0.001, 0.003, 0.01, 0.03)}
     with pytest.raises(ConfigError, match="cifar10 has no grid; give one, as in --sweep"):
-        grid("cifar10")
+        find_sweep_grid("cifar10")

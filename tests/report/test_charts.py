@@ -11,11 +11,30 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitrail.core.errors import ConfigError
-from vitrail.report.axis import axis_of, share, short, smoothed, steps, texts, thinned
-from vitrail.report.charts import Charts, Lines, Series, apart, path
-from vitrail.report.confusion_matrix import Heat
-from vitrail.report.page import Section, page
-from vitrail.report.sections import Facts, Folded, Galleries, Gallery, Group, Shot, Status, Tile, Tiles, shot
+from vitrail.report.axis import (
+    fit_axis,
+    format_share,
+    format_short,
+    format_ticks,
+    round_steps,
+    smooth_values,
+    thin_points,
+)
+from vitrail.report.charts import Charts, LineChart, Series, move_apart, to_svg_path
+from vitrail.report.confusion_matrix import ConfusionSection
+from vitrail.report.page import Section, render_page
+from vitrail.report.sections import (
+    DetailsSection,
+    FactGroup,
+    Facts,
+    Galleries,
+    Gallery,
+    Shot,
+    Status,
+    Tile,
+    Tiles,
+    make_shot,
+)
 
 WICKED = '<script>alert("1")</script>"\' onerror=x {{ 7 * 7 }} &amp;'
 
@@ -38,7 +57,7 @@ def line(y: list[float], **more: object) -> Series:
     ],
 )
 def test_ticks_are_round_and_inside(low: float, high: float, about: int, expected: list[float]) -> None:
-    assert steps(low, high, about) == pytest.approx(expected)
+    assert round_steps(low, high, about) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -52,13 +71,18 @@ def test_ticks_are_round_and_inside(low: float, high: float, about: int, expecte
     ],
 )
 def test_ticks_are_written_in_one_style(values: list[float], expected: list[str]) -> None:
-    assert texts(values) == expected
+    assert format_ticks(values) == expected
 
 
 def test_shares_are_written_in_per_cent() -> None:
-    assert texts([0, 0.2, 1.0], percent=True) == ["0%", "20%", "100%"]
-    assert texts([0.975, 0.98], percent=True) == ["97.5%", "98.0%"]
-    assert (share(0.98339), share(1.0), share(0.0), share(0.99999)) == ("98.34%", "100%", "0%", "100.00%")
+    assert format_ticks([0, 0.2, 1.0], percent=True) == ["0%", "20%", "100%"]
+    assert format_ticks([0.975, 0.98], percent=True) == ["97.5%", "98.0%"]
+    assert (format_share(0.98339), format_share(1.0), format_share(0.0), format_share(0.99999)) == (
+        "98.34%",
+        "100%",
+        "0%",
+        "100.00%",
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,21 +108,21 @@ def test_shares_are_written_in_per_cent() -> None:
     ],
 )
 def test_numbers_are_short(value: float, expected: str) -> None:
-    assert short(value) == expected
+    assert format_short(value) == expected
 
 
 def test_an_axis_holds_all_values_and_ends_round() -> None:
-    axis = axis_of([np.array([0.3, 2.31]), np.array([math.nan, math.inf, 0.9])])
+    axis = fit_axis([np.array([0.3, 2.31]), np.array([math.nan, math.inf, 0.9])])
     assert (axis.low, axis.high) == (0.0, 2.5)
-    narrow = axis_of([np.array([0.931, 0.984])], percent=True)
+    narrow = fit_axis([np.array([0.931, 0.984])], percent=True)
     assert (narrow.low, narrow.high) == pytest.approx((0.92, 1.0))
-    assert axis_of([np.array([0.2, 1.0])], percent=True).high == 1.0
+    assert fit_axis([np.array([0.2, 1.0])], percent=True).high == 1.0
 
 
 @pytest.mark.parametrize("values", [[], [math.nan], [0.0], [5.0, 5.0], [-2.0], [1e-30], [1e300, -1e300]])
 def test_an_axis_can_be_made_of_anything(values: list[float]) -> None:
     for log in (False, True, None):
-        axis = axis_of([np.array(values)], log=log)
+        axis = fit_axis([np.array(values)], log=log)
         assert axis.low < axis.high
         assert axis.ticks()
         known = [value for value in values if math.isfinite(value) and (not axis.log or value > 0)]
@@ -106,16 +130,16 @@ def test_an_axis_can_be_made_of_anything(values: list[float]) -> None:
 
 
 def test_a_logarithmic_axis_is_taken_where_it_shows_more() -> None:
-    assert axis_of([np.array([2.3, 0.01])], log=None).log
-    assert not axis_of([np.array([2.3, 0.9])], log=None).log
-    assert not axis_of([np.array([2.3, 0.01, -1.0])], log=None).log  # has no place for what is below zero
-    axis = axis_of([np.array([0.013, 2.3])], log=True)
+    assert fit_axis([np.array([2.3, 0.01])], log=None).log
+    assert not fit_axis([np.array([2.3, 0.9])], log=None).log
+    assert not fit_axis([np.array([2.3, 0.01, -1.0])], log=None).log  # has no place for what is below zero
+    axis = fit_axis([np.array([0.013, 2.3])], log=True)
     assert [tick.text for tick in axis.ticks()] == ["0.01", "0.03", "0.1", "0.3", "1", "3"]
     assert axis.place(np.array([0.01, 0.1, 1.0])).tolist() == pytest.approx(
         [0.0, 1 / math.log10(500), 2 / math.log10(500)]
     )
     assert math.isnan(axis.place(np.array([0.0]))[0])
-    many = axis_of([np.array([1e-9, 1e9])], log=True)
+    many = fit_axis([np.array([1e-9, 1e9])], log=True)
     assert 3 <= len(many.ticks()) <= 6
 
 
@@ -126,7 +150,7 @@ def test_thinning_keeps_the_ends_and_every_spike() -> None:
     rng = np.random.default_rng(0)
     x, y = np.arange(30_000.0), rng.normal(size=30_000)
     y[17_123], y[4_001] = 99.0, -99.0
-    few_x, few_y = thinned(x, y)
+    few_x, few_y = thin_points(x, y)
     assert len(few_x) <= 400
     assert {0.0, 29_999.0, 17_123.0, 4_001.0} <= set(few_x.tolist())
     assert (np.diff(few_x) > 0).all()
@@ -135,10 +159,10 @@ def test_thinning_keeps_the_ends_and_every_spike() -> None:
 
 def test_thinning_leaves_short_curves_alone_and_long_gaps_open() -> None:
     x = np.arange(300.0)
-    assert thinned(x, x)[0] is x
+    assert thin_points(x, x)[0] is x
     x, y = np.arange(10_000.0), np.ones(10_000)
     y[4000:6000] = math.nan
-    few_x, few_y = thinned(x, y)
+    few_x, few_y = thin_points(x, y)
     inside = few_y[(few_x >= 4000) & (few_x < 6000)]
     assert len(inside)
     assert np.isnan(inside).all()
@@ -147,33 +171,33 @@ def test_thinning_leaves_short_curves_alone_and_long_gaps_open() -> None:
 
 def test_a_mean_does_not_move_a_straight_line_nor_reach_over_a_gap() -> None:
     straight = np.arange(100.0)
-    np.testing.assert_allclose(smoothed(straight, 9), straight)
+    np.testing.assert_allclose(smooth_values(straight, 9), straight)
     y = np.array([1.0, 3.0, math.nan, 3.0, 1.0])
-    np.testing.assert_allclose(smoothed(y, 3), [1.0, 2.0, math.nan, 2.0, 1.0])
-    assert smoothed(y, 1) is y
+    np.testing.assert_allclose(smooth_values(y, 3), [1.0, 2.0, math.nan, 2.0, 1.0])
+    assert smooth_values(y, 1) is y
 
 
 def test_a_path_goes_through_the_points_and_stops_at_gaps() -> None:
     x, y = np.array([0.0, 0.25, 0.5, 0.75, 1.0]), np.array([1.0, 0.5, math.nan, 0.25, 0.0])
-    assert path(x, y) == "M0 1000L250 500M750 250L1000 0"
-    assert path(x[:2], y[:2], closed=True) == "M0 1000L0 1000L250 500L250 1000Z"
-    assert path(x[:1], y[:1]) == "M0 1000h1"
-    assert path(x[2:3], y[2:3]) == ""
+    assert to_svg_path(x, y) == "M0 1000L250 500M750 250L1000 0"
+    assert to_svg_path(x[:2], y[:2], closed=True) == "M0 1000L0 1000L250 500L250 1000Z"
+    assert to_svg_path(x[:1], y[:1]) == "M0 1000h1"
+    assert to_svg_path(x[2:3], y[2:3]) == ""
 
 
 def test_a_chart_puts_values_where_they_belong() -> None:
-    chart = Lines(title="Loss", series=[line([2.0, 1.0, 0.0], dots=True)])
+    chart = LineChart(title="Loss", series=[line([2.0, 1.0, 0.0], dots=True)])
     assert (chart.up.low, chart.up.high) == (0.0, 2.0)
     (curve,) = chart.curves
     assert curve.line == "M0 0L500 500L1000 1000"
     assert [(dot.left, dot.top) for dot in curve.dots] == [(0, 0), (50, 50), (100, 100)]
     assert curve.dots[1].text == "step 1: 1"
     assert [(end.left, end.top, end.text) for end in chart.ends] == [(100.0, 208.0, "0")]
-    assert [tick.at for tick in chart.beside] == pytest.approx([100, 75, 50, 25, 0])
+    assert [tick.at for tick in chart.left_ticks] == pytest.approx([100, 75, 50, 25, 0])
 
 
 def test_the_axis_goes_on_to_the_end_of_the_run() -> None:
-    chart = Lines(title="Loss", series=[line([2.0, 1.0])], end=10.0)
+    chart = LineChart(title="Loss", series=[line([2.0, 1.0])], end=10.0)
     assert chart.across.high == 10.0
     assert chart.curves[0].line == "M0 0L100 1000"
     assert chart.ends[0].left == pytest.approx(10.0)
@@ -181,39 +205,41 @@ def test_the_axis_goes_on_to_the_end_of_the_run() -> None:
 
 @pytest.mark.parametrize(("last", "expected"), [(1, ["0", "1"]), (9, ["0", "5"]), (12_000, ["0", "5,000", "10k"])])
 def test_steps_are_counted_from_nought_in_whole_ones(last: float, expected: list[str]) -> None:
-    chart = Lines(title="Loss", series=[Series(name="a", x=np.array([last / 2, last]), y=np.array([2.0, 1.0]))])
-    assert [tick.text for tick in chart.below] == expected
+    chart = LineChart(title="Loss", series=[Series(name="a", x=np.array([last / 2, last]), y=np.array([2.0, 1.0]))])
+    assert [tick.text for tick in chart.bottom_ticks] == expected
     assert chart.across.low == 0
 
 
 def test_tinted_glass_stands_on_zero() -> None:
-    assert Lines(title="", series=[line([95.0, 100.0])]).up.low > 0
-    tinted = Lines(title="", series=[line([95.0, 100.0], area=True)])
+    assert LineChart(title="", series=[line([95.0, 100.0])]).up.low > 0
+    tinted = LineChart(title="", series=[line([95.0, 100.0], area=True)])
     assert tinted.up.low == 0
     assert tinted.curves[0].area.endswith("L1000 1000Z")
 
 
 def test_faint_curves_have_no_name_and_lie_behind() -> None:
-    chart = Lines(title="", series=[line([1.0, 2.0]), line([5.0, 0.0], faint=True), line([1.0, 1.0], colour="ruby")])
+    chart = LineChart(
+        title="", series=[line([1.0, 2.0]), line([5.0, 0.0], faint=True), line([1.0, 1.0], colour="ruby")]
+    )
     assert [curve.faint for curve in chart.curves] == [True, False, False]
     assert len(chart.ends) == len(chart.keys) == 2
-    assert Lines(title="", series=[line([1.0, 2.0])]).keys == []
+    assert LineChart(title="", series=[line([1.0, 2.0])]).keys == []
 
 
 def test_last_values_do_not_cover_each_other() -> None:
-    assert apart([10, 12, 100], 15, 200) == [10, 25, 100]
-    assert apart([190, 195, 199], 15, 200) == [170, 185, 200]
-    assert apart([], 15, 200) == []
-    chart = Lines(title="", series=[line([0, 1.0 + at / 1000]) for at in range(4)])
+    assert move_apart([10, 12, 100], 15, 200) == [10, 25, 100]
+    assert move_apart([190, 195, 199], 15, 200) == [170, 185, 200]
+    assert move_apart([], 15, 200) == []
+    chart = LineChart(title="", series=[line([0, 1.0 + at / 1000]) for at in range(4)])
     tops = [end.top for end in chart.ends]
     assert min(np.diff(tops)) == pytest.approx(15)
     assert [end.text for end in chart.ends] == ["1", "1", "1", "1"]
 
 
 def test_nothing_to_draw_is_said() -> None:
-    chart = Lines(title="Loss", series=[line([math.nan, math.nan]), line([])])
+    chart = LineChart(title="Loss", series=[line([math.nan, math.nan]), line([])])
     assert chart.thin == []
-    assert "nothing yet" in page("a", [Charts(charts=[chart])])
+    assert "nothing yet" in render_page("a", [Charts(charts=[chart])])
 
 
 # The confusion matrix
@@ -226,8 +252,8 @@ def matrix(classes: int) -> NDArray[np.int64]:
 
 
 def test_a_matrix_is_drawn_cell_by_cell() -> None:
-    heat = Heat(counts=matrix(3), classes=("a", "b", "c"))
-    assert heat.drawn
+    heat = ConfusionSection(counts=matrix(3), classes=("a", "b", "c"))
+    assert heat.is_drawn
     assert {number.text for number in heat.numbers} == {"10", "3", "1"}
     assert len(heat.numbers) == 5
     assert sum(shade.path.count("M") for shade in heat.shades if shade.right) == 3
@@ -243,7 +269,7 @@ def test_a_matrix_is_drawn_cell_by_cell() -> None:
 def test_a_cell_lies_in_the_row_of_its_true_class() -> None:
     counts = np.zeros((3, 3), np.int64)
     counts[2, 1] = 4
-    heat = Heat(counts=counts, classes=("a", "b", "c"))
+    heat = ConfusionSection(counts=counts, classes=("a", "b", "c"))
     (shade,) = heat.shades
     assert shade.path.startswith(f"M{heat.cell} {2 * heat.cell}h")
     assert (heat.numbers[0].x, heat.numbers[0].y) == (1.5 * heat.cell - 1, 2.5 * heat.cell - 1)
@@ -252,7 +278,9 @@ def test_a_cell_lies_in_the_row_of_its_true_class() -> None:
 @pytest.mark.parametrize("classes", [1, 2, 10, 17, 41, 100, 101, 1000])
 def test_any_number_of_classes_makes_a_page(classes: int) -> None:
     counts = matrix(classes) if classes > 1 else np.array([[3]])
-    text = page("a", [Heat(title="Confusion", counts=counts, classes=[f"class {at}" for at in range(classes)])])
+    text = render_page(
+        "a", [ConfusionSection(title="Confusion", counts=counts, classes=[f"class {at}" for at in range(classes)])]
+    )
     assert ('role="img"' in text) == (classes <= 100)
     assert ("Most often confused" in text) == (classes > 1)
     assert len(text) < 200_000
@@ -260,12 +288,12 @@ def test_any_number_of_classes_makes_a_page(classes: int) -> None:
 
 def test_full_matrices_stay_small() -> None:
     counts = np.random.default_rng(0).integers(1, 9, (100, 100))
-    assert len(page("a", [Heat(counts=counts, classes=[str(at) for at in range(100)])])) < 250_000
+    assert len(render_page("a", [ConfusionSection(counts=counts, classes=[str(at) for at in range(100)])])) < 250_000
 
 
 def test_names_must_fit_the_matrix() -> None:
     with pytest.raises(ConfigError, match="not one of 2 classes"):
-        Heat(counts=matrix(3), classes=("a", "b"))
+        ConfusionSection(counts=matrix(3), classes=("a", "b"))
 
 
 # The page
@@ -297,30 +325,30 @@ class Elements(HTMLParser):
 
 
 def everything(name: str) -> str:
-    chart = Lines(title=name, unit=name, along=name, note=name, series=[line([1, 2], dots=True), line([2, 1])])
+    chart = LineChart(title=name, unit=name, along=name, note=name, series=[line([1, 2], dots=True), line([2, 1])])
     sections: list[Section] = [
         Status(state="running", text=name, lines=[name], asks=name, command=name, progress=0.5),
         Tiles(title=name, tiles=[Tile(value=name, label=name, note=name)]),
         Charts(title=name, charts=[chart], small=True),
-        Heat(title=name, counts=matrix(2), classes=(name, name)),
-        Heat(title=name, counts=matrix(2), classes=("a", "b")),
+        ConfusionSection(title=name, counts=matrix(2), classes=(name, name)),
+        ConfusionSection(title=name, counts=matrix(2), classes=("a", "b")),
         Galleries(
             galleries=[
                 Gallery(
                     title=name,
                     lead=name,
                     shots=[
-                        shot(Image.new("L", (8, 8)), f"{name}\n{name}", mood="wrong"),
-                        shot(np.zeros((4, 5, 3), np.uint8), name),
+                        make_shot(Image.new("L", (8, 8)), f"{name}\n{name}", mood="wrong"),
+                        make_shot(np.zeros((4, 5, 3), np.uint8), name),
                         Shot(picture="", caption=name),
                     ],
                 )
             ]
         ),
         Facts(title=name, rows=[(name, name)]),
-        Folded(title=name, hint=name, groups=[Group(name=name, rows=[(name, name)])]),
+        DetailsSection(title=name, hint=name, groups=[FactGroup(name=name, rows=[(name, name)])]),
     ]
-    return page(name, sections)
+    return render_page(name, sections)
 
 
 def test_markup_in_names_is_shown_and_not_obeyed() -> None:
@@ -341,7 +369,7 @@ def test_charts_keep_to_the_policy_of_the_page() -> None:
 
 
 def test_charts_are_sound_xml() -> None:
-    text = page("a", [Charts(charts=[Lines(title="a", series=[line([1, 2, 3], dots=True, area=True)])])])
+    text = render_page("a", [Charts(charts=[LineChart(title="a", series=[line([1, 2, 3], dots=True, area=True)])])])
     found = re.search(r'<div class="plot">(.*?)</div>', text, re.DOTALL)
     assert found is not None
     tree = ET.fromstring(found[1])
@@ -350,12 +378,12 @@ def test_charts_are_sound_xml() -> None:
 
 
 def test_pictures_of_any_kind_become_shots() -> None:
-    made = shot(np.zeros((8, 8), np.uint8), "7 → 9\n83%")
+    made = make_shot(np.zeros((8, 8), np.uint8), "7 → 9\n83%")
     assert (made.caption, made.note) == ("7 → 9", "83%")
     assert made.picture.startswith("data:image/jpeg;base64,")
-    assert shot(None, "gone").picture == ""
+    assert make_shot(None, "gone").picture == ""
 
 
 def test_progress_stays_within_its_bar() -> None:
     assert [Status(state="running", progress=value).filled for value in (None, -1.0, 0.125, 2.0)] == [0, 0, 12.5, 100]
-    assert "<rect" not in page("a", [Status(state="done")])
+    assert "<rect" not in render_page("a", [Status(state="done")])

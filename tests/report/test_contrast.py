@@ -6,31 +6,40 @@ from itertools import product
 import numpy as np
 import pytest
 
-from vitrail.report.confusion_matrix import LEVELS, Heat, ground
-from vitrail.report.contact_sheet import BLACK, RGB, WHITE, Scheme, colour, contrast, palette, reads_white
-from vitrail.report.page import page
+from vitrail.report.confusion_matrix import LEVELS, ConfusionSection, blend_cell
+from vitrail.report.contact_sheet import (
+    BLACK,
+    RGB,
+    WHITE,
+    Scheme,
+    measure_contrast,
+    parse_colour,
+    read_palette,
+    reads_white,
+)
+from vitrail.report.page import render_page
 
 ENOUGH = 4.5  # WCAG 2, 1.4.3
 SCHEMES: tuple[Scheme, Scheme] = ("light", "dark")
 
 
 def test_contrast_is_that_of_the_guidelines() -> None:
-    assert contrast(BLACK, WHITE) == pytest.approx(21)
-    assert contrast(WHITE, colour("#767676")) == pytest.approx(4.54, abs=0.01)
+    assert measure_contrast(BLACK, WHITE) == pytest.approx(21)
+    assert measure_contrast(WHITE, parse_colour("#767676")) == pytest.approx(4.54, abs=0.01)
 
 
 def test_the_two_looks_have_the_same_colours_by_name() -> None:
-    light, dark = map(palette, SCHEMES)
+    light, dark = map(read_palette, SCHEMES)
     assert set(light) == set(dark)
-    assert light["paper"] == colour("#faf9f6")
-    assert dark["paper"] == colour("#15171a")
+    assert light["paper"] == parse_colour("#faf9f6")
+    assert dark["paper"] == parse_colour("#15171a")
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_black_or_white_can_be_read_on_every_shade(scheme: Scheme) -> None:
     for right, level in product((True, False), range(1, LEVELS + 1)):
-        seen = ground(scheme, right, level)
-        assert contrast(WHITE if reads_white(seen) else BLACK, seen) >= ENOUGH
+        seen = blend_cell(scheme, right, level)
+        assert measure_contrast(WHITE if reads_white(seen) else BLACK, seen) >= ENOUGH
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -40,14 +49,14 @@ def test_every_number_of_a_page_has_enough_contrast(scheme: Scheme) -> None:
     counts = (np.diag(rng.integers(1, 60, 12)) + rng.integers(0, 30, (12, 12)) * (rng.random((12, 12)) < 0.5)).astype(
         np.int64
     )
-    heat = Heat(counts=counts, classes=[f"class {at}" for at in range(12)])
-    text = page("a", [heat])
+    heat = ConfusionSection(counts=counts, classes=[f"class {at}" for at in range(12)])
+    text = render_page("a", [heat])
     fills: dict[str, RGB] = {
-        name: colour(value) for name, value in re.findall(r"\.cells \.([\w-]+) \{ fill: (#[0-9a-f]{6})", text)
+        name: parse_colour(value) for name, value in re.findall(r"\.cells \.([\w-]+) \{ fill: (#[0-9a-f]{6})", text)
     }
     found = re.findall(r'<text x="([\d.]+)" y="([\d.]+)" dy="4" class="(\w+) ([\w-]+)">', text)
     assert len(found) == np.count_nonzero(counts)
     for x, y, light, dark in found:
         row, column = (int(float(value) // heat.cell) for value in (y, x))
-        seen = ground(scheme, row == column, int(heat.levels[row, column]))
-        assert contrast(fills[light if scheme == "light" else dark], seen) >= ENOUGH
+        seen = blend_cell(scheme, row == column, int(heat.levels[row, column]))
+        assert measure_contrast(fills[light if scheme == "light" else dark], seen) >= ENOUGH

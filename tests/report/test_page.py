@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from vitrail.report.page import Notes, Pair, Pairs, Plate, Table, data_uri, page, printable, save_page
+from vitrail.report.page import Notes, Pair, Pairs, Plate, Table, printable, render_page, save_page, to_data_uri
 
 WICKED = '<script>alert("1")</script>"\' onerror=x {{ 7 * 7 }} &amp;'
 
@@ -30,7 +30,7 @@ class Elements(HTMLParser):
 
 
 def everything(name: str) -> str:
-    plate = Plate(name=name, picture=data_uri(Image.new("RGB", (4, 3), (200, 10, 10))))
+    plate = Plate(name=name, picture=to_data_uri(Image.new("RGB", (4, 3), (200, 10, 10))))
     sections = [
         Table(columns=["set", name], rows=[[name, "12"]], title=name),
         Pairs(
@@ -44,7 +44,7 @@ def everything(name: str) -> str:
         ),
         Notes(title=name, lines=[name], more=name),
     ]
-    return page(name, sections, lead=name)
+    return render_page(name, sections, lead=name)
 
 
 def test_markup_in_names_is_shown_and_not_obeyed() -> None:
@@ -89,7 +89,9 @@ def test_names_that_are_no_text_still_make_a_page(tmp_path: Path) -> None:
 
 def test_pictures_are_made_small_and_tiny_ones_grow() -> None:
     def size(width: int, height: int) -> tuple[int, int]:
-        content = base64.b64decode(data_uri(Image.new("RGB", (width, height))).removeprefix("data:image/jpeg;base64,"))
+        content = base64.b64decode(
+            to_data_uri(Image.new("RGB", (width, height))).removeprefix("data:image/jpeg;base64,")
+        )
         return Image.open(io.BytesIO(content)).size
 
     assert size(1920, 960) == (192, 96)
@@ -100,5 +102,5 @@ def test_pictures_are_made_small_and_tiny_ones_grow() -> None:
 
 def test_data_uri_leaves_the_picture_as_it_was() -> None:
     picture = Image.new("RGB", (500, 400))
-    data_uri(picture)
+    to_data_uri(picture)
     assert picture.size == (500, 400)

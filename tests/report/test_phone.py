@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vitrail.report.confusion_matrix import Heat
-from vitrail.report.page import page, save_page
+from vitrail.report.confusion_matrix import ConfusionSection
+from vitrail.report.page import render_page, save_page
 from vitrail.report.sections import Tile, Tiles
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -52,7 +52,9 @@ def look(browser: Any, path: Path, text: str, script: str, width: int) -> Any:
 
 @pytest.mark.parametrize("count", range(1, 9))
 def test_tiles_leave_no_hole(browser: Any, tmp_path: Path, count: int) -> None:
-    text = page("a", [Tiles(tiles=[Tile(value="1.2", label=f"tile {at}", note="a note") for at in range(count)])])
+    text = render_page(
+        "a", [Tiles(tiles=[Tile(value="1.2", label=f"tile {at}", note="a note") for at in range(count)])]
+    )
     covered, beyond = look(browser, tmp_path / "page.html", text, GAPS, 390)
     assert covered > 0.95  # the rest is the lead between them
     assert beyond <= 0
@@ -60,8 +62,10 @@ def test_tiles_leave_no_hole(browser: Any, tmp_path: Path, count: int) -> None:
 
 @pytest.mark.parametrize("classes", [3, 10, 16, 40, 100])
 def test_a_matrix_that_is_wider_than_the_screen_says_so(browser: Any, tmp_path: Path, classes: int) -> None:
-    heat = Heat(counts=np.eye(classes, dtype=np.int64), classes=[f"class number {at}" for at in range(classes)])
-    text = page("a", [heat])
+    heat = ConfusionSection(
+        counts=np.eye(classes, dtype=np.int64), classes=[f"class number {at}" for at in range(classes)]
+    )
+    text = render_page("a", [heat])
     for width in (390, 1400):
         cut, said = look(browser, tmp_path / "page.html", text, HINT, width)
         assert cut == said

@@ -13,13 +13,13 @@ from vitrail.report.contact_sheet import (
     MARGIN,
     PAPER,
     TILE,
-    Group,
-    broken,
-    contact_sheet,
-    glass,
-    layout,
-    mosaic,
-    tile,
+    SheetGroup,
+    choose_layout,
+    cut_tile,
+    draw_broken_tile,
+    draw_contact_sheet,
+    draw_mosaic,
+    pick_colour,
 )
 
 TOP = MARGIN + 96
@@ -34,8 +34,10 @@ def middle(column: int, row: int = 0, top: int = TOP + CAPTION) -> tuple[int, in
 
 
 def test_every_picture_is_in_its_place() -> None:
-    groups = [Group(name=f"class {k}", said="3", pictures=[plain(10 * k + i) for i in range(12)]) for k in range(3)]
-    sheet = np.asarray(contact_sheet("title", "subtitle", groups))
+    groups = [
+        SheetGroup(name=f"class {k}", said="3", pictures=[plain(10 * k + i) for i in range(12)]) for k in range(3)
+    ]
+    sheet = np.asarray(draw_contact_sheet("title", "subtitle", groups))
     for k in range(3):
         for i in range(12):
             x, y = middle(i, 0, TOP + CAPTION + k * (CAPTION + TILE + 20))
@@ -43,8 +45,8 @@ def test_every_picture_is_in_its_place() -> None:
 
 
 def test_sheet_has_even_margins() -> None:
-    groups = [Group(name="a", pictures=[plain(0)] * 12), Group(name="b", pictures=[plain(0)] * 12)]
-    sheet = np.asarray(contact_sheet("title", "subtitle", groups))
+    groups = [SheetGroup(name="a", pictures=[plain(0)] * 12), SheetGroup(name="b", pictures=[plain(0)] * 12)]
+    sheet = np.asarray(draw_contact_sheet("title", "subtitle", groups))
     rows, columns = (np.flatnonzero((sheet != PAPER).any(2).any(axis)) for axis in (1, 0))
     assert (columns[0], sheet.shape[1] - columns[-1] - 1) == (MARGIN, MARGIN)
     assert sheet.shape[0] - rows[-1] - 1 == MARGIN
@@ -54,30 +56,30 @@ def test_sheet_has_even_margins() -> None:
 @pytest.mark.parametrize("groups", [1, 5, 12, 13, 30, 60, 144])
 @pytest.mark.parametrize("pictures", [1, 2, 3, 12])
 def test_layout_fills_about_the_same_width(groups: int, pictures: int) -> None:
-    form = layout(groups, pictures)
+    form = choose_layout(groups, pictures)
     assert form.columns * form.tiles == ACROSS
     assert 1300 < form.width < 1700
     assert form.tiles <= pictures or form.columns >= min(groups, ACROSS) or form.columns * 2 > groups
 
 
 def test_glass_is_as_wide_as_the_classes_are_large() -> None:
-    groups = [Group(name="a", weight=3, pictures=[plain(0)]), Group(name="b", weight=1, pictures=[plain(0)])]
-    strip = np.asarray(contact_sheet("t", "s", groups))[MARGIN + 70]
-    widths = [int((strip == glass(at)).all(1).sum()) for at in range(2)]
+    groups = [SheetGroup(name="a", weight=3, pictures=[plain(0)]), SheetGroup(name="b", weight=1, pictures=[plain(0)])]
+    strip = np.asarray(draw_contact_sheet("t", "s", groups))[MARGIN + 70]
+    widths = [int((strip == pick_colour(at)).all(1).sum()) for at in range(2)]
     assert widths[0] == pytest.approx(3 * widths[1], abs=8)
 
 
 def test_unreadable_ones_are_marked() -> None:
-    sheet = np.asarray(contact_sheet("t", "s", [Group(name="a", pictures=[plain(0), None])]))
+    sheet = np.asarray(draw_contact_sheet("t", "s", [SheetGroup(name="a", pictures=[plain(0), None])]))
     x, y = middle(1)
     assert tuple(sheet[y - TILE // 2 + 8, x - TILE // 2 + 8]) == BROKEN
-    reddish = np.asarray(broken()).astype(int)
+    reddish = np.asarray(draw_broken_tile()).astype(int)
     assert (reddish[..., 0] - reddish[..., 1] > 60).sum() > 100
 
 
 def test_small_pictures_keep_their_pixels_square() -> None:
     pixels = np.arange(8 * 8 * 3, dtype=np.uint8).reshape(8, 8, 3)
-    large = np.asarray(tile(pixels))
+    large = np.asarray(cut_tile(pixels))
     blocks = np.kron(pixels, np.ones((TILE // 8, TILE // 8, 1), np.uint8))
     assert np.array_equal(large[2:-2, 2:-2], blocks[2:-2, 2:-2])
 
@@ -85,22 +87,22 @@ def test_small_pictures_keep_their_pixels_square() -> None:
 def test_large_pictures_show_their_middle_square() -> None:
     pixels = plain(0, 100, 300)
     pixels[:, 100:200] = 200
-    assert np.asarray(tile(pixels))[2:-2, 2:-2].min() == 200
+    assert np.asarray(cut_tile(pixels))[2:-2, 2:-2].min() == 200
 
 
 def test_white_picture_has_an_edge() -> None:
-    edge = np.asarray(tile(plain(255)))
+    edge = np.asarray(cut_tile(plain(255)))
     assert edge[50, 0].tolist() == [229] * 3
     assert edge[50, 50].tolist() == [255] * 3
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 5000), (5000, 1), (104, 104), (3, 2)])
 def test_any_shape_becomes_a_tile(shape: tuple[int, int]) -> None:
-    assert tile(plain(7, *shape)).size == (TILE, TILE)
+    assert cut_tile(plain(7, *shape)).size == (TILE, TILE)
 
 
 def test_mosaic() -> None:
-    sheet = np.asarray(mosaic("t", "s", [plain(i) for i in range(30)]))
+    sheet = np.asarray(draw_mosaic("t", "s", [plain(i) for i in range(30)]))
     for i in range(30):
         x, y = middle(i % ACROSS, i // ACROSS, TOP)
         assert tuple(sheet[y, x]) == (i,) * 3
@@ -108,11 +110,11 @@ def test_mosaic() -> None:
 
 @pytest.mark.parametrize("text", ["short", "a very long name " * 20, "日本語" * 50, "tab\tand\nline\udcff", ""])
 def test_names_of_all_kinds_are_drawn(text: str) -> None:
-    contact_sheet(text, text, [Group(name=text, said="1,000", pictures=[plain(0)])])
+    draw_contact_sheet(text, text, [SheetGroup(name=text, said="1,000", pictures=[plain(0)])])
 
 
 def test_nothing_to_show_is_an_error() -> None:
     with pytest.raises(ConfigError, match="at least one"):
-        contact_sheet("t", "s", [])
+        draw_contact_sheet("t", "s", [])
     with pytest.raises(ConfigError, match="at least one"):
-        mosaic("t", "s", [])
+        draw_mosaic("t", "s", [])

@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from vitrail.report.page import digest
+from vitrail.report.page import hash_base64
 from vitrail.serve.pages import SCRIPTS, content_policy, read_asset, render_page
 
 NAMED_ELSEWHERE = re.compile(
@@ -49,7 +49,7 @@ def document() -> Document:
 def test_the_policy_names_exactly_the_style_and_script_that_are_in_the_document(document: Document) -> None:
     for kind in ("style", "script"):
         assert len(document.inside[kind]) == 1
-        assert f"{kind}-src 'sha256-{digest(document.inside[kind][0])}';" in content_policy()
+        assert f"{kind}-src 'sha256-{hash_base64(document.inside[kind][0])}';" in content_policy()
     assert "unsafe" not in content_policy()
     assert content_policy().startswith("default-src 'none'; ")
 

@@ -10,7 +10,7 @@ from vitrail.core.errors import ConfigError, UnknownName
 from vitrail.core.paper_tables import printed_exaflops
 from vitrail.models.zoo import model_config
 from vitrail.recipes.registry import load_recipe
-from vitrail.recipes.run_overrides import resized
+from vitrail.recipes.run_overrides import with_image_size
 from vitrail.studies import STUDIES, find_study
 from vitrail.studies import cost_estimate as costs
 from vitrail.studies.definition import check_grid, repeat_seeds
@@ -93,7 +93,7 @@ def test_sizes_are_those_that_were_published_part_and_dev_taken_off() -> None:
 
 
 def test_a_cell_without_a_network_has_that_of_the_cell_it_starts_from_at_its_own_size() -> None:
-    first = Cell(name="first", at={}, run=resized(quick(), 16))
+    first = Cell(name="first", at={}, run=with_image_size(quick(), 16))
     second = Cell(name="second", at={}, run=to_stage(RunRequest, quick(), model=None), after="first")
     assert costs.find_model(first, {}) == first.run.model
     found = costs.find_model(second, {"first": first})

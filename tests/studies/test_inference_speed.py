@@ -11,7 +11,7 @@ from vitrail.checkpoint.weights import build_fresh, to_bundle
 from vitrail.core.errors import ImageSizeError
 from vitrail.evaluation.speed import Speed, SpeedPoint
 from vitrail.models.zoo import model_config
-from vitrail.report.figure_style import save
+from vitrail.report.figure_style import save_figure
 from vitrail.studies.paper.inference_speed import (
     NetworkSpeeds,
     choose_sizes,
@@ -78,7 +78,7 @@ def test_the_figure_has_d5s_panels_on_logarithmic_axes(tmp_path: Path) -> None:
     assert list(x) == [64, 128, 224]
     assert list(y) == pytest.approx([1e6 / side**2 for side in (64, 128, 224)])
     assert [text.get_text() for text in drawn.axes[0].get_xticklabels()] == ["64", "128", "224"]
-    png, svg = save(drawn, tmp_path / "speed")
+    png, svg = save_figure(drawn, tmp_path / "speed")
     with Image.open(png) as picture:
         assert picture.size[0] > 800
     assert "<svg" in svg.read_text()

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from vitrail.report.figure_style import DARK, LIGHT, encoded
-from vitrail.studies.plots import Dot, DotColumn, Line, Panel, pick_colours, plot_dots, plot_lines
+from vitrail.report.figure_style import DARK, LIGHT, encode_figure
+from vitrail.studies.plots import DotColumn, Panel, SeedDot, SeedLine, pick_colours, plot_dots, plot_lines
 from vitrail.studies.statistics import Spread
 
-LINE = Line(
+LINE = SeedLine(
     name="ViT, first",
     family="ViT",
     points=[(10, Spread((0.5, 0.7))), (1, Spread((0.2, 0.4))), (100, Spread((0.9,)))],
@@ -31,7 +31,7 @@ def test_heights_and_bars_are_those_of_the_seeds() -> None:
 
 
 def test_a_single_seed_has_no_bars() -> None:
-    single = Line(name="a", points=[(1, Spread((0.5,))), (2, Spread((0.6,)))])
+    single = SeedLine(name="a", points=[(1, Spread((0.5,))), (2, Spread((0.6,)))])
     assert plot_lines([Panel(lines=[single], along="x", up="y")]).axes[0].containers[0][2] == ()
 
 
@@ -47,16 +47,18 @@ def test_ticks_are_named() -> None:
 
 
 def test_nothing_to_draw_is_an_empty_figure() -> None:
-    assert encoded(plot_lines([Panel(lines=[], along="x", up="y")]), LIGHT, "png")
-    assert encoded(plot_lines([Panel(lines=[Line(name="a", points=[])], along="x", up="y", log=True)]), LIGHT, "png")
-    assert encoded(plot_dots([DotColumn(dots=[], along="x")]), LIGHT, "png")
+    assert encode_figure(plot_lines([Panel(lines=[], along="x", up="y")]), LIGHT, "png")
+    assert encode_figure(
+        plot_lines([Panel(lines=[SeedLine(name="a", points=[])], along="x", up="y", log=True)]), LIGHT, "png"
+    )
+    assert encode_figure(plot_dots([DotColumn(dots=[], along="x")]), LIGHT, "png")
 
 
 def test_dots_stand_under_each_other_in_their_order() -> None:
     dots = [
-        Dot(name="none", value=Spread((0.5, 0.6))),
-        Dot(name="learned", value=None),
-        Dot(name="c", value=Spread((0.7,))),
+        SeedDot(name="none", value=Spread((0.5, 0.6))),
+        SeedDot(name="learned", value=None),
+        SeedDot(name="c", value=Spread((0.7,))),
     ]
     axes = plot_dots([DotColumn(dots=dots, along="x")]).axes[0]
     assert [text.get_text() for text in axes.get_yticklabels()] == ["none", "learned", "c"]

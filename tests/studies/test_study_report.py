@@ -98,7 +98,7 @@ def test_without_matplotlib_the_page_says_so(tmp_path: Path, monkeypatch: pytest
     def missing() -> None:
         raise ConfigError("figures need matplotlib")
 
-    monkeypatch.setattr(study_report, "toolkit", missing)
+    monkeypatch.setattr(study_report, "load_matplotlib", missing)
     write_report(STUDY, outcomes(STUDY, "tiny", values), tmp_path, scale="tiny", data="")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "table.csv", "table.md"]
     assert "figures need matplotlib" in (tmp_path / "report.html").read_text()

@@ -37,7 +37,7 @@ def test_what_looks_collapsed_is_said(rows: list[dict[str, Any]], said: str) -> 
     found = collapse_charts(rows, None, CONFIG)
     assert found is not None
     assert found.alarming
-    assert said in " ".join(found.told)
+    assert said in " ".join(found.notes)
 
 
 @pytest.mark.parametrize(
@@ -53,14 +53,14 @@ def test_what_looks_collapsed_is_said(rows: list[dict[str, Any]], said: str) -> 
 def test_what_is_sound_is_not_alarming(rows: list[dict[str, Any]]) -> None:
     found = collapse_charts(rows, None, CONFIG)
     assert found is not None
-    assert (found.told, found.alarming) == (("Nothing here looks collapsed.",), False)
+    assert (found.notes, found.alarming) == (("Nothing here looks collapsed.",), False)
 
 
 def test_features_that_are_mostly_common_are_told_apart_from_collapsed_ones() -> None:
     found = collapse_charts([look(similarity=0.995)], None, CONFIG)
     assert found is not None
     assert not found.alarming
-    assert "a cosine of 0.9950" in found.told[0]
+    assert "a cosine of 0.9950" in found.notes[0]
     assert not describe_collapse([look(similarity=0.995)], CONFIG)
 
 

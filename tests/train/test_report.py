@@ -18,8 +18,8 @@ from vitrail.core.errors import BadImage
 from vitrail.data.dataset import ArrayDataset, ImageDataset
 from vitrail.evaluation.metrics import ClassificationScore, ScoredSample
 from vitrail.report import page as page_module
-from vitrail.report.charts import Charts, Lines
-from vitrail.report.confusion_matrix import Heat
+from vitrail.report.charts import Charts, LineChart
+from vitrail.report.confusion_matrix import ConfusionSection
 from vitrail.report.sections import Galleries, Status, Tiles
 from vitrail.tasks.classification.task import CLASSIFICATION
 from vitrail.tasks.registry import TASKS
@@ -127,7 +127,7 @@ def tiles_of(rows: list[dict[str, Any]]) -> dict[str, tuple[str, str]]:
     return {tile.label: (tile.value, tile.note) for tile in found.tiles}
 
 
-def charts_of(rows: list[dict[str, Any]], facts: RunFacts = FACTS) -> dict[str, Lines]:
+def charts_of(rows: list[dict[str, Any]], facts: RunFacts = FACTS) -> dict[str, LineChart]:
     return {c.title: c for part in make_sections(rows, 0, facts) if isinstance(part, Charts) for c in part.charts}
 
 
@@ -314,7 +314,7 @@ def test_the_page_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: p
     def full(*_: Any) -> Any:
         raise WriteFailed(28, "No space left on device")
 
-    monkeypatch.setattr(page_module, "replacing", full)
+    monkeypatch.setattr(page_module, "replace_on_success", full)
     with pytest.raises(OSError, match="No space"):
         write_report(tmp_path, full_facts())
     assert text_of(tmp_path) == before
@@ -372,7 +372,7 @@ def test_a_task_shows_its_own_numbers_and_sections(tmp_path: Path, monkeypatch: 
 def test_galleries_say_whose_answers_they_are() -> None:
     found = CLASSIFICATION.report_sections(SCORE, None, ("a", "b", "c"), "test, best weights (step 20)")
     heat, galleries = found
-    assert isinstance(heat, Heat)
+    assert isinstance(heat, ConfusionSection)
     assert isinstance(galleries, Galleries)
     assert heat.title == "Confusion on test, best weights (step 20)"
     assert [one.title for one in galleries.galleries] == [

@@ -17,7 +17,7 @@ from vitrail.core.errors import ConfigError
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.distributed.process_group import World
 from vitrail.recipes.registry import list_recipes, load_recipe
-from vitrail.recipes.run_overrides import started_from, with_changes
+from vitrail.recipes.run_overrides import start_from, with_changes
 from vitrail.tasks.registry import task_of
 from vitrail.train.config import Data, Evaluation, ResolvedRun, Run, RunRequest, configure, to_stage
 from vitrail.train.data import open_splits
@@ -118,7 +118,7 @@ def test_a_run_has_a_network_and_a_request_need_not() -> None:
     with pytest.raises(ConfigError, match="model=none"):
         with_changes(tiny_run(), ["model=none"])
     run = tiny_run()
-    started = started_from(request, "w.safetensors", run.model, Preprocessing(image=(8, 8)))
+    started = start_from(request, "w.safetensors", run.model, Preprocessing(image=(8, 8)))
     assert type(started) is Run
     assert started.model == run.model
     assert configure(started) is started

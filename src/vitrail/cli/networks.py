@@ -427,11 +427,11 @@ def show_speed(found: list[NetworkSpeeds], networks: list[CostedNetwork], title:
 
 def draw_speed(found: list[NetworkSpeeds], device: str, out: Path) -> None:
     """D.5's figure; without matplotlib there is none, and that is said."""
-    from vitrail.report.figure_style import save
+    from vitrail.report.figure_style import save_figure
     from vitrail.studies.paper.inference_speed import draw_figure
 
     try:
-        png, svg = save(draw_figure(found, device), out / "speed")
+        png, svg = save_figure(draw_figure(found, device), out / "speed")
     except ConfigError as error:
         print(f"no figure: {error}")
     else:

@@ -16,8 +16,8 @@ from typing import Any, Final
 from vitrail.core.errors import DataError, unknown_name
 from vitrail.evaluation.result import Measure, Result, format_interval, format_value
 from vitrail.evaluation.scoring import EvaluationOutcome
-from vitrail.report.page import Notes, Section, page
-from vitrail.report.sections import Facts, Strips, Tile, Tiles
+from vitrail.report.page import Notes, Section, render_page
+from vitrail.report.sections import Facts, ImageRows, Tile, Tiles
 
 # What is not a difference of method: what belongs to the weights (their shape, normalisation, number of features), what
 # has columns of its own (shots, neighbours), and what is not a choice (a seed of the bootstrap, how classes match).
@@ -343,8 +343,8 @@ def evaluation_page(result: Result, found: EvaluationOutcome, notes: Sequence[st
         sections.append(Notes(title="Notes", lines=list(notes)))
     intervals = "; with 95 % intervals" if any(format_interval(measure) for measure in result.measures) else ""
     lead = f"{data_of(result)}: {found.lead}{intervals}"
-    style = "strips.css" if any(isinstance(section, Strips) for section in sections) else ""
-    return page(parts_of(str(result.weights["name"]))[-1], sections, lead=lead, style=style)
+    style = "image_rows.css" if any(isinstance(section, ImageRows) for section in sections) else ""
+    return render_page(parts_of(str(result.weights["name"]))[-1], sections, lead=lead, style=style)
 
 
 def tile(measure: Measure, caption: str) -> Tile:

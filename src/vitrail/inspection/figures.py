@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from vitrail.report.figure_style import DPI, WIDTH, Floats, Pixels, Theme, blank, coloured, legible, styled
+from vitrail.report.figure_style import (
+    DPI,
+    WIDTH,
+    Floats,
+    Pixels,
+    Theme,
+    make_legible,
+    map_colours,
+    new_figure,
+    use_theme,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,7 +70,7 @@ def draw_sheet(
     high, above = side * shape[0] / shape[1], 0.24 if captions else 0.0
     step, top, foot = high + above + (0.08 if captions else GAP), 0.24 if columns else 0.02, 0.6 if bar else 0.02
     height = top + step * len(tiles) + foot
-    with styled(theme):
+    with use_theme(theme):
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(WIDTH, height), dpi=DPI)
@@ -72,11 +82,13 @@ def draw_sheet(
                 show_image(axes, picture)
                 if captions and captions[at][place]:
                     room = (gaps or 1) * side
-                    axes.set_title(legible(captions[at][place], round(15 * room)), fontsize=8.5, pad=4, loc="left")
+                    axes.set_title(make_legible(captions[at][place], round(15 * room)), fontsize=8.5, pad=4, loc="left")
                 if at == 0 and place < len(columns):
-                    axes.set_title(legible(columns[place], round(16 * side)), fontsize=8, pad=4, color=theme.quiet)
+                    axes.set_title(make_legible(columns[place], round(16 * side)), fontsize=8, pad=4, color=theme.quiet)
                 if place == 0 and at < len(rows):
-                    axes.set_ylabel(legible(rows[at], 12), fontsize=8, rotation=0, ha="right", va="center", labelpad=6)
+                    axes.set_ylabel(
+                        make_legible(rows[at], 12), fontsize=8, rotation=0, ha="right", va="center", labelpad=6
+                    )
         if bar is not None:
             place = figure.add_axes((0.3, 0.42 / height, 0.4, 0.09 / height))
             add_colour_bar(figure, bar, colours, theme, cax=place, orientation="horizontal")
@@ -115,13 +127,13 @@ def draw_positions(similarity: Floats, theme: Theme) -> "Figure":
     lead = max(1, round(0.12 * max(high, wide)))
     canvas = np.full((high * (high + lead) - lead, wide * (wide + lead) - lead, 3), 255, np.uint8)
     canvas[:] = [int(theme.paper[at : at + 2], 16) for at in (1, 3, 5)]
-    tiles = coloured(similarity, -1.0, 1.0, "viridis")
+    tiles = map_colours(similarity, -1.0, 1.0, "viridis")
     for row in range(high):
         for column in range(wide):
             top, left = row * (high + lead), column * (wide + lead)
             canvas[top : top + high, left : left + wide] = tiles[row, column]
-    with styled(theme):
-        figure = blank(5.6 * high / wide + 0.7, 6.0)
+    with use_theme(theme):
+        figure = new_figure(5.6 * high / wide + 0.7, 6.0)
         axes = figure.add_subplot()
         axes.spines[:].set_visible(False)
         axes.imshow(canvas, interpolation="nearest", aspect="equal", extent=(0.5, wide + 0.5, high + 0.5, 0.5))
@@ -146,8 +158,8 @@ def draw_heads(
     """Figure 7, right: one dot per head [L, k], the mean of each layer as a line, and even attention for reference."""
     layers, heads = values.shape
     depth = np.arange(1, layers + 1)
-    with styled(theme):
-        figure = blank(3.6)
+    with use_theme(theme):
+        figure = new_figure(3.6)
         axes = figure.add_subplot()
         style_axes(axes, "layer", measures)
         ordered = np.sort(values, axis=1)
@@ -171,8 +183,8 @@ def draw_norms(values: Floats, prefix: Sequence[str], theme: Theme) -> "Figure":
     patches = values[:, :, len(prefix) :].reshape(len(depth), -1)
     low, middle, high = np.percentile(patches, [5, 50, 95], axis=1)
     largest = patches.max(1)
-    with styled(theme):
-        figure = blank(3.6)
+    with use_theme(theme):
+        figure = new_figure(3.6)
         axes = figure.add_subplot()
         style_axes(axes, "after layer (0: patches and positions)", "norm of the token")
         axes.fill_between(depth, low, high, color=theme.cobalt, alpha=0.18, linewidth=0, label="90 % of the patches")
@@ -194,8 +206,8 @@ def draw_norms(values: Floats, prefix: Sequence[str], theme: Theme) -> "Figure":
 def draw_matrix(values: Floats, theme: Theme) -> "Figure":
     """CKA between layers [L + 1, L + 1], from 0 to 1."""
     count = len(values)
-    with styled(theme):
-        figure = blank(5.0, 5.6)
+    with use_theme(theme):
+        figure = new_figure(5.0, 5.6)
         axes = figure.add_subplot()
         drawn = axes.imshow(values, vmin=0, vmax=1, cmap="magma", origin="lower", interpolation="nearest")
         axes.set_xticks([at - 1 for at in space_ticks(count)])
@@ -210,8 +222,8 @@ def draw_matrix(values: Floats, theme: Theme) -> "Figure":
 
 def draw_faithfulness(scores: Mapping[str, tuple[Floats, Floats]], theme: Theme) -> "Figure":
     """Deletion and insertion [B, steps + 1] for each kind of map: the mean over images and its standard error."""
-    with styled(theme):
-        figure = blank(3.9)
+    with use_theme(theme):
+        figure = new_figure(3.9)
         panels: Any = figure.subplots(1, 2, sharey=True)
         for panel, title in enumerate(("deletion: lower is better", "insertion: higher is better")):
             axes = panels[panel]

@@ -23,8 +23,8 @@ from torch import Tensor
 from vitrail.core.text import Pair, format_size
 from vitrail.data.decode.image import upright_rgb
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.report.figure_style import DARK, LIGHT, Theme, encoded
-from vitrail.report.page import Notes, Section, data_uri, page
+from vitrail.report.figure_style import DARK, LIGHT, Theme, encode_figure
+from vitrail.report.page import Notes, Section, render_page, to_data_uri
 from vitrail.report.sections import Tile, Tiles
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def crop_for_display(image: Image.Image, pixels: Tensor, preprocessing: Preproce
 
 
 def make_thumbnail(picture: NDArray[np.uint8], side: int = LARGEST) -> str:
-    return data_uri(Image.fromarray(np.ascontiguousarray(picture)), side)
+    return to_data_uri(Image.fromarray(np.ascontiguousarray(picture)), side)
 
 
 # Sections as they are computed.
@@ -138,7 +138,7 @@ class OverlaySection:
     title: str
     reading: str
     pictures: Sequence[dict[str, Any]]
-    template: str = field(default="looked.html", init=False)
+    template: str = field(default="overlays.html", init=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,7 +146,7 @@ class PageLinks:
     """Links to the sections of the page."""
 
     links: Sequence[tuple[str, str]]
-    template: str = field(default="kinds.html", init=False)
+    template: str = field(default="links.html", init=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -238,7 +238,9 @@ def inspection_page(
     sections = [*([Tiles(tiles=facts)] if facts else []), PageLinks(links=links), *sections]
     if left_out:
         sections.append(Notes(title="Not on this page", lines=left_out))
-    return page(title, sections, lead=lead, style="explorer.css", script="" if explorer is None else "explorer.js")
+    return render_page(
+        title, sections, lead=lead, style="explorer.css", script="" if explorer is None else "explorer.js"
+    )
 
 
 def render_section(part: InspectionSection) -> Section:
@@ -259,7 +261,7 @@ def render_section(part: InspectionSection) -> Section:
 
 def render_figure(figure: SectionFigure) -> ThemedFigure:
     def encode(theme: Theme) -> str:
-        body = encoded(figure.draw(theme), theme, "svg" if figure.lines else "webp")
+        body = encode_figure(figure.draw(theme), theme, "svg" if figure.lines else "webp")
         return f"data:image/{'svg+xml' if figure.lines else 'webp'};base64,{base64.b64encode(body).decode()}"
 
     return ThemedFigure(

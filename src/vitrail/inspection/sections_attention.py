@@ -39,7 +39,7 @@ from vitrail.inspection.rollout import (
     rollout_by_layer,
 )
 from vitrail.models.backbone import eval_mode
-from vitrail.report.figure_style import coloured
+from vitrail.report.figure_style import map_colours
 
 SCORED: Final = 32  # images that the faithfulness of maps is measured on
 
@@ -109,7 +109,7 @@ def make_heads(given: InspectionContext) -> InspectionSection:
         choose_layers(given, len(maps)),
         sorted({round(at) for at in np.linspace(0, count - 1, 16).tolist()}),
     )
-    tiles = [[coloured(maps[layer, head], 0, float(maps[layer, head].max())) for layer in layers] for head in heads]
+    tiles = [[map_colours(maps[layer, head], 0, float(maps[layer, head].max())) for layer in layers] for head in heads]
     columns, rows = [f"layer {at + 1}" for at in layers], [f"head {at + 1}" for at in heads]
     whose = "output's token looks" if has_token_readout(given.model) else "patches look, on average,"
     subset = "" if len(heads) == count else f" {len(heads)} of {count} heads are shown."

@@ -39,7 +39,7 @@ from vitrail.inspection.weights_and_features import (
     row_column_score,
     token_norms,
 )
-from vitrail.report.figure_style import coloured
+from vitrail.report.figure_style import map_colours
 
 MARK: Final = (255, 176, 32)
 EXPLORED: Final = 4_500_000  # bytes of attention in a page, unless a single image needs more
@@ -87,7 +87,7 @@ def make_norms(given: InspectionContext) -> InspectionSection:
     maps = values[:, :, tokens.prefix :].reshape(*values.shape[:2], *tokens.grid)
     layers = [layer + 1 for layer in choose_layers(given, len(values) - 1, 6)]
     tiles = [
-        [pixels, *(coloured(maps[layer, at], 0, float(maps[layer].max())) for layer in layers)]
+        [pixels, *(map_colours(maps[layer, at], 0, float(maps[layer].max())) for layer in layers)]
         for at, pixels in enumerate(given.pixels[:DOWN])
     ]
     columns = ["image", *(f"after layer {layer}" for layer in layers)]
@@ -142,7 +142,7 @@ def make_similarity(given: InspectionContext) -> InspectionSection:
         row = list[Pixels]()
         for place in [given.patch] if given.patch else find_extremes(maps[at]):
             similarity = to_numpy(patch_similarity(features[at : at + 1], *place))[0]
-            row += [mark_patch(pixels, given.tokens.grid, place), coloured(similarity, 0.0, 1.0, "viridis")]
+            row += [mark_patch(pixels, given.tokens.grid, place), map_colours(similarity, 0.0, 1.0, "viridis")]
         tiles.append(row)
     which = (
         f"the patch in row {given.patch[0] + 1}, column {given.patch[1] + 1}" if given.patch

@@ -16,9 +16,9 @@ from typing import Any, Final, cast
 from vitrail.core.errors import ConfigError
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.speed import training_flops
-from vitrail.recipes.finetune import warmup_for
+from vitrail.recipes.finetune import choose_warmup
 from vitrail.recipes.run_overrides import with_changes
-from vitrail.recipes.run_request import Asked, Planned
+from vitrail.recipes.run_request import RunCommand, RunPlan
 from vitrail.tasks.registry import task_of
 from vitrail.train.closed_form_baseline import LEARNT, SCORED, find_obstacle
 from vitrail.train.config import Run
@@ -39,7 +39,7 @@ Measure = Callable[[Run, DataSplits, World], float]  # seconds of training an im
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Budget:
+class TimeBudget:
     """What was chosen for so many minutes: `settings` that change the run, none where the whole recipe fits. Seconds
     are estimates from the pace that was measured, `image_s` an image."""
 
@@ -52,13 +52,13 @@ class Budget:
     settings: tuple[str, ...]
 
 
-def within_budget(
-    plan: Planned, asked: Asked, out: Path | None, world: World, *, measure: Measure = seconds_per_image
-) -> tuple[Planned, Budget | None]:
+def apply_budget(
+    plan: RunPlan, asked: RunCommand, out: Path | None, world: World, *, measure: Measure = seconds_per_image
+) -> tuple[RunPlan, TimeBudget | None]:
     """The plan as its time budget allows, and the budget; as it is where there is none. A folder that holds the run
     keeps what was chosen for it."""
-    kept = None if out is None else budget_in(out)
-    minutes = minutes_for(asked, world, kept, started=out is not None and (out / COMMAND).exists())
+    kept = None if out is None else read_budget(out)
+    minutes = find_minutes(asked, world, kept, started=out is not None and (out / COMMAND).exists())
     if not minutes:
         return plan, None
     budget = kept
@@ -67,16 +67,16 @@ def within_budget(
         if asked.minutes is None and surely_fits(plan.run, splits, minutes):
             return plan, None
         image_s = measure(plan.run, splits, world)
-        budget = choose_budget(plan.run, splits, minutes=minutes, image_s=image_s, typed=typed_names(asked))
+        budget = choose_budget(plan.run, splits, minutes=minutes, image_s=image_s, typed=list_typed_fields(asked))
     run = with_changes(plan.run, budget.settings)
     chosen = plan.why if plan.explain is None else plan.explain(run)
-    return replace(plan, run=run, why=(*chosen, *explain(budget, run, asked))), budget
+    return replace(plan, run=run, why=(*chosen, *explain_budget(budget, run, asked))), budget
 
 
-def minutes_for(asked: Asked, world: World, kept: Budget | None, *, started: bool) -> float:
+def find_minutes(asked: RunCommand, world: World, kept: TimeBudget | None, *, started: bool) -> float:
     """How many minutes a run may take, 0 for any number. Where nobody says, it is a few for a fine-tuning on a CPU
     whose length nobody chose; a run that was `started` already stays as it is, with the budget it `kept` or none."""
-    length = sorted(typed_names(asked) & set(LENGTH))
+    length = sorted(list_typed_fields(asked) & set(LENGTH))
     if asked.minutes:
         if length:
             raise ConfigError(
@@ -93,13 +93,13 @@ def minutes_for(asked: Asked, world: World, kept: Budget | None, *, started: boo
     return CPU_MINUTES if plain and world.device.type == "cpu" else 0.0
 
 
-def typed_names(asked: Asked) -> set[str]:
+def list_typed_fields(asked: RunCommand) -> set[str]:
     return {text.partition("=")[0].strip() for text in asked.settings}
 
 
 def surely_fits(run: Run, splits: DataSplits, minutes: float) -> bool:
     """Whether even a slow machine is done in time, so that nothing need be measured."""
-    images = steps_of(run, splits) * run.batch
+    images = count_steps(run, splits) * run.batch
     return (
         training_flops(run.objective.macs_per_image(run.model), images) / SURE_FLOPS + images * SURE_READ_S
         < 60 * minutes
@@ -108,20 +108,20 @@ def surely_fits(run: Run, splits: DataSplits, minutes: float) -> bool:
 
 def choose_budget(
     run: Run, splits: DataSplits, *, minutes: float, image_s: float, typed: Collection[str] = ()
-) -> Budget:
+) -> TimeBudget:
     """What fits, from the seconds that an image takes in training. Settings that were `typed` stay.
 
     A fine-tuning that does not fit starts from the closed form, at a tenth of the learning rate, and trains the upper
     half of its blocks, or the last one where that would leave less than an epoch. A backward pass is counted as two
     forward ones, all blocks alike."""
-    full_steps, limit = steps_of(run, splits), 60 * minutes
-    full = image_s * full_steps * run.batch + scoring_s(run, splits, image_s, WHOLE_SCORINGS)
+    full_steps, limit = count_steps(run, splits), 60 * minutes
+    full = image_s * full_steps * run.batch + estimate_scoring(run, splits, image_s, WHOLE_SCORINGS)
     if full <= limit:
-        return Budget(
+        return TimeBudget(
             minutes=minutes, image_s=image_s, steps=full_steps, full_steps=full_steps, seconds=full, full_seconds=full,
             settings=(),
         )  # fmt: skip
-    scoring = scoring_s(run, splits, image_s, SCORINGS)
+    scoring = estimate_scoring(run, splits, image_s, SCORINGS)
     settings: dict[str, str] = {}
     share, steps = 1.0, int((limit - scoring) / (image_s * run.batch))
     if run.weights and not find_obstacle(run, splits):
@@ -138,11 +138,11 @@ def choose_budget(
                 break
     steps = min(max(steps, LEAST_STEPS), full_steps)
     settings["steps"] = str(steps)
-    warmup = warmup_for(steps) if run.weights else round(run.schedule.warmup * steps / full_steps)
+    warmup = choose_warmup(steps) if run.weights else round(run.schedule.warmup * steps / full_steps)
     settings["schedule.warmup"] = str(warmup)
     if not run.evaluation.every:
         settings["evaluation.every"] = str(-(-steps // SCORINGS))
-    return Budget(
+    return TimeBudget(
         minutes=minutes,
         image_s=image_s,
         steps=steps,
@@ -153,11 +153,11 @@ def choose_budget(
     )
 
 
-def steps_of(run: Run, splits: DataSplits) -> int:
+def count_steps(run: Run, splits: DataSplits) -> int:
     return run.steps or max(round(run.epochs * len(splits.train) / run.batch), 1)
 
 
-def scoring_s(run: Run, splits: DataSplits, image_s: float, scorings: int) -> float:
+def estimate_scoring(run: Run, splits: DataSplits, image_s: float, scorings: int) -> float:
     """Seconds for all that is not training: forward passes for the closed form and for the scores."""
     watch, test = (0 if source is None else len(source) for source in (splits.watch, splits.test))
     closed = 0
@@ -166,7 +166,7 @@ def scoring_s(run: Run, splits: DataSplits, image_s: float, scorings: int) -> fl
     return image_s / 3 * (closed + scorings * watch + test)
 
 
-def budget_in(out: Path) -> Budget | None:
+def read_budget(out: Path) -> TimeBudget | None:
     """The budget that the run in a folder was started with."""
     if not (out / COMMAND).exists():
         return None
@@ -175,21 +175,21 @@ def budget_in(out: Path) -> Budget | None:
         return None
     values = cast(dict[str, Any], found)
     values["settings"] = tuple(values["settings"])
-    return Budget(**values)
+    return TimeBudget(**values)
 
 
-def record(budget: Budget | None) -> dict[str, Any]:
+def to_record(budget: TimeBudget | None) -> dict[str, Any]:
     """What command.json keeps of it."""
     return {} if budget is None else {"budget": asdict(budget)}
 
 
-def explain(budget: Budget, run: Run, asked: Asked) -> tuple[str, ...]:
+def explain_budget(budget: TimeBudget, run: Run, asked: RunCommand) -> tuple[str, ...]:
     """What the budget changes, and why."""
     default = asked.minutes is None
     whence = " (the default on a CPU; --minutes N sets another, --minutes none lifts it)" if default else ""
     head = f"time budget {budget.minutes:g} min{whence}"
     if not budget.settings:
-        return (f"{head}: the full recipe fits, about {clock(budget.full_seconds)}",)
+        return (f"{head}: the full recipe fits, about {format_clock(budget.full_seconds)}",)
     cuts = [f"{budget.steps:,} of {budget.full_steps:,} steps"]
     if "start=closed-form" in budget.settings:
         cuts.append("the head starts from the closed form")
@@ -200,23 +200,24 @@ def explain(budget: Budget, run: Run, asked: Asked) -> tuple[str, ...]:
             f"the first {run.optim.freeze.removeprefix('blocks:')} of {run.model.layers} blocks stay as they are"
         )
     return (
-        f"{head}: {', '.join(cuts)}; about {clock(budget.seconds)} instead of {clock(budget.full_seconds)} at "
-        f"{1 / budget.image_s:,.1f} images/s",
+        f"{head}: {', '.join(cuts)}; about {format_clock(budget.seconds)} instead of "
+        f"{format_clock(budget.full_seconds)} at {1 / budget.image_s:,.1f} images/s",
     )
 
 
-def more_time(budget: Budget | None, asked: Asked) -> str:
+def describe_full_run(budget: TimeBudget | None, asked: RunCommand) -> str:
     """What more time would buy, and the command for it; nothing where nothing was cut."""
     if budget is None or not budget.settings:
         return ""
     layers = ", with every layer," if any(text.startswith("optim.freeze") for text in budget.settings) else ""
     return (
         f"trained {budget.steps:,} of the full recipe's {budget.full_steps:,} steps, for a time budget of "
-        f"{budget.minutes:g} min. All of them{layers} take about {clock(budget.full_seconds)}: {full_command(asked)}"
+        f"{budget.minutes:g} min. All of them{layers} take about {format_clock(budget.full_seconds)}: "
+        f"{full_command(asked)}"
     )
 
 
-def full_command(asked: Asked) -> str:
+def full_command(asked: RunCommand) -> str:
     """The command without a budget; it starts a run of its own."""
     words = ["vitrail", asked.verb]
     if asked.verb == "finetune":
@@ -230,7 +231,7 @@ def full_command(asked: Asked) -> str:
     return shlex.join([*words, "--minutes", "none"])
 
 
-def clock(seconds: float) -> str:
+def format_clock(seconds: float) -> str:
     """ "40 s", "12 min" or "3.5 h"."""
     if seconds < 90:
         return f"{seconds:.0f} s"

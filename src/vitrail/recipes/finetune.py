@@ -15,7 +15,7 @@ from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import adapt_config
 from vitrail.optim.config import Optim, Schedule
 from vitrail.recipes import BATCH, EPOCHS, LEAST_STEPS, RATE
-from vitrail.recipes.run_overrides import started_from
+from vitrail.recipes.run_overrides import start_from
 from vitrail.tasks.classification.objective import Classification
 from vitrail.train.config import Data, Run, RunRequest
 
@@ -29,14 +29,14 @@ PAPER: Final = (0.05, 1.0)
 OPTIM: Final = Optim(kind="sgd", lr=RATE, momentum=0.9, clip=1.0)
 
 
-class Chosen(NamedTuple):
+class FinetuneDefaults(NamedTuple):
     """A run, and a line for each of its choices that says why."""
 
     run: Run
     why: tuple[str, ...]
 
 
-def for_data(
+def choose_defaults(
     config: ModelConfig,
     preprocessing: Preprocessing,
     *,
@@ -49,7 +49,7 @@ def for_data(
     has_val: bool = False,
     multi_label: bool = False,
     has_classes: bool = True,
-) -> Chosen:
+) -> FinetuneDefaults:
     """The run for weights of a config and preprocessing, and a training split of so many samples and classes; of
     a task that chooses none (`has_classes`), of so many outputs.
 
@@ -73,7 +73,7 @@ def for_data(
     adapt_config(config, classes=classes, image_size=image)  # a size that leaves pixels over is refused here
     dev = 0.0 if has_val or samples < FEW else DEV
     count = samples - round(samples * dev)
-    batch = batch_for(count)
+    batch = choose_batch(count)
     seen = min(EPOCHS * count, SEEN if count < HUGE else 2 * SEEN)
     steps = max(LEAST_STEPS, round(seen / batch))
     area = MILD if count < LARGE else PAPER
@@ -85,27 +85,29 @@ def for_data(
         objective=Classification(loss="sigmoid" if multi_label else "softmax"),
         data=Data(source=source, dev=dev),
         optim=OPTIM,
-        schedule=Schedule(decay="cosine", warmup=warmup_for(steps)),
+        schedule=Schedule(decay="cosine", warmup=choose_warmup(steps)),
         batch=batch,
         steps=steps,
     )
-    run = started_from(request, weights, config, preprocessing)
+    run = start_from(request, weights, config, preprocessing)
     run = replace(run, model=adapt_config(run.model, classes=classes))
-    return Chosen(run, reasons(run, config, count, picture, given=image_size is not None, has_val=has_val))
+    return FinetuneDefaults(
+        run, explain_choices(run, config, count, picture, given=image_size is not None, has_val=has_val)
+    )
 
 
-def batch_for(count: int) -> int:
+def choose_batch(count: int) -> int:
     """512, or fewer for fewer than 8,192 images; a power of two that is not above `count`."""
     wanted = min(max(count // 16, 16), BATCH, count)
     return 1 << (wanted.bit_length() - 1)
 
 
-def warmup_for(steps: int) -> int:
+def choose_warmup(steps: int) -> int:
     """A tenth of the run, at most 500 steps."""
     return min(steps // 10, 500)
 
 
-def reasons(
+def explain_choices(
     run: Run, config: ModelConfig, count: int, picture: Pair | None, *, given: bool, has_val: bool
 ) -> tuple[str, ...]:
     """The choices of `for_data`, a line each, with what they follow from and how to have it otherwise."""

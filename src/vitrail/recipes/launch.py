@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from vitrail.core.errors import ConfigError
 from vitrail.distributed.process_group import World
-from vitrail.recipes.budget import Budget, budget_in, record, within_budget
-from vitrail.recipes.run_request import Asked, Planned, planned
+from vitrail.recipes.budget import TimeBudget, apply_budget, read_budget, to_record
+from vitrail.recipes.run_request import RunCommand, RunPlan, build_plan
 from vitrail.train.config import Run
 from vitrail.train.resume import adapt_to_machine, read_run
 
@@ -48,11 +48,13 @@ def short_settings(
     return [f"{SHORT[name]}={value!r}" for name, value in given.items()]
 
 
-def plan_run(asked: Asked, out: Path | None, world: World, *, going_on: bool = False) -> tuple[Planned, Budget | None]:
+def plan_run(
+    asked: RunCommand, out: Path | None, world: World, *, going_on: bool = False
+) -> tuple[RunPlan, TimeBudget | None]:
     """The run and its time budget. One that is `going_on` is as its folder says, whatever has become of the recipe."""
     if going_on and asked.sweep is None and out:
-        return Planned(run=adapt_to_machine(read_run(out), asked.settings, world.size), base=None), budget_in(out)
-    return within_budget(planned(asked), asked, out, world)
+        return RunPlan(run=adapt_to_machine(read_run(out), asked.settings, world.size), base=None), read_budget(out)
+    return apply_budget(build_plan(asked), asked, out, world)
 
 
 def free_folder(run: Run) -> Path:
@@ -65,11 +67,11 @@ def free_folder(run: Run) -> Path:
     return path
 
 
-def resume_command(asked: Asked, out: Path) -> str:
+def resume_command(asked: RunCommand, out: Path) -> str:
     """The command that resumes a run."""
     return f"vitrail {asked.verb} --resume {shlex.quote(str(out))}"
 
 
-def record_command(asked: Asked, out: Path, budget: Budget | None) -> dict[str, Any]:
+def record_command(asked: RunCommand, out: Path, budget: TimeBudget | None) -> dict[str, Any]:
     """What the run's folder records of the request."""
-    return {**asdict(asked), "go_on": resume_command(asked, out), **record(budget)}
+    return {**asdict(asked), "go_on": resume_command(asked, out), **to_record(budget)}

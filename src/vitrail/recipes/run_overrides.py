@@ -36,19 +36,19 @@ def with_changes(run: AnyRun, settings: Iterable[str]) -> AnyRun:
     for one, other in (("steps", "epochs"), ("epochs", "steps")):
         if one in named and other not in named:
             texts.append(f"{other}=0")
-    makers = {"model": named_model, "objective": named_objective, "data.names": class_names}
+    makers = {"model": find_named_model, "objective": find_named_objective, "data.names": parse_class_names}
     return apply_settings(run, texts, makers)
 
 
-def on_data(run: AnyRun, source: str) -> AnyRun:
+def with_data(run: AnyRun, source: str) -> AnyRun:
     """The run on another source. A task of VTAB goes without the crop or the flip that would change its answer."""
     run = replace(run, data=replace(run.data, source=source))
     name = re.split("[:@]", source.removeprefix("vtab/"))[0]  # without the folder or the split
     task = VTAB_TASKS.get(name) if source.startswith("vtab/") else None
-    return run if task is None else replace(run, augmentation=kept_answer(run.augmentation, task))
+    return run if task is None else replace(run, augmentation=keep_answer(run.augmentation, task))
 
 
-def kept_answer(augmentation: Augmentation, task: VtabTask) -> Augmentation:
+def keep_answer(augmentation: Augmentation, task: VtabTask) -> Augmentation:
     crop = augmentation.crop if task.crop else Squash(size=augmentation.size)
     return replace(augmentation, crop=crop, flip=augmentation.flip if task.flip else 0.0)
 
@@ -65,7 +65,7 @@ def with_task(run: AnyRun, name: str) -> AnyRun:
     return run
 
 
-def named_model(old: ModelConfig | None, text: str) -> Any:
+def find_named_model(old: ModelConfig | None, text: str) -> Any:
     """The named network as the run had its own: of the same image size and classes and, where both are ViTs, with the
     same head, pooling, positions and regularisers. NotImplemented for a text that names no network."""
     if text.strip().lower() in ("none", *(kind.__name__.lower() for kind in FAMILIES.values())):
@@ -76,31 +76,31 @@ def named_model(old: ModelConfig | None, text: str) -> Any:
     return config.configured_like(old)
 
 
-def class_names(old: tuple[str, ...], text: str) -> tuple[str, ...]:
+def parse_class_names(old: tuple[str, ...], text: str) -> tuple[str, ...]:
     """Names as a line of CSV, so that one with a comma in it can be given in quotes."""
     del old
     return tuple(next(csv.reader([text], skipinitialspace=True), ()))
 
 
-def named_objective(old: ObjectiveConfig, text: str) -> Any:
+def find_named_objective(old: ObjectiveConfig, text: str) -> Any:
     """Another objective as it is by itself: fields of the same name mean something else there."""
     kinds = ObjectiveConfig.registered()
     kind = next((kind for kind in kinds if kind.__name__.lower() == text.strip().lower()), type(old))
     return NotImplemented if isinstance(old, kind) else kind()
 
 
-def resized(run: AnyRun, size: int | Pair) -> AnyRun:
+def with_image_size(run: AnyRun, size: int | Pair) -> AnyRun:
     """The run at another image size: network, crop and evaluation together."""
     image = pair(size)
     return replace(
         run,
         model=None if run.model is None else adapt_config(run.model, image_size=image),
-        augmentation=replace(run.augmentation, crop=resized_crop(run.augmentation.crop, image)),
-        preprocessing=None if run.preprocessing is None else resized_preprocessing(run.preprocessing, image),
+        augmentation=replace(run.augmentation, crop=resize_crop(run.augmentation.crop, image)),
+        preprocessing=None if run.preprocessing is None else resize_preprocessing(run.preprocessing, image),
     )
 
 
-def resized_crop(crop: Crop, image: Pair) -> Crop:
+def resize_crop(crop: Crop, image: Pair) -> Crop:
     """A crop to another size; what it is cut out of grows in proportion."""
     if not isinstance(crop, ResizeCrop):
         return replace(crop, size=image)
@@ -110,11 +110,11 @@ def resized_crop(crop: Crop, image: Pair) -> Crop:
     return replace(crop, size=image, resize=round(crop.resize * max(image) / max(crop.size)))
 
 
-def resized_preprocessing(preprocessing: Preprocessing, image: Pair) -> Preprocessing:
+def resize_preprocessing(preprocessing: Preprocessing, image: Pair) -> Preprocessing:
     return Card(preprocessing=preprocessing).resize(image).preprocessing
 
 
-def started_from(run: RunRequest, weights: str, config: ModelConfig, preprocessing: Preprocessing) -> Run:
+def start_from(run: RunRequest, weights: str, config: ModelConfig, preprocessing: Preprocessing) -> Run:
     """A fine-tuning with its network: that of the weights, at the run's image size, with their own preprocessing."""
     image = run.augmentation.size
     return to_stage(
@@ -122,11 +122,11 @@ def started_from(run: RunRequest, weights: str, config: ModelConfig, preprocessi
         run,
         weights=weights,
         model=adapt_config(config, image_size=image),
-        preprocessing=run.preprocessing or as_trained(resized_preprocessing(preprocessing, image)),
+        preprocessing=run.preprocessing or with_training_resize(resize_preprocessing(preprocessing, image)),
     )
 
 
-def as_trained(preprocessing: Preprocessing) -> Preprocessing:
+def with_training_resize(preprocessing: Preprocessing) -> Preprocessing:
     """The weights' own, but resized as the training crops are, which antialias: a network is scored as it was tuned."""
     interpolation = "bilinear" if preprocessing.interpolation == "area" else preprocessing.interpolation
     return replace(preprocessing, antialias=True, interpolation=interpolation)
@@ -153,7 +153,7 @@ GRIDS: Final[dict[str, Grid]] = {
 }
 
 
-def grid(name: str) -> Grid:
+def find_sweep_grid(name: str) -> Grid:
     """What to vary in a recipe: its own grid, or the rates of Table 4 for any other fine-tuning."""
     name = find_recipe(name).name
     if name in GRIDS:

@@ -11,9 +11,17 @@ from vitrail.core.errors import ConfigError, DataError, VitrailError
 from vitrail.core.text import Pair
 from vitrail.data.collection import open_collection
 from vitrail.data.dataset import ImageDataset
-from vitrail.recipes.finetune import for_data, reasons, warmup_for
+from vitrail.recipes.finetune import choose_defaults, choose_warmup, explain_choices
 from vitrail.recipes.registry import load_recipe
-from vitrail.recipes.run_overrides import RATES, grid, on_data, resized, started_from, with_changes, with_task
+from vitrail.recipes.run_overrides import (
+    RATES,
+    find_sweep_grid,
+    start_from,
+    with_changes,
+    with_data,
+    with_image_size,
+    with_task,
+)
 from vitrail.tasks.classification.task import CLASSIFICATION
 from vitrail.tasks.registry import find_task, recognise_task, task_of
 from vitrail.train.config import Run, RunRequest, configure
@@ -23,7 +31,7 @@ LOOKED_AT = 32  # images whose headers tell the usual size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class RunCommand:
     """A command as it was typed; kept in the run folder."""
 
     verb: str = "pretrain"
@@ -39,7 +47,7 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Planned:
+class RunPlan:
     """The run, the recipe before anybody changed it, and a line for each choice that was made for the person. `explain`
     gives those lines for a run that is changed later."""
 
@@ -49,40 +57,40 @@ class Planned:
     explain: Callable[[Run], tuple[str, ...]] | None = None
 
 
-def asked_of(command: Mapping[str, Any]) -> Asked:
+def read_run_command(command: Mapping[str, Any]) -> RunCommand:
     """What a run folder says was typed."""
-    known = {field.name for field in fields(Asked)}
+    known = {field.name for field in fields(RunCommand)}
     values: dict[str, Any] = {name: value for name, value in command.items() if name in known}
     for name in ("settings", "sweep"):
         if values.get(name) is not None:
             values[name] = tuple(values[name])
-    return Asked(**values)
+    return RunCommand(**values)
 
 
-def planned(asked: Asked) -> Planned:
+def build_plan(asked: RunCommand) -> RunPlan:
     """The run that a command asks for; its data are opened where choices follow from them."""
     if asked.verb == "finetune" and not asked.recipe:
-        return fitted(asked)
+        return plan_finetune(asked)
     base = load_recipe(asked.recipe)
     request = base
     if asked.data:
-        request = on_data(request, asked.data)
+        request = with_data(request, asked.data)
     if asked.image_size:
-        request = resized(request, asked.image_size)
+        request = with_image_size(request, asked.image_size)
     if asked.verb == "finetune":
         bundle = find_weights(asked.weights)
-        run = started_from(request, asked.weights, bundle.config, bundle.card.preprocessing)
+        run = start_from(request, asked.weights, bundle.config, bundle.card.preprocessing)
     elif request.model is not None:
         run = configure(request)
     else:
         raise ConfigError(f"{asked.recipe} is a fine-tuning recipe: vitrail finetune WEIGHTS --recipe {asked.recipe}")
-    task = asked.task or recognised(run, asked.data)
-    run = finished(with_task(run, task) if task else run, asked)
+    task = asked.task or detect_task(run, asked.data)
+    run = apply_command(with_task(run, task) if task else run, asked)
     check_classes(run, asked.settings)
-    return Planned(run=run, base=base)
+    return RunPlan(run=run, base=base)
 
 
-def recognised(run: Run, data: str) -> str:
+def detect_task(run: Run, data: str) -> str:
     """The task that data without labels are annotated for, where the recipe is one of classification; else nothing.
     Data that cannot be opened say why when the run starts."""
     if not data or task_of(run.objective) is not CLASSIFICATION:
@@ -93,16 +101,16 @@ def recognised(run: Run, data: str) -> str:
         return ""
 
 
-def fitted(asked: Asked) -> Planned:
+def plan_finetune(asked: RunCommand) -> RunPlan:
     """Fine-tuning without a recipe: weights say all, and the data that are asked to be trained on."""
     bundle, collection = find_weights(asked.weights), open_collection(asked.data)
     whole = find_split(collection, "train")
     task = find_task(asked.task) if asked.task else recognise_task(collection)
     outputs = len(task.output_names(collection))
-    picture, has_val = usual_size(whole), "val" in collection.splits
+    picture, has_val = find_usual_size(whole), "val" in collection.splits
 
     def chosen(samples: int) -> Run:
-        found = for_data(
+        found = choose_defaults(
             bundle.config,
             bundle.card.preprocessing,
             weights=asked.weights,
@@ -117,22 +125,22 @@ def fitted(asked: Asked) -> Planned:
         )
         return with_task(found.run, task.name)
 
-    train, _ = select_training_images(collection, finished(chosen(len(whole)), asked).data)
+    train, _ = select_training_images(collection, apply_command(chosen(len(whole)), asked).data)
     samples, base = len(train), chosen(len(train))
-    run = finished(on_data(replace(base, name=f"finetune-{collection.title}"), asked.data), asked)
+    run = apply_command(with_data(replace(base, name=f"finetune-{collection.title}"), asked.data), asked)
     count = samples - round(samples * run.data.dev)
     if not any(text.partition("=")[0].strip() == "schedule.warmup" for text in asked.settings):
         steps = run.steps or max(round(run.epochs * count / run.batch), 1)
-        run = replace(run, schedule=replace(run.schedule, warmup=warmup_for(steps)))
+        run = replace(run, schedule=replace(run.schedule, warmup=choose_warmup(steps)))
     check_classes(run, asked.settings)
 
     def explain(run: Run) -> tuple[str, ...]:
-        return reasons(run, bundle.config, count, picture, given=asked.image_size > 0, has_val=has_val)
+        return explain_choices(run, bundle.config, count, picture, given=asked.image_size > 0, has_val=has_val)
 
-    return Planned(run=run, base=base, why=explain(run), explain=explain)
+    return RunPlan(run=run, base=base, why=explain(run), explain=explain)
 
 
-def finished(run: Run, asked: Asked) -> Run:
+def apply_command(run: Run, asked: RunCommand) -> Run:
     if asked.seed is not None:
         run = replace(run, seed=asked.seed)
     return with_changes(run, asked.settings)
@@ -156,7 +164,7 @@ def check_classes(run: Run, settings: Iterable[str]) -> None:
         )
 
 
-def usual_size(source: ImageDataset) -> Pair | None:
+def find_usual_size(source: ImageDataset) -> Pair | None:
     """The median height and width of some images; none where they cannot be read."""
     sizes: list[Pair] = []
     for index in np.linspace(0, len(source) - 1, min(LOOKED_AT, len(source))).astype(int).tolist():
@@ -170,7 +178,7 @@ def usual_size(source: ImageDataset) -> Pair | None:
     return (height, width)
 
 
-def grid_of(asked: Asked, plan: Planned) -> dict[str, tuple[Any, ...]]:
+def build_sweep_grid(asked: RunCommand, plan: RunPlan) -> dict[str, tuple[Any, ...]]:
     """What --sweep tries: as typed, FIELD=V,V each, or the recipe's own grid."""
     if asked.sweep:
         typed: dict[str, tuple[Any, ...]] = {}
@@ -184,4 +192,4 @@ def grid_of(asked: Asked, plan: Planned) -> dict[str, tuple[Any, ...]]:
                 setting = [f"{name}={value}"]
                 check_classes(with_changes(plan.run, setting), setting)  # mistakes are refused before the first run
         return typed
-    return dict(grid(asked.recipe) if asked.recipe else RATES)
+    return dict(find_sweep_grid(asked.recipe) if asked.recipe else RATES)

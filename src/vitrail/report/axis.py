@@ -41,13 +41,13 @@ class Axis:
             return (np.where(np.isfinite(values), values, np.nan) - self.low) / (self.high - self.low)
 
     def ticks(self, about: int = 5) -> list[Tick]:
-        values = decades(self.low, self.high, about) if self.log else steps(self.low, self.high, about)
+        values = log_steps(self.low, self.high, about) if self.log else round_steps(self.low, self.high, about)
         places = self.place(np.array(values)).tolist()
-        said = [short(value) for value in values] if self.log else texts(values, percent=self.percent)
+        said = [format_short(value) for value in values] if self.log else format_ticks(values, percent=self.percent)
         return [Tick(at, text) for at, text in zip(places, said, strict=True)]
 
 
-def axis_of(values: Iterable[Floats], *, log: bool | None = False, percent: bool = False, about: int = 5) -> Axis:
+def fit_axis(values: Iterable[Floats], *, log: bool | None = False, percent: bool = False, about: int = 5) -> Axis:
     """An axis that ends on round numbers, for all values. With `log=None` it is logarithmic where that shows more."""
     every = np.concatenate([np.zeros(0), *values])
     every = every[np.isfinite(every)]
@@ -55,7 +55,7 @@ def axis_of(values: Iterable[Floats], *, log: bool | None = False, percent: bool
     if log is None:
         log = len(positive) > 1 and len(positive) == len(every) and positive.max() > DECADES_APART * positive.min()
     if log and len(positive):
-        return log_axis(float(positive.min()), float(positive.max()))
+        return fit_log_axis(float(positive.min()), float(positive.max()))
     if not len(every):
         return Axis(0.0, 1.0, percent=percent)
     low, high = float(every.min()), float(every.max())
@@ -66,19 +66,19 @@ def axis_of(values: Iterable[Floats], *, log: bool | None = False, percent: bool
         low, high = (low - room if low else 0.0), high + room
     if percent:
         low, high = max(low, 0.0), (min(high, 1.0) if high <= 1.0 else high)
-    width = spacing(low, high, about)
+    width = choose_spacing(low, high, about)
     low, high = math.floor(low / width + 1e-9) * width, math.ceil(high / width - 1e-9) * width
     return Axis(low, high, percent=percent)
 
 
-def log_axis(low: float, high: float) -> Axis:
+def fit_log_axis(low: float, high: float) -> Axis:
     """Ends on a 1, 2 or 5, and spans at least a factor of two."""
     if high < 2 * low:
         low, high = low / math.sqrt(2), high * math.sqrt(2)
-    return Axis(fine(low, down=True), fine(high, down=False), log=True)
+    return Axis(round_to_125(low, down=True), round_to_125(high, down=False), log=True)
 
 
-def fine(value: float, *, down: bool) -> float:
+def round_to_125(value: float, *, down: bool) -> float:
     """The next number that begins with 1, 2 or 5."""
     power = 10.0 ** math.floor(math.log10(value) + 1e-12)
     steps = [power * digit for digit in (1.0, 2.0, 5.0, 10.0)]
@@ -87,22 +87,22 @@ def fine(value: float, *, down: bool) -> float:
     return min(step for step in steps if step >= value * (1 - 1e-9))
 
 
-def spacing(low: float, high: float, about: int) -> float:
+def choose_spacing(low: float, high: float, about: int) -> float:
     """A round distance that cuts the range into about so many parts."""
     rough = (high - low) / max(about, 1)
     power = 10.0 ** math.floor(math.log10(rough))
     return next(power * digit for digit in ROUND if power * digit >= rough * 0.999)
 
 
-def steps(low: float, high: float, about: int) -> list[float]:
+def round_steps(low: float, high: float, about: int) -> list[float]:
     """Round numbers from low to high."""
-    width = spacing(low, high, about)
+    width = choose_spacing(low, high, about)
     first, last = math.ceil(low / width - 1e-9), math.floor(high / width + 1e-9)
     return [at * width for at in range(first, last + 1)]
 
 
-def decades(low: float, high: float, about: int) -> list[float]:
-    """Powers of ten, every so manieth where they are many, with others between where they are few."""
+def log_steps(low: float, high: float, about: int) -> list[float]:
+    """Powers of ten: every few of them if they are many, with steps in between if they are few."""
     first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
     every = max(1, math.ceil((last - first) / about))
     digits = (1, 2, 5) if high <= 50 * low else (1, 3) if high <= 2000 * low else (1,)
@@ -110,25 +110,25 @@ def decades(low: float, high: float, about: int) -> list[float]:
     return [value for value in found if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
 
 
-def texts(values: Sequence[float], *, percent: bool = False) -> list[str]:
+def format_ticks(values: Sequence[float], *, percent: bool = False) -> list[str]:
     """Ticks in one style, with as few digits as tell them apart."""
     if percent:
-        return [f"{text}%" for text in plain([100 * value for value in values])]
+        return [f"{text}%" for text in format_plain([100 * value for value in values])]
     largest = max((abs(value) for value in values), default=0.0)
     if largest >= 1e4 or 0 < largest < 1e-2:
-        return [short(value) for value in values]
+        return [format_short(value) for value in values]
     smallest = min((abs(value) for value in values if value), default=1.0)
-    return [short(value) for value in values] if smallest < 1e-3 else plain(values)
+    return [format_short(value) for value in values] if smallest < 1e-3 else format_plain(values)
 
 
-def plain(values: Sequence[float]) -> list[str]:
+def format_plain(values: Sequence[float]) -> list[str]:
     for digits in range(6):
         if all(abs(value - round(value, digits)) <= 1e-6 * max(abs(value), 1e-3) for value in values):
             return [f"{value + 0.0:,.{digits}f}" for value in values]
-    return [short(value) for value in values]
+    return [format_short(value) for value in values]
 
 
-def short(value: float) -> str:
+def format_short(value: float) -> str:
     """Three digits: 12.3k, 1.28M, 0.0213, 3e-4."""
     if not math.isfinite(value):
         return "∞" if value == math.inf else "-∞" if value == -math.inf else "not a number"
@@ -140,33 +140,33 @@ def short(value: float) -> str:
         (9.995e5, 1e6, "M"),
     ):
         if size >= limit:
-            return f"{trimmed(value / divisor)}{letter}" if divisor else scientific(value)
+            return f"{trim_digits(value / divisor)}{letter}" if divisor else format_scientific(value)
     if size >= 9999.5:
-        return f"{trimmed(value / 1e3)}k"
+        return f"{trim_digits(value / 1e3)}k"
     if size >= 999.5:
         return f"{value:,.0f}"
-    return trimmed(value) if not size or size >= 1e-2 else scientific(value)
+    return trim_digits(value) if not size or size >= 1e-2 else format_scientific(value)
 
 
-def trimmed(value: float) -> str:
+def trim_digits(value: float) -> str:
     digits = 0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2 if abs(value) >= 0.9995 else 3
     text = f"{value:.{digits}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def scientific(value: float) -> str:
+def format_scientific(value: float) -> str:
     mantissa, _, power = f"{value:.1e}".partition("e")
     return f"{mantissa.removesuffix('.0')}e{int(power)}"
 
 
-def share(value: float) -> str:
+def format_share(value: float) -> str:
     """97.42 %, without the blank; all and nothing without digits."""
     if not math.isfinite(value):
-        return short(value)
+        return format_short(value)
     return f"{100 * value:.0f}%" if value in (0.0, 1.0) else f"{100 * value:.2f}%"
 
 
-def thinned(x: Floats, y: Floats, most: int = MOST_POINTS) -> tuple[Floats, Floats]:
+def thin_points(x: Floats, y: Floats, most: int = MOST_POINTS) -> tuple[Floats, Floats]:
     """At most about so many points: of each stretch the lowest and the highest, so that no spike is lost, and the very
     first and last. A stretch of what is not a number stays a gap."""
     if len(x) <= most:
@@ -184,7 +184,7 @@ def thinned(x: Floats, y: Floats, most: int = MOST_POINTS) -> tuple[Floats, Floa
     return x[order], y[order]
 
 
-def smoothed(y: Floats, span: int) -> Floats:
+def smooth_values(y: Floats, span: int) -> Floats:
     """The mean of up to `span` values around each, of those that are numbers; a gap stays one."""
     if span < 2:
         return y

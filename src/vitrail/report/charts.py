@@ -13,7 +13,17 @@ from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
-from vitrail.report.axis import Axis, Floats, Tick, axis_of, share, short, steps, texts, thinned
+from vitrail.report.axis import (
+    Axis,
+    Floats,
+    Tick,
+    fit_axis,
+    format_share,
+    format_short,
+    format_ticks,
+    round_steps,
+    thin_points,
+)
 
 Colour: TypeAlias = Literal["cobalt", "ruby", "amber", "leaf", "violet", "sky"]
 
@@ -37,7 +47,7 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class Dot:
+class MarkedPoint:
     """A marked point, in per cent from the left and from the top, and what is said on it."""
 
     left: float
@@ -63,11 +73,11 @@ class Curve:
     faint: bool
     line: str
     area: str
-    dots: tuple[Dot, ...]
+    dots: tuple[MarkedPoint, ...]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Lines:
+class LineChart:
     """A chart. `log=None` takes a logarithmic axis where that shows more; `end` is where the x-axis ends, if it goes on
     past the last value."""
 
@@ -83,10 +93,10 @@ class Lines:
 
     @cached_property
     def thin(self) -> list[Series]:
-        """The series with the points that are drawn; those without any are left out."""
+        """The series with the points that are drawn; series without any are skipped."""
         found: list[Series] = []
         for one in self.series:
-            x, y = thinned(np.asarray(one.x, np.float64), np.asarray(one.y, np.float64))
+            x, y = thin_points(np.asarray(one.x, np.float64), np.asarray(one.y, np.float64))
             if np.isfinite(y).any():
                 found.append(
                     Series(name=one.name, x=x, y=y, colour=one.colour, faint=one.faint, dots=one.dots, area=one.area)
@@ -104,7 +114,7 @@ class Lines:
     def up(self) -> Axis:
         # Tinted glass shows an amount, so it stands on zero.
         base = [np.zeros(1)] if any(one.area for one in self.thin) and not self.log else []
-        return axis_of(
+        return fit_axis(
             [*base, *(one.y for one in self.thin)],
             log=self.log,
             percent=self.percent,
@@ -112,14 +122,14 @@ class Lines:
         )
 
     @property
-    def below(self) -> list[Tick]:
+    def bottom_ticks(self) -> list[Tick]:
         """Whole steps only."""
-        values = [value for value in steps(self.across.low, self.across.high, 4) if value == round(value)]
+        values = [value for value in round_steps(self.across.low, self.across.high, 4) if value == round(value)]
         places = (100 * self.across.place(np.array(values))).tolist()
-        return [Tick(at, text) for at, text in zip(places, texts(values), strict=True)]
+        return [Tick(at, text) for at, text in zip(places, format_ticks(values), strict=True)]
 
     @property
-    def beside(self) -> list[Tick]:
+    def left_ticks(self) -> list[Tick]:
         """Places in per cent from the top."""
         return [Tick(100 - 100 * tick.at, tick.text) for tick in self.up.ticks(5 if self.height > 160 else 3)]
 
@@ -138,10 +148,12 @@ class Lines:
         return Curve(
             colour=one.colour,
             faint=one.faint,
-            line=path(x, y),
-            area=path(x, y, closed=True) if one.area else "",
+            line=to_svg_path(x, y),
+            area=to_svg_path(x, y, closed=True) if one.area else "",
             dots=tuple(
-                Dot(round(100 * left, 2), round(100 * top, 2), f"{self.along} {given:,.0f}: {self.said(value)}")
+                MarkedPoint(
+                    round(100 * left, 2), round(100 * top, 2), f"{self.along} {given:,.0f}: {self.format_value(value)}"
+                )
                 for left, top, given, value in zip(x.tolist(), y.tolist(), one.x.tolist(), one.y.tolist(), strict=True)
                 if np.isfinite(top)
             )
@@ -159,20 +171,20 @@ class Lines:
                 value = float(one.y[known[-1]])
                 top = self.height * (1 - float(self.up.place(np.array([value]))[0]))
                 left = 100 * float(self.across.place(one.x[known[-1:]])[0])
-                found.append(End(left, top, self.said(value), one.colour))
+                found.append(End(left, top, self.format_value(value), one.colour))
         found.sort(key=lambda end: end.top)
-        tops = apart([end.top for end in found], LETTER, self.height)
+        tops = move_apart([end.top for end in found], LETTER, self.height)
         last = round(max((end.left for end in found), default=100.0), 2)  # in one column, free of all curves
         return [End(last, round(top, 1), end.text, end.colour) for top, end in zip(tops, found, strict=True)]
 
-    def said(self, value: float) -> str:
-        return share(value) if self.percent else short(value)
+    def format_value(self, value: float) -> str:
+        return format_share(value) if self.percent else format_short(value)
 
     @property
     def summary(self) -> str:
         """For those who do not see it."""
         parts = [
-            f"{one.name or self.title} from {self.said(known[0])} to {self.said(known[-1])}"
+            f"{one.name or self.title} from {self.format_value(known[0])} to {self.format_value(known[-1])}"
             for one in self.thin
             if not one.faint and (known := one.y[np.isfinite(one.y)].tolist())
         ]
@@ -181,18 +193,18 @@ class Lines:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Charts:
-    """Charts side by side; `small` ones three in a row, others two. `told` is said below them, with a mark where that
-    is `alarming`."""
+    """Charts side by side; `small` ones three in a row, others two. `notes` are shown below them, with a mark if they
+    are `alarming`."""
 
-    charts: Sequence[Lines]
+    charts: Sequence[LineChart]
     title: str = ""
     small: bool = False
-    told: Sequence[str] = ()
+    notes: Sequence[str] = ()
     alarming: bool = False
     template: str = field(default="charts.html", init=False)
 
 
-def path(x: Floats, y: Floats, *, closed: bool = False) -> str:
+def to_svg_path(x: Floats, y: Floats, *, closed: bool = False) -> str:
     """What an SVG path takes, in whole units; a gap where a value is not a number. A lone point is a short stroke."""
     points = [
         None if left != left or top != top else (round(UNITS * left), round(UNITS * top))  # NaN is not itself
@@ -216,7 +228,7 @@ def path(x: Floats, y: Floats, *, closed: bool = False) -> str:
     return "".join(out)
 
 
-def apart(tops: Sequence[float], least: float, room: float) -> list[float]:
+def move_apart(tops: Sequence[float], least: float, room: float) -> list[float]:
     """Ascending places, moved to lie at least so far from each other and, if it can be, inside the room."""
     placed: list[float] = []
     for top in tops:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.errors import ConfigError
-from vitrail.report.contact_sheet import RGB, Scheme, blend, palette, reads_white
+from vitrail.report.contact_sheet import RGB, Scheme, blend, read_palette, reads_white
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +84,14 @@ def strength(level: int) -> float:
     return round(0.08 + 0.92 * level / LEVELS, 2)
 
 
-def ground(scheme: Scheme, right: bool, level: int) -> RGB:
+def blend_cell(scheme: Scheme, right: bool, level: int) -> RGB:
     """The colour of a cell as it is seen."""
-    colours = palette(scheme)
+    colours = read_palette(scheme)
     return blend(colours["cobalt" if right else "ruby"], colours["paper"], strength(level))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Heat:
+class ConfusionSection:
     """Counts [K, K], true classes as rows. Shades are shares of a row, so that rare classes show as well, and grow with
     the square root, so that a few mistakes can be seen. Above a hundred classes the worst are listed and no more."""
 
@@ -99,14 +99,14 @@ class Heat:
     classes: Sequence[str]
     title: str = ""
     listed: int = 8
-    template: str = field(default="heat.html", init=False)
+    template: str = field(default="confusion.html", init=False)
 
     def __post_init__(self) -> None:
         if self.counts.shape != (len(self.classes),) * 2:
             raise ConfigError(f"a confusion matrix of {self.counts.shape} is not one of {len(self.classes)} classes")
 
     @property
-    def drawn(self) -> bool:
+    def is_drawn(self) -> bool:
         return len(self.classes) <= DRAWN
 
     @property
@@ -116,7 +116,7 @@ class Heat:
         return 40 if known <= 10 else 32 if known <= COUNTED else 24 if known <= 24 else 17 if known <= NAMED else 6
 
     @property
-    def named(self) -> bool:
+    def has_names(self) -> bool:
         return len(self.classes) <= NAMED
 
     @cached_property
@@ -126,7 +126,7 @@ class Heat:
     @property
     def margin(self) -> int:
         """Room for the names, left and above."""
-        return 26 + self.length if self.named else 46
+        return 26 + self.length if self.has_names else 46
 
     @property
     def length(self) -> int:
@@ -136,16 +136,16 @@ class Heat:
     @property
     def right(self) -> int:
         """Room for names that lean out over the last column."""
-        return 6 if self.upright or not self.named else 6 + round(0.62 * self.length)
+        return 6 if self.upright or not self.has_names else 6 + round(0.62 * self.length)
 
     @property
     def upright(self) -> bool:
         """Whether names above the columns can stand as they are."""
-        return self.named and self.length + 4 <= self.cell
+        return self.has_names and self.length + 4 <= self.cell
 
     @property
     def top(self) -> int:
-        return 44 if self.upright or not self.named else 34 + round(0.79 * self.length)
+        return 44 if self.upright or not self.has_names else 34 + round(0.79 * self.length)
 
     @property
     def width(self) -> int:
@@ -169,7 +169,7 @@ class Heat:
     @property
     def empty(self) -> str:
         """The lattice of all cells, where they are few enough to be seen one by one."""
-        every = np.argwhere(np.ones(self.counts.shape, np.bool_)) if self.named else np.zeros((0, 2), np.int64)
+        every = np.argwhere(np.ones(self.counts.shape, np.bool_)) if self.has_names else np.zeros((0, 2), np.int64)
         return self.squares(every)
 
     @cached_property
@@ -206,8 +206,8 @@ class Heat:
                 column * self.cell + middle,
                 row * self.cell + middle,
                 f"{self.counts[row, column]:,}",
-                light=reads_white(ground("light", row == column, int(self.levels[row, column]))),
-                dark=reads_white(ground("dark", row == column, int(self.levels[row, column]))),
+                light=reads_white(blend_cell("light", row == column, int(self.levels[row, column]))),
+                dark=reads_white(blend_cell("dark", row == column, int(self.levels[row, column]))),
             )
             for row, column in np.argwhere(self.counts > 0).tolist()
         ]
@@ -216,7 +216,7 @@ class Heat:
     def labels(self) -> list[Letter]:
         """Names of rows and columns, or numbers of some of them; x holds the place along either side."""
         middle = (self.cell - 1) / 2
-        if self.named:
+        if self.has_names:
             return [Letter(at * self.cell + middle, 0, name) for at, name in enumerate(self.names)]
         return [Letter(at * self.cell + middle, 0, str(at)) for at in range(0, len(self.classes), 10)]
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from vitrail.core.errors import ConfigError
-from vitrail.report.page import template
+from vitrail.report.page import read_template
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
@@ -35,7 +35,7 @@ ABSENT: Final = "\U0010fffe"  # a sign that is in no font, so it looks like all 
 
 
 @lru_cache(maxsize=64)
-def opened(name: str, size: int) -> Font | None:
+def open_font(name: str, size: int) -> Font | None:
     try:
         return ImageFont.truetype(name, size) if name else ImageFont.load_default(size)
     except OSError:
@@ -43,50 +43,50 @@ def opened(name: str, size: int) -> Font | None:
 
 
 @lru_cache(maxsize=4096)
-def has(name: str, sign: str) -> bool:
+def has_glyph(name: str, sign: str) -> bool:
     """Whether a font can draw a sign."""
-    tried: Any = opened(name, 15)  # what getmask gives has no annotation that says that it is bytes
+    tried: Any = open_font(name, 15)  # what getmask gives has no annotation that says that it is bytes
     return tried is not None and (sign.isspace() or bytes(tried.getmask(sign)) != bytes(tried.getmask(ABSENT)))
 
 
-def named(text: str) -> str | None:
+def find_font_name(text: str) -> str | None:
     """The first font that has every sign of a text; the empty name is Pillow's own."""
-    return next((name for name in ("", *OTHERS) if all(has(name, sign) for sign in set(text))), None)
+    return next((name for name in ("", *OTHERS) if all(has_glyph(name, sign) for sign in set(text))), None)
 
 
-def font(size: int, text: str = "") -> Font:
+def load_font(size: int, text: str = "") -> Font:
     """What to set a text in."""
-    found = opened(named(text) or "", size)
+    found = open_font(find_font_name(text) or "", size)
     assert found is not None  # Pillow's own is always there
     return found
 
 
-def legible(text: str) -> str:
+def make_legible(text: str) -> str:
     """A text in one line of which every sign can be drawn here: as it is, else without accents, else with gaps."""
     line = " ".join("".join(sign if sign.isprintable() else "?" for sign in text).split())
-    if named(line) is not None:
+    if find_font_name(line) is not None:
         return line
     plain = "".join(sign for sign in unicodedata.normalize("NFKD", line) if not unicodedata.combining(sign))
-    if named(plain) is not None:
+    if find_font_name(plain) is not None:
         return plain
-    best = max(("", *OTHERS), key=lambda name: sum(has(name, sign) for sign in line))
-    return "".join(sign if has(best, sign) else "?" for sign in line)
+    best = max(("", *OTHERS), key=lambda name: sum(has_glyph(name, sign) for sign in line))
+    return "".join(sign if has_glyph(best, sign) else "?" for sign in line)
 
 
-def length(text: str, size: int) -> float:
+def measure_text(text: str, size: int) -> float:
     """In pixels, in the font that it would be set in."""
-    return font(size, text).getlength(text)
+    return load_font(size, text).getlength(text)
 
 
-def fitted(text: str, size: int, room: float) -> str:
+def fit_text(text: str, size: int, room: float) -> str:
     """A legible text, cut with dots where it is longer than its room."""
-    text = legible(text)
-    if length(text, size) <= room:
+    text = make_legible(text)
+    if measure_text(text, size) <= room:
         return text
     low, high = 0, len(text)
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if length(text[:middle] + "…", size) <= room else (low, middle - 1)
+        low, high = (middle, high) if measure_text(text[:middle] + "…", size) <= room else (low, middle - 1)
     return text[:low].rstrip() + "…"
 
 
@@ -98,14 +98,14 @@ WHITE: Final[RGB] = (1.0, 1.0, 1.0)
 
 
 @lru_cache(maxsize=2)
-def palette(scheme: Scheme) -> dict[str, RGB]:
+def read_palette(scheme: Scheme) -> dict[str, RGB]:
     """The colours by name, as the style of every page has them."""
-    light, _, rest = template("page.css").partition("@media (prefers-color-scheme: dark)")
+    light, _, rest = read_template("page.css").partition("@media (prefers-color-scheme: dark)")
     text = light if scheme == "light" else rest.partition("}")[0]
-    return {name: colour(value) for name, value in re.findall(r"--(\w+): (#[0-9a-f]{6})", text)}
+    return {name: parse_colour(value) for name, value in re.findall(r"--(\w+): (#[0-9a-f]{6})", text)}
 
 
-def colour(text: str) -> RGB:
+def parse_colour(text: str) -> RGB:
     """ "#ff8000" as numbers."""
     red, green, blue = (int(text[at : at + 2], 16) / 255 for at in (1, 3, 5))
     return red, green, blue
@@ -122,7 +122,7 @@ def luminance(of: RGB) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def contrast(one: RGB, other: RGB) -> float:
+def measure_contrast(one: RGB, other: RGB) -> float:
     """From 1 to 21; small text needs 4.5."""
     low, high = sorted((luminance(one), luminance(other)))
     return (high + 0.05) / (low + 0.05)
@@ -130,7 +130,7 @@ def contrast(one: RGB, other: RGB) -> float:
 
 def reads_white(ground: RGB) -> bool:
     """Whether white text stands out more than black; the better of the two has a contrast of 4.58 on any ground."""
-    return contrast(WHITE, ground) > contrast(BLACK, ground)
+    return measure_contrast(WHITE, ground) > measure_contrast(BLACK, ground)
 
 
 Bytes = tuple[int, int, int]
@@ -149,7 +149,7 @@ GLASS: Final = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Group:
+class SheetGroup:
     """A class: its name, what is said next to it, how large it is, and some of its images. An image is pixels uint8
     [H, W, 3], or None where it cannot be read."""
 
@@ -175,7 +175,7 @@ class Layout:
         return self.tiles * TILE + (self.tiles - 1) * GAP
 
 
-def layout(groups: int, pictures: int) -> Layout:
+def choose_layout(groups: int, pictures: int) -> Layout:
     """Few classes get a line each, many stand in columns, and so do classes of few images; the sheet stays about as
     wide."""
     columns = 1 if groups <= 12 else 2 if groups <= 26 else 3 if groups <= 48 else 4
@@ -184,38 +184,40 @@ def layout(groups: int, pictures: int) -> Layout:
     return Layout(columns=columns, tiles=ACROSS // columns)
 
 
-def contact_sheet(title: str, subtitle: str, groups: Sequence[Group], *, footer: str = "") -> Image.Image:
+def draw_contact_sheet(title: str, subtitle: str, groups: Sequence[SheetGroup], *, footer: str = "") -> Image.Image:
     """The groups with their captions, in reading order down the columns."""
     if not groups:
         raise ConfigError("a contact sheet needs at least one group")
-    form = layout(len(groups), max(len(group.pictures) for group in groups))
+    form = choose_layout(len(groups), max(len(group.pictures) for group in groups))
     deep = -(-len(groups) // form.columns)
     step = CAPTION + TILE + LEADING
     top = MARGIN + 96
     sheet = blank(form.width, top + deep * step - LEADING + (48 if footer else 0) + MARGIN)
-    head(sheet, title, subtitle, [group.weight for group in groups])
+    draw_head(sheet, title, subtitle, [group.weight for group in groups])
     for at, group in enumerate(groups):
         column, row = divmod(at, deep)
         left, upper = MARGIN + column * (form.column + GUTTER), top + row * step
-        caption(sheet, group, glass(at), left, upper, form.column)
+        draw_caption(sheet, group, pick_colour(at), left, upper, form.column)
         for place, pixels in enumerate(group.pictures[: form.tiles]):
-            sheet.paste(*placed(pixels, left + place * (TILE + GAP), upper + CAPTION))
-    foot(sheet, footer)
+            sheet.paste(*place_tile(pixels, left + place * (TILE + GAP), upper + CAPTION))
+    draw_footer(sheet, footer)
     return sheet
 
 
-def mosaic(title: str, subtitle: str, pictures: Sequence[NDArray[np.uint8] | None], *, footer: str = "") -> Image.Image:
+def draw_mosaic(
+    title: str, subtitle: str, pictures: Sequence[NDArray[np.uint8] | None], *, footer: str = ""
+) -> Image.Image:
     """Images without classes, side by side."""
     if not pictures:
         raise ConfigError("a contact sheet needs at least one image")
     form, deep = Layout(columns=1, tiles=ACROSS), -(-len(pictures) // ACROSS)
     top = MARGIN + 96
     sheet = blank(form.width, top + deep * (TILE + GAP) - GAP + (48 if footer else 0) + MARGIN)
-    head(sheet, title, subtitle, [1.0] * ACROSS)
+    draw_head(sheet, title, subtitle, [1.0] * ACROSS)
     for at, pixels in enumerate(pictures):
         row, place = divmod(at, ACROSS)
-        sheet.paste(*placed(pixels, MARGIN + place * (TILE + GAP), top + row * (TILE + GAP)))
-    foot(sheet, footer)
+        sheet.paste(*place_tile(pixels, MARGIN + place * (TILE + GAP), top + row * (TILE + GAP)))
+    draw_footer(sheet, footer)
     return sheet
 
 
@@ -223,44 +225,48 @@ def blank(width: int, height: int) -> Image.Image:
     return Image.new("RGB", (width, height), PAPER)
 
 
-def head(sheet: Image.Image, title: str, subtitle: str, weights: Sequence[float]) -> None:
+def draw_head(sheet: Image.Image, title: str, subtitle: str, weights: Sequence[float]) -> None:
     """The title, what is said below it, and the strip of glass."""
     draw, room = ImageDraw.Draw(sheet), sheet.width - 2 * MARGIN
-    title, subtitle = fitted(title, 30, room), fitted(subtitle, 15, room)
-    draw.text((MARGIN - 1, MARGIN + 26), title, INK, font(30, title), anchor="ls")
-    draw.text((MARGIN, MARGIN + 54), subtitle, GREY, font(15, subtitle), anchor="ls")
+    title, subtitle = fit_text(title, 30, room), fit_text(subtitle, 15, room)
+    draw.text((MARGIN - 1, MARGIN + 26), title, INK, load_font(30, title), anchor="ls")
+    draw.text((MARGIN, MARGIN + 54), subtitle, GREY, load_font(15, subtitle), anchor="ls")
     ends = MARGIN + np.rint(np.cumsum([0.0, *weights]) / sum(weights) * room).astype(int)
     for at, (left, right) in enumerate(zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)):
         lead = 2 if right - left > 5 else 1 if right - left > 2 else 0
         if at == len(weights) - 1:
             lead = 0
         if right - lead > left:
-            draw.rectangle((left, MARGIN + 68, right - lead - 1, MARGIN + 72), glass(at))
+            draw.rectangle((left, MARGIN + 68, right - lead - 1, MARGIN + 72), pick_colour(at))
 
 
-def caption(sheet: Image.Image, group: Group, colour: Bytes, left: int, top: int, width: int) -> None:
+def draw_caption(sheet: Image.Image, group: SheetGroup, colour: Bytes, left: int, top: int, width: int) -> None:
     """A mark of the class's colour, its name, and what is said next to it in grey."""
     draw, base = ImageDraw.Draw(sheet), top + CAPTION - 10
     draw.rectangle((left, base - 9, left + 3, base), colour)
-    said = font(13).getlength(group.said)
-    name = fitted(group.name, 15, width - 12 - (said + 10 if group.said else 0))
-    draw.text((left + 11, base), name, INK, font(15, name), anchor="ls")
+    said = load_font(13).getlength(group.said)
+    name = fit_text(group.name, 15, width - 12 - (said + 10 if group.said else 0))
+    draw.text((left + 11, base), name, INK, load_font(15, name), anchor="ls")
     if group.said:
-        draw.text((left + 11 + font(15, name).getlength(name) + 8, base), group.said, GREY, font(13), anchor="ls")
+        draw.text(
+            (left + 11 + load_font(15, name).getlength(name) + 8, base), group.said, GREY, load_font(13), anchor="ls"
+        )
 
 
-def foot(sheet: Image.Image, text: str) -> None:
+def draw_footer(sheet: Image.Image, text: str) -> None:
     if text:
-        place, text = (MARGIN, sheet.height - MARGIN), fitted(text, 14, sheet.width - 2 * MARGIN)
-        ImageDraw.Draw(sheet).text(place, text, GREY, font(14, text), anchor="ls")
+        place, text = (MARGIN, sheet.height - MARGIN), fit_text(text, 14, sheet.width - 2 * MARGIN)
+        ImageDraw.Draw(sheet).text(place, text, GREY, load_font(14, text), anchor="ls")
 
 
-def placed(pixels: NDArray[np.uint8] | None, left: int, top: int) -> tuple[Image.Image, tuple[int, int], Image.Image]:
+def place_tile(
+    pixels: NDArray[np.uint8] | None, left: int, top: int
+) -> tuple[Image.Image, tuple[int, int], Image.Image]:
     """A tile, where it goes, and its outline: the arguments of `paste`."""
-    return (broken() if pixels is None else tile(pixels)), (left, top), corners()
+    return (draw_broken_tile() if pixels is None else cut_tile(pixels)), (left, top), round_corners()
 
 
-def tile(pixels: NDArray[np.uint8]) -> Image.Image:
+def cut_tile(pixels: NDArray[np.uint8]) -> Image.Image:
     """The middle square of an image, at the size of a tile. The pixels of a small one stay squares."""
     side = min(pixels.shape[:2])
     top, left = (pixels.shape[0] - side) // 2, (pixels.shape[1] - side) // 2
@@ -271,10 +277,10 @@ def tile(pixels: NDArray[np.uint8]) -> Image.Image:
         square = square if whole == TILE else square.resize((TILE, TILE), Image.Resampling.BOX)
     else:
         square = square.resize((TILE, TILE), Image.Resampling.LANCZOS)
-    return edged(square)
+    return draw_edge(square)
 
 
-def edged(square: Image.Image) -> Image.Image:
+def draw_edge(square: Image.Image) -> Image.Image:
     """With a line at the edge, a little darker than the image, so that a white one does not melt into the paper."""
     dark = square.point([value * 9 // 10 for value in range(256)] * 3)
     inner = Image.new("L", (TILE, TILE), 255)
@@ -284,7 +290,7 @@ def edged(square: Image.Image) -> Image.Image:
 
 
 @lru_cache(maxsize=1)
-def broken() -> Image.Image:
+def draw_broken_tile() -> Image.Image:
     """Stands where an image cannot be read: a pane with a crack."""
     large = Image.new("RGB", (4 * TILE, 4 * TILE), BROKEN)
     draw = ImageDraw.Draw(large)
@@ -292,24 +298,24 @@ def broken() -> Image.Image:
         draw.line((*(4 * TILE * part for part in start), *(4 * TILE * part for part in end)), CRACK, 5)
     draw.line((4 * TILE * 0.46, 4 * TILE * 0.40, 4 * TILE * 1.0, 4 * TILE * 0.24), CRACK, 5)
     draw.line((4 * TILE * 0.38, 4 * TILE * 0.58, 0, 4 * TILE * 0.70), CRACK, 5)
-    square = edged(large.resize((TILE, TILE), Image.Resampling.LANCZOS))
+    square = draw_edge(large.resize((TILE, TILE), Image.Resampling.LANCZOS))
     words = ImageDraw.Draw(square)
-    width = font(12).getlength("unreadable")
+    width = load_font(12).getlength("unreadable")
     middle = TILE / 2
     words.rounded_rectangle((middle - width / 2 - 5, TILE - 27, middle + width / 2 + 5, TILE - 9), 4, BROKEN)
-    words.text((middle, TILE - 18), "unreadable", CRACK, font(12), anchor="mm")
+    words.text((middle, TILE - 18), "unreadable", CRACK, load_font(12), anchor="mm")
     return square
 
 
 @lru_cache(maxsize=1)
-def corners() -> Image.Image:
+def round_corners() -> Image.Image:
     """Slightly rounded."""
     large = Image.new("L", (4 * TILE, 4 * TILE), 0)
     ImageDraw.Draw(large).rounded_rectangle((0, 0, 4 * TILE - 1, 4 * TILE - 1), 4 * CORNER, 255)
     return large.resize((TILE, TILE), Image.Resampling.BOX)
 
 
-def glass(at: int) -> Bytes:
+def pick_colour(at: int) -> Bytes:
     """The colour of the class in this place; the tenth is like the first, a little lighter or darker."""
     hue, light, saturation = GLASS[at % len(GLASS)]
     light += 0.06 * ((at // len(GLASS)) % 3 - 1) if at >= len(GLASS) else 0

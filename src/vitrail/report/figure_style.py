@@ -60,8 +60,8 @@ DARK: Final = Theme(
 )  # fmt: skip
 
 
-def toolkit() -> Any:
-    """matplotlib, or how to come by it."""
+def load_matplotlib() -> Any:
+    """Imports matplotlib; the error says how to install it."""
     try:
         import matplotlib
     except ImportError:
@@ -70,7 +70,7 @@ def toolkit() -> Any:
 
 
 @contextlib.contextmanager
-def styled(theme: Theme) -> Generator[None]:
+def use_theme(theme: Theme) -> Generator[None]:
     """Our own settings, whatever those of the user; they are back afterwards."""
     ours: dict[str, Any] = {
         "font.family": "DejaVu Sans",
@@ -98,14 +98,14 @@ def styled(theme: Theme) -> Generator[None]:
         "svg.fonttype": "path",
         "image.interpolation": "nearest",
     }
-    matplotlib = toolkit()
+    matplotlib = load_matplotlib()
     with matplotlib.rc_context(), warnings.catch_warnings():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(ours)
         yield
 
 
-def blank(height: float, width: float = WIDTH) -> "Figure":
+def new_figure(height: float, width: float = WIDTH) -> "Figure":
     """A figure that lays itself out."""
     from matplotlib.figure import Figure
 
@@ -116,7 +116,7 @@ def blank(height: float, width: float = WIDTH) -> "Figure":
 
 
 @lru_cache(maxsize=1)
-def letters() -> frozenset[int]:
+def list_characters() -> frozenset[int]:
     """What the font of the figures can draw."""
     from matplotlib.font_manager import findfont
     from matplotlib.ft2font import FT2Font
@@ -124,21 +124,21 @@ def letters() -> frozenset[int]:
     return frozenset(FT2Font(findfont("DejaVu Sans")).get_charmap())
 
 
-def legible(text: str, longest: int = 40) -> str:
+def make_legible(text: str, longest: int = 40) -> str:
     """A text that the font has letters for, in one line and not too long."""
-    line = "".join(sign if ord(sign) in letters() else "?" for sign in " ".join(text.split()))
+    line = "".join(sign if ord(sign) in list_characters() else "?" for sign in " ".join(text.split()))
     return line if len(line) <= longest else f"{line[: longest - 1]}…"
 
 
-def coloured(values: Floats, low: float, high: float, name: str = "magma") -> NDArray[np.uint8]:
+def map_colours(values: Floats, low: float, high: float, name: str = "magma") -> NDArray[np.uint8]:
     """Numbers as colours: [...] -> uint8 [..., 3]; `low` and below is the first colour, `high` and above the last."""
     span = high - low
     place = np.clip((values - low) / span, 0.0, 1.0) if span > 0 else np.zeros(values.shape)
-    colours: Any = toolkit().colormaps[name](place)
+    colours: Any = load_matplotlib().colormaps[name](place)
     return np.rint(255 * colours[..., :3]).astype(np.uint8)
 
 
-def encoded(figure: "Figure", theme: Theme, form: Literal["png", "svg", "webp"]) -> bytes:
+def encode_figure(figure: "Figure", theme: Theme, form: Literal["png", "svg", "webp"]) -> bytes:
     """A figure as the bytes of a file; the same ones for the same numbers."""
     out = io.BytesIO()
     options: dict[str, Any] = {"svg": {"metadata": {"Date": None, "Creator": None}}, "webp": {}, "png": {}}[form]
@@ -146,14 +146,14 @@ def encoded(figure: "Figure", theme: Theme, form: Literal["png", "svg", "webp"])
         options = {"pil_kwargs": {"quality": 86, "method": 4}}
     if form == "png":
         options = {"metadata": {"Software": None}}
-    with styled(theme):
+    with use_theme(theme):
         figure.savefig(out, format=form, dpi=DPI, **options)
     return out.getvalue()
 
 
-def save(figure: "Figure", path: Path, theme: Theme = LIGHT) -> tuple[Path, Path]:
+def save_figure(figure: "Figure", path: Path, theme: Theme = LIGHT) -> tuple[Path, Path]:
     """Writes a figure as PNG and as SVG, each whole or not at all; `path` has no ending."""
     png, svg = path.with_name(f"{path.name}.png"), path.with_name(f"{path.name}.svg")
     for target, form in ((png, "png"), (svg, "svg")):
-        write_file(target, encoded(figure, theme, form))  # type: ignore[arg-type]
+        write_file(target, encode_figure(figure, theme, form))  # type: ignore[arg-type]
     return png, svg

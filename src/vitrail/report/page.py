@@ -90,28 +90,31 @@ class Notes:
     template: str = field(default="notes.html", init=False)
 
 
-def page(title: str, sections: Sequence[Section], *, lead: str = "", style: str = "", script: str = "") -> str:
+def render_page(title: str, sections: Sequence[Section], *, lead: str = "", style: str = "", script: str = "") -> str:
     """The whole file as text. `style` and `script` name templates of this package that the page needs beyond the common
     style."""
-    look, acts = styles() if not style else f"{styles()}\n{template(style)}", template(script) if script else ""
+    look, acts = (
+        read_styles() if not style else f"{read_styles()}\n{read_template(style)}",
+        read_template(script) if script else "",
+    )
     return (
-        templates()
+        load_templates()
         .get_template("page.html")
         .render(
             title=printable(title),
             lead=printable(lead),
             sections=sections,
             style=look,
-            digest=digest(look),
+            digest=hash_base64(look),
             script=acts,
-            script_digest=digest(acts),
+            script_digest=hash_base64(acts),
             printable=printable,
         )
     )
 
 
 @lru_cache(maxsize=1)
-def templates() -> "Environment":
+def load_templates() -> "Environment":
     """Compiled once: a run writes its page again and again."""
     from jinja2 import Environment, PackageLoader, StrictUndefined  # loaded when a page is made
 
@@ -121,16 +124,16 @@ def templates() -> "Environment":
 
 
 @lru_cache(maxsize=1)
-def styles() -> str:
-    return "".join(template(name) for name in STYLES).strip()
+def read_styles() -> str:
+    return "".join(read_template(name) for name in STYLES).strip()
 
 
-def template(name: str) -> str:
+def read_template(name: str) -> str:
     """The text of a file that goes into a page as it is."""
     return resources.files("vitrail.report").joinpath("templates", name).read_text("utf-8")
 
 
-def digest(text: str) -> str:
+def hash_base64(text: str) -> str:
     """As a policy names what it lets in."""
     return base64.b64encode(sha256(text.encode()).digest()).decode()
 
@@ -140,7 +143,7 @@ def printable(text: str) -> str:
     return escape_line(text)
 
 
-def data_uri(picture: Image.Image, side: int = THUMBNAIL) -> str:
+def to_data_uri(picture: Image.Image, side: int = THUMBNAIL) -> str:
     """A small JPEG of an image, as the text that an <img> takes. Tiny images grow in whole steps, so that their
     pixels can be seen."""
     small = picture.convert("RGB")

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitrail.report.page import data_uri
+from vitrail.report.page import to_data_uri
 
 State: TypeAlias = Literal["running", "done", "interrupted", "diverged", "failed"]
 Mood: TypeAlias = Literal["right", "wrong", ""]
-Picture: TypeAlias = Image.Image | NDArray[np.uint8]  # an array is [H, W, 3] or [H, W]
+ImageLike: TypeAlias = Image.Image | NDArray[np.uint8]  # an array is [H, W, 3] or [H, W]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +95,7 @@ class Facts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Group:
+class FactGroup:
     """Names and values under a heading."""
 
     name: str
@@ -103,21 +103,21 @@ class Group:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Folded:
+class DetailsSection:
     """What few want to see at once: opens at a click, without a script."""
 
     title: str
-    groups: Sequence[Group]
+    groups: Sequence[FactGroup]
     hint: str = ""
-    template: str = field(default="folded.html", init=False)
+    template: str = field(default="details.html", init=False)
 
 
-def shot(picture: Picture | None, caption: str, *, mood: Mood = "", side: int = 128) -> Shot:
+def make_shot(picture: ImageLike | None, caption: str, *, mood: Mood = "", side: int = 128) -> Shot:
     """An image made small. A second line of the caption is the quieter one."""
     if isinstance(picture, np.ndarray):
         picture = Image.fromarray(np.ascontiguousarray(picture))
     text, _, note = caption.partition("\n")
-    return Shot(picture="" if picture is None else data_uri(picture, side), caption=text, note=note, mood=mood)
+    return Shot(picture="" if picture is None else to_data_uri(picture, side), caption=text, note=note, mood=mood)
 
 
 SIDE = 96  # pixels of a pane
@@ -134,7 +134,7 @@ class Pane:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Strip:
+class ImageRow:
     """Panes that belong together, left to right; `note` is set quietly next to the caption."""
 
     panes: Sequence[Pane]
@@ -143,20 +143,20 @@ class Strip:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Strips:
+class ImageRows:
     """Strips side by side where there is room. `sides` names the panes of every strip; with `apart` the first one
     stands by itself, what the others are next to."""
 
     title: str
-    strips: Sequence[Strip]
+    strips: Sequence[ImageRow]
     lead: str = ""
     sides: Sequence[str] = ()
     apart: bool = False
-    template: str = field(default="strips.html", init=False)
+    template: str = field(default="image_rows.html", init=False)
 
 
-def pane(picture: Picture | None, name: str, *, caption: str = "", mood: Mood = "") -> Pane:
+def make_pane(picture: ImageLike | None, name: str, *, caption: str = "", mood: Mood = "") -> Pane:
     """An image made small."""
     if isinstance(picture, np.ndarray):
         picture = Image.fromarray(np.ascontiguousarray(picture))
-    return Pane(picture="" if picture is None else data_uri(picture, SIDE), name=name, caption=caption, mood=mood)
+    return Pane(picture="" if picture is None else to_data_uri(picture, SIDE), name=name, caption=caption, mood=mood)

@@ -10,7 +10,7 @@ from importlib import resources
 from typing import Any, Final
 
 from vitrail import __version__
-from vitrail.report.page import digest, template
+from vitrail.report.page import hash_base64, read_template
 from vitrail.serve.requests import FIELD
 from vitrail.serve.served_model import ServedModel
 
@@ -41,7 +41,7 @@ def render_page() -> str:
 def content_policy() -> str:
     """The Content-Security-Policy of the page: its own style and script, images already in the browser, requests to
     its own server."""
-    script, style = digest(page_script()), digest(page_style())
+    script, style = hash_base64(page_script()), hash_base64(page_style())
     return (
         f"default-src 'none'; script-src 'sha256-{script}'; style-src 'sha256-{style}'; img-src blob: data:; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -51,7 +51,7 @@ def content_policy() -> str:
 
 @lru_cache(maxsize=1)
 def page_style() -> str:
-    return "\n".join([template("page.css"), read_asset("page.css")])
+    return "\n".join([read_template("page.css"), read_asset("page.css")])
 
 
 @lru_cache(maxsize=1)
@@ -120,5 +120,5 @@ def render_docs(document: dict[str, Any], address: str) -> tuple[str, str]:
             schemas=[(name, json.dumps(each, indent=1)) for name, each in document["components"]["schemas"].items()],
         )
     )
-    policy = f"default-src 'none'; style-src 'sha256-{digest(style)}'; base-uri 'none'; form-action 'none'; "
+    policy = f"default-src 'none'; style-src 'sha256-{hash_base64(style)}'; base-uri 'none'; form-action 'none'; "
     return text, policy + "frame-ancestors 'none'"

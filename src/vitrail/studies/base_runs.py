@@ -14,7 +14,7 @@ from vitrail.models.zoo import hybrid_backbone, mini_bit
 from vitrail.optim.config import Schedule
 from vitrail.recipes import small_images
 from vitrail.recipes.digits import digits
-from vitrail.recipes.run_overrides import on_data, resized
+from vitrail.recipes.run_overrides import with_data, with_image_size
 from vitrail.tasks.classification.objective import Classification
 from vitrail.train.config import AnyRun, Evaluation, Run
 
@@ -65,7 +65,7 @@ def build_paper_run(run: Run, source: str) -> Run:
 
 def with_source(run: AnyRun, source: str) -> AnyRun:
     """The run on a source; "" keeps its own."""
-    return on_data(run, source) if source else run
+    return with_data(run, source) if source else run
 
 
 def with_steps(run: AnyRun, steps: int, *, scorings: int = SCORINGS) -> AnyRun:
@@ -107,4 +107,4 @@ def build_hybrid(model: ViTConfig, blocks: tuple[int, ...], factor: float, width
 
 def shrink_to_8_px(run: Run) -> Run:
     """A run on 16 px at 8 px and patches of 2: as many tokens, and a quarter of the time for a ResNet."""
-    return resized(replace(run, model=replace(vit_config(run.model), patch=(2, 2))), 8)
+    return with_image_size(replace(run, model=replace(vit_config(run.model), patch=(2, 2))), 8)

@@ -27,19 +27,19 @@ class ResultTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class JudgedClaim:
     """One of the paper's statements as it turns out here."""
 
     text: str
     verdict: Verdict
 
 
-def judge_gap(text: str, gap: Gap | None, *, upward: bool = True) -> list[Claim]:
+def judge_gap(text: str, gap: Gap | None, *, upward: bool = True) -> list[JudgedClaim]:
     """The claim that a difference has the paper's sign; none if it could not be measured."""
     if gap is None:
         return []
     because = f", {gap.reading}" if gap.is_open else ""
-    return [Claim(f"{text} {gap}{because}", gap.judge(upward=upward))]
+    return [JudgedClaim(f"{text} {gap}{because}", gap.judge(upward=upward))]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +51,7 @@ class Findings:
     figure: Callable[[], "Figure"]
     summary: str
     paper: str
-    claims: Sequence[Claim]
+    claims: Sequence[JudgedClaim]
 
     @property
     def verdict(self) -> Verdict:

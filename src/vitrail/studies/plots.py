@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from vitrail.inspection.figures import style_axes
-from vitrail.report.figure_style import LIGHT, WIDTH, Theme, blank, legible, styled
+from vitrail.report.figure_style import LIGHT, WIDTH, Theme, make_legible, new_figure, use_theme
 from vitrail.studies.statistics import Spread
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ FAMILIES: Final[Mapping[str, str]] = {"ViT": "cobalt", "BiT": "ruby", "hybrid": 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Line:
+class SeedLine:
     """Points (x, value over seeds) of one family; None values are skipped. `stroke="none"` leaves them unconnected,
     `hollow` is for a second line of the same family, and a line without a name is not in the legend."""
 
@@ -44,7 +44,7 @@ class Line:
 class Panel:
     """Lines over one pair of axes. `log` and `log_up` make them logarithmic; `ticks` are labelled places below."""
 
-    lines: Sequence[Line]
+    lines: Sequence[SeedLine]
     along: str
     up: str
     title: str = ""
@@ -55,7 +55,7 @@ class Panel:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Dot:
+class SeedDot:
     """A name with its value over seeds; None leaves its row empty."""
 
     name: str
@@ -67,7 +67,7 @@ class Dot:
 class DotColumn:
     """One row per name."""
 
-    dots: Sequence[Dot]
+    dots: Sequence[SeedDot]
     along: str
     title: str = ""
 
@@ -76,8 +76,8 @@ def plot_lines(panels: Sequence[Panel], theme: Theme = LIGHT) -> "Figure":
     """Panels side by side, up to two per row, under one legend."""
     across = min(len(panels), 2)
     down = -(-len(panels) // across)
-    with styled(theme):
-        figure = blank(PANEL_HEIGHT * down + 0.3, WIDTH if across > 1 else WIDTH * 0.72)
+    with use_theme(theme):
+        figure = new_figure(PANEL_HEIGHT * down + 0.3, WIDTH if across > 1 else WIDTH * 0.72)
         axes: Any = figure.subplots(down, across, squeeze=False)
         colours = pick_colours((line.family or line.name for panel in panels for line in panel.lines), theme)
         for at in range(down * across):
@@ -93,8 +93,8 @@ def plot_dots(groups: Sequence[DotColumn], theme: Theme = LIGHT) -> "Figure":
     """Values by name, for values that are close; groups side by side share their names where these are the same."""
     most = max(len(group.dots) for group in groups)
     shared = len({tuple(dot.name for dot in group.dots) for group in groups}) == 1
-    with styled(theme):
-        figure = blank(0.95 + ROW_HEIGHT * most, WIDTH)
+    with use_theme(theme):
+        figure = new_figure(0.95 + ROW_HEIGHT * most, WIDTH)
         axes: Any = figure.subplots(1, len(groups), squeeze=False, sharey=shared)
         colours = pick_colours((dot.family or dot.name for group in groups for dot in group.dots if dot.name), theme)
         for at, group in enumerate(groups):
@@ -104,7 +104,7 @@ def plot_dots(groups: Sequence[DotColumn], theme: Theme = LIGHT) -> "Figure":
 
 def draw_panel(axes: "Axes", panel: Panel, colours: Mapping[str, str], theme: Theme) -> None:
     style_axes(axes, panel.along, panel.up)
-    axes.set_title(legible(panel.title, 60), loc="left", pad=8)
+    axes.set_title(make_legible(panel.title, 60), loc="left", pad=8)
     for line in panel.lines:
         draw_line(axes, line, colours[line.family or line.name], panel.scale, theme)
     axes.margins(x=0.08, y=0.12)
@@ -112,7 +112,7 @@ def draw_panel(axes: "Axes", panel: Panel, colours: Mapping[str, str], theme: Th
         if log:
             set_log_scale(axes, axis)
     if panel.ticks:
-        axes.set_xticks(list(panel.ticks), [legible(text, 20) for text in panel.ticks.values()])
+        axes.set_xticks(list(panel.ticks), [make_legible(text, 20) for text in panel.ticks.values()])
 
 
 def set_log_scale(axes: "Axes", axis: Any) -> None:
@@ -126,7 +126,7 @@ def set_log_scale(axes: "Axes", axis: Any) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1000 else f"{value:g}"))
 
 
-def draw_line(axes: "Axes", line: Line, colour: str, scale: float, theme: Theme) -> None:
+def draw_line(axes: "Axes", line: SeedLine, colour: str, scale: float, theme: Theme) -> None:
     points = sorted(((x, y) for x, y in line.points if y is not None), key=lambda point: point[0])
     if not points:
         return
@@ -142,7 +142,7 @@ def draw_line(axes: "Axes", line: Line, colour: str, scale: float, theme: Theme)
         markerfacecolor=theme.paper if line.hollow else colour,
         elinewidth=1.1,
         capsize=2.5,
-        label=legible(line.name, 40) if line.name else "_",
+        label=make_legible(line.name, 40) if line.name else "_",
     )  # fmt: skip
 
 
@@ -151,7 +151,7 @@ def draw_dots(axes: "Axes", group: DotColumn, colours: Mapping[str, str], theme:
     style_axes(axes, group.along, "")
     axes.grid(axis="y", visible=False)
     axes.grid(axis="x", linewidth=0.8)
-    axes.set_title(legible(group.title, 60), loc="left", pad=8)
+    axes.set_title(make_legible(group.title, 60), loc="left", pad=8)
     for row, dot in enumerate(group.dots):
         if dot.value is None:
             continue
@@ -163,7 +163,7 @@ def draw_dots(axes: "Axes", group: DotColumn, colours: Mapping[str, str], theme:
             100 * dot.value.mean, row, xerr=100 * (dot.value.deviation or 0.0) or None,
             color=colour, marker="o", markersize=6.5, elinewidth=1.6, capsize=0,
         )  # fmt: skip
-    axes.set_yticks(range(len(group.dots)), [legible(dot.name, 44) for dot in group.dots])
+    axes.set_yticks(range(len(group.dots)), [make_legible(dot.name, 44) for dot in group.dots])
     axes.tick_params(axis="y", labelleft=labelled, labelcolor=theme.ink)
     axes.set_ylim(max(len(group.dots), 1) - 0.5, -0.5)
     axes.margins(x=0.08)

@@ -33,7 +33,7 @@ from vitrail.core.errors import ConfigError
 from vitrail.core.text import join_words
 from vitrail.data.collection import Collection, open_collection
 from vitrail.distributed.process_group import World
-from vitrail.recipes.run_overrides import started_from
+from vitrail.recipes.run_overrides import start_from
 from vitrail.studies.definition import Scale, Study
 from vitrail.tasks.registry import task_of
 from vitrail.train.config import Run, RunRequest, configure
@@ -146,7 +146,7 @@ class StudyJob:
             return configure(cell.run)
         weights = str(cell_folder(self.out, cell.after) / LAST)
         bundle = find_weights(weights)
-        started = started_from(cell.run, weights, bundle.config, bundle.card.preprocessing)
+        started = start_from(cell.run, weights, bundle.config, bundle.card.preprocessing)
         return started if cell.run.model is None else replace(started, model=cell.run.model)
 
     def read(self, cell: Cell, folder: Path) -> Mapping[str, float]:

@@ -18,9 +18,9 @@ from urllib.parse import quote
 from vitrail.core.atomic_files import write_file
 from vitrail.core.errors import ConfigError
 from vitrail.inspection.page import FigureSection, ThemedFigure
-from vitrail.report.axis import short
-from vitrail.report.figure_style import DARK, LIGHT, encoded, toolkit
-from vitrail.report.page import Notes, Section, Table, page
+from vitrail.report.axis import format_short
+from vitrail.report.figure_style import DARK, LIGHT, encode_figure, load_matplotlib
+from vitrail.report.page import Notes, Section, Table, render_page
 from vitrail.report.sections import State, Status, Tile, Tiles
 from vitrail.studies.definition import Findings, Scale, Study
 from vitrail.studies.run_study import STUDY, cell_folder
@@ -61,7 +61,7 @@ def write_report(study: Study, outcomes: Sequence[CellOutcome], out: Path, *, sc
     )
     if scale == "tiny":
         sections.insert(1, Notes(title="Caution", lines=[CAUTION]))
-    text = page(f"{study.title} ({study.anchor})", sections, lead=findings.summary, style="explorer.css")
+    text = render_page(f"{study.title} ({study.anchor})", sections, lead=findings.summary, style="explorer.css")
     write_file(out / "report.html", text.encode())
 
 
@@ -76,11 +76,11 @@ def format_markdown(study: Study, findings: Findings, scale: Scale = "paper") ->
 def draw_figure(findings: Findings) -> dict[str, bytes]:
     """The figure by file ending; empty without matplotlib."""
     try:
-        toolkit()
+        load_matplotlib()
     except ConfigError:
         return {}
     figure = findings.figure()
-    return {"png": encoded(figure, LIGHT, "png"), "svg": encoded(figure, LIGHT, "svg")}
+    return {"png": encode_figure(figure, LIGHT, "png"), "svg": encode_figure(figure, LIGHT, "svg")}
 
 
 def build_sections(
@@ -136,7 +136,7 @@ def sum_up(outcomes: Sequence[CellOutcome], cells: int) -> Tiles:
         Tile(value=str(seeds), label="seeds at most"),
         Tile(value=f"{exaflops:.3g}", label="exaFLOPs", note="6 per multiply-accumulate and image"),
         Tile(value=f"{hours:.3g}", label="device-hours"),
-        Tile(value=short(images), label="images seen"),
+        Tile(value=format_short(images), label="images seen"),
     ]
     return Tiles(tiles=tiles)
 

@@ -13,7 +13,7 @@ from vitrail.core.errors import VitrailError
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.unreadable_log import UnreadableLog
 from vitrail.report.page import Section
-from vitrail.report.sections import Mood, Picture, State, Strip, Strips, pane
+from vitrail.report.sections import ImageLike, ImageRow, ImageRows, Mood, State, make_pane
 from vitrail.tasks.classification.task import CLASSIFICATION
 from vitrail.tasks.registry import task_of
 from vitrail.train.config import ResolvedRun
@@ -37,36 +37,40 @@ def panels(seen: ReportSamples, split: str, classes: Sequence[str]) -> list[Sect
     return found
 
 
-def reconstructions(seen: ReportSamples, split: str) -> Strips:
+def reconstructions(seen: ReportSamples, split: str) -> ImageRows:
     names = ("picture", "as seen", "rebuilt")
-    return Strips(
+    return ImageRows(
         title=f"Reconstructions on {split}",
         lead="Each image, what the network saw of it, and what it made of that; what it saw is left as it is.",
         strips=[
-            Strip(panes=[pane(picture, name) for picture, name in zip(three, names, strict=True)])
+            ImageRow(panes=[make_pane(picture, name) for picture, name in zip(three, names, strict=True)])
             for three in seen.rebuilt
         ],
         sides=names,
     )
 
 
-def neighbours(seen: ReportSamples, split: str, classes: Sequence[str]) -> Strips:
+def neighbours(seen: ReportSamples, split: str, classes: Sequence[str]) -> ImageRows:
     """Each image next to the training images that are nearest to it, framed by whether the label is the same."""
-    strips: list[Strip] = []
+    strips: list[ImageRow] = []
     framed = False
     for query in seen.company:
         name = label(seen.source, query.sample, classes)
-        panes = [pane(picture(seen.source, query.sample), name or "an image")]
+        panes = [make_pane(picture(seen.source, query.sample), name or "an image")]
         right = [one.same for one in query.neighbours if one.same is not None]
         for one in query.neighbours:
             mood: Mood = "" if one.same is None else "right" if one.same else "wrong"
             called = label(seen.beside, one.sample, classes)
             caption = f"{one.similarity:.3f}" if one.similarity < CLOSE else f"{one.similarity:.5f}"
-            panes.append(pane(picture(seen.beside, one.sample), called or "a neighbour", caption=caption, mood=mood))
+            panes.append(
+                make_pane(picture(seen.beside, one.sample), called or "a neighbour", caption=caption, mood=mood)
+            )
         framed = framed or bool(right)
-        strips.append(Strip(panes=panes, caption=name, note=f"{sum(right)} of {len(right)} the same" if right else ""))
+        strips.append(
+            ImageRow(panes=panes, caption=name, note=f"{sum(right)} of {len(right)} the same" if right else "")
+        )
     frames = " A green frame is the same label, a red one another." if framed else ""
-    return Strips(
+    return ImageRows(
         title=f"Nearest neighbours of {split}",
         lead=f"Images next to the training images whose features are nearest, with their cosine.{frames}",
         strips=strips,
@@ -78,7 +82,7 @@ def label(source: ImageDataset, sample: int, classes: Sequence[str]) -> str:
     return ", ".join(classes[at] for at in source.labels[sample] if at < len(classes))
 
 
-def picture(source: ImageDataset, sample: int) -> Picture | None:
+def picture(source: ImageDataset, sample: int) -> ImageLike | None:
     """None where it cannot be read any more."""
     try:
         return source.open_image(sample).rgb()

@@ -11,8 +11,8 @@ from PIL import Image
 from tests.data.masked import PIXEL_CLASSES, masked, painted
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.report.page import Table, page
-from vitrail.report.sections import Strips
+from vitrail.report.page import Table, render_page
+from vitrail.report.sections import ImageRows
 from vitrail.tasks.segmentation.metric import (
     SegmentationMetric,
     SegmentationScore,
@@ -61,12 +61,12 @@ def test_masks_lie_over_the_image_where_the_whole_of_it_was_seen(resize: int | N
 def test_classes_and_strips(score: SegmentationScore, title: str, wanted: str) -> None:
     table, strips = SEGMENTATION.report_sections(score, SOURCE, PIXEL_CLASSES, title)
     assert isinstance(table, Table)
-    assert isinstance(strips, Strips)
+    assert isinstance(strips, ImageRows)
     assert table.title == wanted
     assert [row[0] for row in table.rows] == list(PIXEL_CLASSES)
     assert len(table.colours) == len(PIXEL_CLASSES)
     assert [len(strip.panes) for strip in strips.strips] == [3, 3]
-    text = page("Segmentation", [table, strips], style="strips.css")
+    text = render_page("Segmentation", [table, strips], style="image_rows.css")
     assert text.count(f'fill="{table.colours[1]}"') == 1
     assert SEGMENTATION.report_sections(score, None, PIXEL_CLASSES, title)[1:] == []
 

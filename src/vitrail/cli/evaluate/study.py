@@ -275,7 +275,7 @@ def csv_row(column: MeasureColumn, measure: Measure, found: ResultFile) -> list[
 
 def to_html(table: Comparison, notes: Sequence[str]) -> str:
     """A page with a table for each data set, the notes, and where each number is from."""
-    from vitrail.report.page import Notes, Section, Table, page
+    from vitrail.report.page import Notes, Section, Table, render_page
 
     sections: list[Section] = []
     for name, part in table.groups():
@@ -291,4 +291,4 @@ def to_html(table: Comparison, notes: Sequence[str]) -> str:
     sections.append(
         Table(title="Where they are from", columns=["weights", "hash", "by", "made", "file"], rows=rows, left=5)
     )
-    return page("Results", sections, lead=f"{len(table.rows)} weights, intervals of 95 %")
+    return render_page("Results", sections, lead=f"{len(table.rows)} weights, intervals of 95 %")

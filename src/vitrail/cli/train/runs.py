@@ -33,8 +33,8 @@ from vitrail.core.errors import ConfigError
 from vitrail.distributed.process_group import join_world
 from vitrail.recipes.launch import record_command
 from vitrail.recipes.registry import RecipeEntry, find_recipe, list_recipes
-from vitrail.recipes.run_request import Asked, planned
-from vitrail.report.contact_sheet import mosaic
+from vitrail.recipes.run_request import RunCommand, build_plan
+from vitrail.report.contact_sheet import draw_mosaic
 from vitrail.tasks.registry import task_of
 from vitrail.train.data import open_splits
 from vitrail.train.dry_run import Replay, replay
@@ -112,7 +112,7 @@ def show_replay(found: Replay) -> None:
 
 
 def draw_batch(found: Replay) -> Image.Image:
-    return mosaic(
+    return draw_mosaic(
         f"Step {found.step:,}",
         f"loss {found.loss:.4g}, gradient norm {found.norm:.4g}; worst first",
         [one.pixels for one in found.seen[:MAX_TILES]],
@@ -132,7 +132,7 @@ def run_demo(options: DemoOptions) -> int:
         show_next_steps(out / "finetune", write_digit(out))
         return 0
     begun = time.monotonic()
-    pretrain = Asked(verb="pretrain", recipe="digits", seed=options.seed)
+    pretrain = RunCommand(verb="pretrain", recipe="digits", seed=options.seed)
     finetune = replace(
         pretrain, verb="finetune", recipe="finetune-digits", weights=str(out / "pretrain" / "last.safetensors")
     )
@@ -183,13 +183,13 @@ class DemoObserver:
         self.inner.advance(what, done, total)
 
 
-def train_stage(asked: Asked, out: Path, device: str, watching: Observer) -> TrainingResult:
+def train_stage(asked: RunCommand, out: Path, device: str, watching: Observer) -> TrainingResult:
     """One run of the two; what was begun before is resumed."""
     with join_world(device) as world:
         if world.size > 1:
             raise ConfigError("the demo is for one process; start it without torchrun")
         command = record_command(asked, out, None)
-        return train(planned(asked).run, out=out, world=world, command=command, observer=watching)
+        return train(build_plan(asked).run, out=out, world=world, command=command, observer=watching)
 
 
 def write_digit(out: Path) -> Path:

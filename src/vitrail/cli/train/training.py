@@ -24,11 +24,11 @@ from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
 from vitrail.data.collection import open_collection
 from vitrail.distributed.process_group import World, join_world
-from vitrail.recipes.budget import Budget, more_time
+from vitrail.recipes.budget import TimeBudget, describe_full_run
 from vitrail.recipes.launch import free_folder, plan_run, record_command, resume_command, short_settings
 from vitrail.recipes.registry import load_recipe
 from vitrail.recipes.run_overrides import with_changes
-from vitrail.recipes.run_request import Asked, Planned, asked_of, grid_of
+from vitrail.recipes.run_request import RunCommand, RunPlan, build_sweep_grid, read_run_command
 from vitrail.tasks.registry import task_of
 from vitrail.train.data import open_splits
 from vitrail.train.dry_run import dry_run
@@ -53,9 +53,9 @@ from vitrail.train.run_folder.metric_rows import describe_numbers, headline
 from vitrail.train.scoring import TrainingResult
 
 
-def build_request(options: TrainingOptions, verb: str, weights: str = "") -> Asked:
+def build_request(options: TrainingOptions, verb: str, weights: str = "") -> RunCommand:
     """What was typed. --epochs, --steps, --batch and --lr are settings like those of --set."""
-    return Asked(
+    return RunCommand(
         verb=verb,
         recipe=options.recipe,
         weights=weights,
@@ -82,7 +82,7 @@ def short_options(options: TrainingOptions) -> list[str]:
     )
 
 
-def run_training(options: TrainingOptions, asked: Asked | None) -> int:
+def run_training(options: TrainingOptions, asked: RunCommand | None) -> int:
     """Everything after parsing; `asked` is none where the folder says it."""
     out = Path(options.resume) if options.resume else options.out
     if options.resume is not None and out is None:
@@ -94,7 +94,7 @@ def run_training(options: TrainingOptions, asked: Asked | None) -> int:
     going_on = asked is None
     if asked is None:
         assert out is not None
-        asked = asked_of(read_command(out))
+        asked = read_run_command(read_command(out))
     elif options.resume is not None and out is not None:
         read_command(out)  # a folder that is not a run is said so here
     if options.jobs != 1 and asked.sweep is None:
@@ -115,7 +115,7 @@ def exit_now(status: int) -> NoReturn:
     os._exit(status)
 
 
-def start_run(options: TrainingOptions, asked: Asked, out: Path | None, going_on: bool) -> int:
+def start_run(options: TrainingOptions, asked: RunCommand, out: Path | None, going_on: bool) -> int:
     with join_world(options.device) as world, make_observer(world.rank) as watching:
         if options.download and world.is_main:
             download_data(asked.data or load_recipe(asked.recipe).data.source)
@@ -139,7 +139,7 @@ def start_run(options: TrainingOptions, asked: Asked, out: Path | None, going_on
             raise
 
 
-def add_class_names(asked: Asked, labels: str | None, renames: Sequence[str]) -> Asked:
+def add_class_names(asked: RunCommand, labels: str | None, renames: Sequence[str]) -> RunCommand:
     """--labels and --rename as a setting, so that the run's folder has the names themselves."""
     if labels is None and not renames:
         return asked
@@ -156,9 +156,9 @@ def download_data(source: str) -> None:
         open_collection(source, download=True, progress=progress)
 
 
-def show_forecast(plan: Planned, asked: Asked, world: World) -> int:
+def show_forecast(plan: RunPlan, asked: RunCommand, world: World) -> int:
     """What to expect of the run and, where one is asked for, of the sweep, which ends with a run on all images."""
-    grid = None if asked.sweep is None else grid_of(asked, plan)
+    grid = None if asked.sweep is None else build_sweep_grid(asked, plan)
     runs = 1.0 if grid is None else relative_cost(plan.run, grid, world, with_changes)
     run = plan.run if grid is None else with_all_images(plan.run)
     found = dry_run(run, open_splits(run.data, task_of(run.objective)), world, base=plan.base)
@@ -174,18 +174,18 @@ def show_forecast(plan: Planned, asked: Asked, world: World) -> int:
 
 
 def train_or_sweep(
-    plan: Planned,
-    asked: Asked,
+    plan: RunPlan,
+    asked: RunCommand,
     out: Path,
     world: World,
     *,
-    budget: Budget | None,
+    budget: TimeBudget | None,
     force: bool,
     observer: Observer,
     places: Sequence[DeviceSlot],
 ) -> int:
     command = record_command(asked, out, budget)
-    grid = None if asked.sweep is None else grid_of(asked, plan)
+    grid = None if asked.sweep is None else build_sweep_grid(asked, plan)
     if is_done(out) and not force:
         if grid is None:
             check_same_run(out, plan.run, world)
@@ -207,12 +207,12 @@ def train_or_sweep(
         return show_search(found, asked, out, world)
     result = train(plan.run, out=out, world=world, command=command, force=force, observer=observer, why=plan.why)
     status = show_result(result, asked, world)
-    if world.is_main and result.state == "done" and (text := more_time(budget, asked)):
+    if world.is_main and result.state == "done" and (text := describe_full_run(budget, asked)):
         print(text)
     return status
 
 
-def show_result(result: TrainingResult, asked: Asked, world: World) -> int:
+def show_result(result: TrainingResult, asked: RunCommand, world: World) -> int:
     if world.rank:
         return 0
     if result.state == "interrupted":
@@ -226,7 +226,7 @@ def show_result(result: TrainingResult, asked: Asked, world: World) -> int:
     return 0
 
 
-def suggest_next(result: TrainingResult, asked: Asked) -> list[str]:
+def suggest_next(result: TrainingResult, asked: RunCommand) -> list[str]:
     """Commands to type next, with the paths of this run."""
     run, data = shlex.quote(str(result.folder)), shlex.quote(asked.data or "DATA")
     if result.test is None and result.watch is None and asked.verb == "pretrain":
@@ -280,7 +280,7 @@ def describe_outcome(row: dict[str, Any]) -> str:
     return f"{', '.join(describe_numbers(row))}{size}{f', {rank}' if rank else ''}"
 
 
-def show_search(found: SweepResult, asked: Asked, out: Path, world: World) -> int:
+def show_search(found: SweepResult, asked: RunCommand, out: Path, world: World) -> int:
     if world.rank:
         return 0
     if found.points:

@@ -33,9 +33,9 @@ PAGE, RESULT, FIGURES = "report.html", "inspect.json", "figures"
 
 def run_inspect(options: InspectOptions) -> int:
     from vitrail.cli.inputs import load_subject, single_process
-    from vitrail.report.figure_style import toolkit
+    from vitrail.report.figure_style import load_matplotlib
 
-    toolkit()  # before anything that takes time
+    load_matplotlib()  # before anything that takes time
     options = sort_words(options)
     check_writable(options.out / PAGE)
     wanted = parse_kinds(options.only)
@@ -349,7 +349,7 @@ def write_page(
     from vitrail.evaluation.result import Measure, Result
     from vitrail.inspection.page import inspection_page
     from vitrail.inspection.sections_learned import build_explorer
-    from vitrail.report.figure_style import LIGHT, save
+    from vitrail.report.figure_style import LIGHT, save_figure
 
     out, given = options.out, looked.given
     name = Path(looked.about.name).name
@@ -357,7 +357,7 @@ def write_page(
         drawings = [drawing for part in parts for drawing in part.drawings]
         for at, drawing in enumerate(drawings):
             progress("drawing", at, len(drawings))
-            save(drawing.draw(LIGHT), out / FIGURES / drawing.name)
+            save_figure(drawing.draw(LIGHT), out / FIGURES / drawing.name)
         progress("drawing", len(drawings), len(drawings))
         explorer = build_explorer(given) if "explorer" in wanted and given.transformer else None
         progress("writing the page", 0, None)

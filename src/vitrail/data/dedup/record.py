@@ -146,7 +146,7 @@ def write_page(
         sections.append(
             report.Notes(title=f"Unreadable in {name}", lines=reasons, more=f"{left:,} more." if left > 0 else "")
         )
-    report.save_page(path, report.page(f"Duplicates in {record.train}", sections, lead=summarise(record)))
+    report.save_page(path, report.render_page(f"Duplicates in {record.train}", sections, lead=summarise(record)))
 
 
 def summarise(record: DedupRecord) -> str:
@@ -180,7 +180,7 @@ def show_pair(row: Sequence[float], train: ImageDataset, other: ImageDataset) ->
 
 def show_image(source: ImageDataset, index: int) -> report.Plate:
     try:
-        uri = report.data_uri(decode(source, index))
+        uri = report.to_data_uri(decode(source, index))
     except BadImage:  # it was readable when it was compared; the page shows that it no longer is
         uri = ""
     return report.Plate(name=source.name(index), picture=uri)

@@ -216,7 +216,7 @@ def summarise_split(source: ImageDataset, samples: Iterable[SampleInfo], decoded
 def make_sheet(collection: Collection, split: str) -> "Image":
     """The contact sheet of one split: some samples of every class, or of all where there are no classes, in a random
     choice that is always the same."""
-    from vitrail.report.contact_sheet import Group, contact_sheet, layout, mosaic
+    from vitrail.report.contact_sheet import SheetGroup, choose_layout, draw_contact_sheet, draw_mosaic
 
     source = collection.split(split)
     count, classes = len(source), source.classes
@@ -225,14 +225,14 @@ def make_sheet(collection: Collection, split: str) -> "Image":
     title = printable_name(collection.title)
     if not classes:
         chosen = shuffle(np.arange(count))[:UNLABELLED]
-        return mosaic(title, subtitle, [load_tile(source, int(i)) for i in chosen])
+        return draw_mosaic(title, subtitle, [load_tile(source, int(i)) for i in chosen])
     counts = source.labels.counts(len(classes))
     present = np.flatnonzero(counts)
     most = int(np.median(counts[present]))  # images per class; a few larger classes do not make room for all
     chosen = space_evenly(present, MOST_CLASSES if most >= 3 else MOST_IMAGES // most)
-    members = pick_samples(source.labels, chosen, layout(len(chosen), most).tiles)
+    members = pick_samples(source.labels, chosen, choose_layout(len(chosen), most).tiles)
     groups = [
-        Group(
+        SheetGroup(
             name=printable_name(classes[k]),
             said=f"{counts[k]:,}",
             weight=float(counts[k]),
@@ -242,7 +242,7 @@ def make_sheet(collection: Collection, split: str) -> "Image":
     ]
     left = len(classes) - len(chosen)
     footer = f"and {pluralise(left, 'more class', 'more classes')}" if left else ""
-    return contact_sheet(title, subtitle, groups, footer=footer)
+    return draw_contact_sheet(title, subtitle, groups, footer=footer)
 
 
 def printable_name(text: str) -> str:

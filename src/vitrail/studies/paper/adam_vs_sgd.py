@@ -14,12 +14,12 @@ from vitrail.core.paper_tables import AVERAGE_5
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.zoo import adapt_config, mini_bit
 from vitrail.optim.config import Optim, Schedule
-from vitrail.recipes.run_overrides import grid, resized
+from vitrail.recipes.run_overrides import find_sweep_grid, with_image_size
 from vitrail.recipes.table3 import bit_r50x1_jft, bit_r152x2_jft
 from vitrail.studies.base_runs import build_cpu_run, build_gpu_run, with_dev, with_source
 from vitrail.studies.definition import Findings, ResultTable, Scale, judge_gap, seed_cells
 from vitrail.studies.paper.scaling import FINETUNINGS
-from vitrail.studies.plots import Dot, DotColumn, plot_dots
+from vitrail.studies.plots import DotColumn, SeedDot, plot_dots
 from vitrail.studies.statistics import (
     NOTHING,
     Gap,
@@ -56,7 +56,7 @@ def cells(scale: Scale, source: str) -> Sequence[Cell]:
     if scale == "paper":
         return tuple(iter_paper_cells(source))
     if scale == "tiny":
-        run = with_dev(replace(resized(build_cpu_run(source, steps=80), 8), batch=32), 0.2)
+        run = with_dev(replace(with_image_size(build_cpu_run(source, steps=80), 8), batch=32), 0.2)
         networks = {"R8": ResNetConfig(blocks=(1, 1), factor=0.25, root="3x3", groups=4, classes=10)}
         return tuple(iter_cells(run, networks, {"adam": (1e-3, 5e-3), "sgd": (0.03, 0.1)}, 2))
     networks = {name: mini_bit(name) for name in ("mini-R14", "mini-R26")}
@@ -96,7 +96,7 @@ def iter_paper_cells(source: str) -> Iterator[Cell]:
             for task in AVERAGE_5:
                 run = FINETUNINGS[task]()
                 run = replace(run, model=adapt_config(start.model, image_size=run.augmentation.size))
-                for rate in grid(run.name)["optim.lr"]:
+                for rate in find_sweep_grid(run.name)["optim.lr"]:
                     yield Cell(
                         name=f"{network}-{kind}-{task}-lr{rate:g}",
                         at={**at, "on": task, "lr": rate},
@@ -171,8 +171,8 @@ def average_row(network: str, pairs: Sequence[Mapping[str, SeedGroup | None]]) -
 
 def draw_figure(pairs: Pairs) -> "Figure":
     dots = [
-        Dot(name=f"{network}, {on}, {name}", value=spread_of(pair[kind]), family=name)
+        SeedDot(name=f"{network}, {on}, {name}", value=spread_of(pair[kind]), family=name)
         for (network, on), pair in pairs.items()
         for kind, name in KINDS.items()
     ]
-    return plot_dots([DotColumn(dots=dots or [Dot(name="", value=None)], along="test accuracy [%]")])
+    return plot_dots([DotColumn(dots=dots or [SeedDot(name="", value=None)], along="test accuracy [%]")])

@@ -15,11 +15,11 @@ from vitrail.models.family import ModelConfig
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import vit_config
 from vitrail.models.zoo import adapt_config, axial, axial_resnet50, mini_bit
-from vitrail.recipes.run_overrides import resized
+from vitrail.recipes.run_overrides import with_image_size
 from vitrail.recipes.table3 import bit_r50x1_jft, vit_b16_jft, vit_b32_jft
 from vitrail.studies.base_runs import build_cpu_run, build_gpu_run, build_paper_run, shrink_to_8_px
 from vitrail.studies.definition import Findings, ResultTable, Scale, judge_gap, seed_cells
-from vitrail.studies.plots import Line, Panel, plot_lines
+from vitrail.studies.plots import Panel, SeedLine, plot_lines
 from vitrail.studies.statistics import (
     NOTHING,
     VALUE_NAMES,
@@ -69,7 +69,7 @@ def iter_pairs(scale: Scale, source: str) -> Iterator[tuple[Run, str, ModelConfi
         run, patches, prefix = shrink_to_8_px(replace(build_cpu_run(source, steps=80), batch=32)), (4, 2), "ViT"
         resnet = ResNetConfig(blocks=(1, 1), factor=0.25, root="3x3", groups=4, axial_heads=4)
     else:
-        run, patches, prefix = resized(build_gpu_run(source, steps=3000), SIDE), (8, 4), "ViT-Mini"
+        run, patches, prefix = with_image_size(build_gpu_run(source, steps=3000), SIDE), (8, 4), "ViT-Mini"
         resnet = mini_bit("mini-R14")
     model = vit_config(run.model)
     for patch in patches:
@@ -179,18 +179,18 @@ def draw_figure(groups: Sequence[SeedGroup], value: str) -> "Figure":
     )
 
 
-def build_lines(groups: Sequence[SeedGroup], value: str, along: Sequence[Spread | None]) -> list[Line]:
+def build_lines(groups: Sequence[SeedGroup], value: str, along: Sequence[Spread | None]) -> list[SeedLine]:
     """One line per pair, from plain (hollow) to axial."""
-    lines: list[Line] = []
+    lines: list[SeedLine] = []
     for name in dict.fromkeys(str(group.at["pair"]) for group in groups):
         points = {
             str(group.at["attention"]): (x.mean, group.spread(value))
             for group, x in zip(groups, along, strict=True)
             if group.at["pair"] == name and x is not None and x.mean > 0
         }
-        lines.append(Line(name="", family=name, points=list(points.values()), dots=False))
+        lines.append(SeedLine(name="", family=name, points=list(points.values()), dots=False))
         lines += [
-            Line(name=f"{name}, {kind}", family=name, points=[point], stroke="none", hollow=kind == "plain")
+            SeedLine(name=f"{name}, {kind}", family=name, points=[point], stroke="none", hollow=kind == "plain")
             for kind, point in points.items()
         ]
     return lines

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 from vitrail.models.vit_config import ViTConfig, vit_config
 from vitrail.recipes.table3 import vit_b16_jft
 from vitrail.studies.base_runs import build_cpu_run, build_gpu_run, build_paper_run, with_dev
-from vitrail.studies.definition import Claim, Findings, ResultTable, Scale, seed_cells
-from vitrail.studies.plots import Line, Panel, plot_lines
+from vitrail.studies.definition import Findings, JudgedClaim, ResultTable, Scale, seed_cells
+from vitrail.studies.plots import Panel, SeedLine, plot_lines
 from vitrail.studies.statistics import (
     NOTHING,
     VALUE_NAMES,
@@ -90,7 +90,7 @@ def analyse(outcomes: Sequence[CellOutcome]) -> Findings:
     )
 
 
-def compare_with_paper(groups: Sequence[SeedGroup], best: Mapping[str, SeedGroup], value: str) -> list[Claim]:
+def compare_with_paper(groups: Sequence[SeedGroup], best: Mapping[str, SeedGroup], value: str) -> list[JudgedClaim]:
     """Whether both heads do equally well, and whether they prefer different rates."""
     token, mean = best["token"], best["mean"]
     gap = compare(mean.spread(value), token.spread(value))
@@ -102,12 +102,12 @@ def compare_with_paper(groups: Sequence[SeedGroup], best: Mapping[str, SeedGroup
         verdict = Verdict.AGREES
     rates = tuple(group.at["lr"] for group in (token, mean))
     if rates[0] == rates[1]:
-        other = Claim(f"both have the same best rate, {rates[0]:g}", Verdict.DISAGREES)
+        other = JudgedClaim(f"both have the same best rate, {rates[0]:g}", Verdict.DISAGREES)
     else:
         gain = compare(mean.spread(value), find_spread(groups, value, head="mean", lr=rates[0]))
         gains = "" if gain is None else f"; at its own rather than the token's, pooling gains {gain}"
-        other = Claim(f"the best rates differ, {rates[0]:g} and {rates[1]:g}{gains}", Verdict.AGREES)
-    return [Claim(f"pooling minus the token is {gap}, {gap.reading}", verdict), other]
+        other = JudgedClaim(f"the best rates differ, {rates[0]:g} and {rates[1]:g}{gains}", Verdict.AGREES)
+    return [JudgedClaim(f"pooling minus the token is {gap}, {gap.reading}", verdict), other]
 
 
 def build_table(groups: Sequence[SeedGroup], best: Mapping[str, SeedGroup], value: str) -> ResultTable:
@@ -123,7 +123,9 @@ def build_table(groups: Sequence[SeedGroup], best: Mapping[str, SeedGroup], valu
 
 def draw_figure(groups: Sequence[SeedGroup], value: str) -> "Figure":
     lines = [
-        Line(name=name, points=[(float(one.at["lr"]), one.spread(value)) for one in groups if one.at["head"] == head])
+        SeedLine(
+            name=name, points=[(float(one.at["lr"]), one.spread(value)) for one in groups if one.at["head"] == head]
+        )
         for head, name in HEADS.items()
     ]
     rates = {float(group.at["lr"]): f"{group.at['lr']:g}" for group in groups}

@@ -28,9 +28,9 @@ from vitrail.studies.base_runs import (
     with_dev,
     with_source,
 )
-from vitrail.studies.definition import Claim, Findings, ResultTable, Scale, judge_gap
+from vitrail.studies.definition import Findings, JudgedClaim, ResultTable, Scale, judge_gap
 from vitrail.studies.paper.scaling import STROKES, BuildNetwork, build_finetuning, with_network
-from vitrail.studies.plots import Line, Panel, plot_lines
+from vitrail.studies.plots import Panel, SeedLine, plot_lines
 from vitrail.studies.statistics import (
     FEWSHOT,
     NOTHING,
@@ -333,7 +333,7 @@ def describe_search(outcomes: Sequence[CellOutcome], groups: Sequence[SeedGroup]
     return out
 
 
-def judge_pair(pair: PairGaps) -> list[Claim]:
+def judge_pair(pair: PairGaps) -> list[JudgedClaim]:
     """Behind with little data, gaining with more, ahead in the end."""
     name, (low, high) = f"{pair.vit} over {pair.resnet}", pair.ends
     errors = "makes {:.1f} times the errors of the ResNet with the least and {:.1f} with all".format(*pair.errors)
@@ -347,11 +347,11 @@ def judge_pair(pair: PairGaps) -> list[Claim]:
     return [
         *judge_gap(f"{name} with the least data", pair.gaps[low], upward=False),
         *judge_gap(f"{name} {errors}, and gains with more data", pair.moved),
-        Claim(crossing, verdict),
+        JudgedClaim(crossing, verdict),
     ]
 
 
-def judge_figure_3(groups: Sequence[SeedGroup]) -> list[Claim]:
+def judge_figure_3(groups: Sequence[SeedGroup]) -> list[JudgedClaim]:
     """Large against Base after fine-tuning: below on ImageNet, about equal on ImageNet-21k, above on JFT."""
     parts: list[str] = []
     signs: list[bool] = []
@@ -366,7 +366,7 @@ def judge_figure_3(groups: Sequence[SeedGroup]) -> list[Claim]:
             parts.append(f"{upstream} {ours:+.2f} points (there {theirs:+.2f})")
             signs.append(ours * theirs > 0)
     verdict = Verdict.AGREES if all(signs) else Verdict.PARTLY if any(signs) else Verdict.DISAGREES
-    return [Claim(f"ViT-L/16 against ViT-B/16 pre-trained on {join_words(parts)}", verdict)] if parts else []
+    return [JudgedClaim(f"ViT-L/16 against ViT-B/16 pre-trained on {join_words(parts)}", verdict)] if parts else []
 
 
 def build_table(outcomes: Sequence[CellOutcome], groups: Sequence[SeedGroup]) -> ResultTable:
@@ -402,18 +402,18 @@ def draw_figure(outcomes: Sequence[CellOutcome], groups: Sequence[SeedGroup]) ->
     return plot_lines(panels)
 
 
-def build_lines(outcomes: Sequence[CellOutcome], groups: Sequence[SeedGroup], value: str) -> list[Line]:
+def build_lines(outcomes: Sequence[CellOutcome], groups: Sequence[SeedGroup], value: str) -> list[SeedLine]:
     """One line per network, in another stroke for a second network of a family."""
-    lines: list[Line] = []
+    lines: list[SeedLine] = []
     searched, seen = select_searched(outcomes, value), list[str]()
     for network, parts in plain_curves(groups).items():
         family = str(next(iter(parts.values())).at["family"])
         points = [(100 * part, spread) for part in sorted(parts) if (spread := parts[part].spread(value)) is not None]
         if points:
-            lines.append(Line(name=network, family=family, points=points, stroke=STROKES[seen.count(family) % 3]))
+            lines.append(SeedLine(name=network, family=family, points=points, stroke=STROKES[seen.count(family) % 3]))
             seen.append(family)
         if network in searched:
             points = [(100 * part, spread) for part, spread in searched[network].items()]
             name = f"{network}, searched"
-            lines.append(Line(name=name, family=family, points=points, stroke="dashed", hollow=True))
+            lines.append(SeedLine(name=name, family=family, points=points, stroke="dashed", hollow=True))
     return lines

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final
 
 from vitrail.core.text import pair
 from vitrail.models.vit_config import ViTConfig, vit_config
-from vitrail.recipes.run_overrides import resized
+from vitrail.recipes.run_overrides import with_image_size
 from vitrail.recipes.table3 import vit_b32_jft
 from vitrail.studies.base_runs import build_cpu_run, build_gpu_run, build_paper_run
-from vitrail.studies.definition import Claim, Findings, ResultTable, Scale, judge_gap, seed_cells
-from vitrail.studies.plots import Line, Panel, plot_lines
+from vitrail.studies.definition import Findings, JudgedClaim, ResultTable, Scale, judge_gap, seed_cells
+from vitrail.studies.plots import Panel, SeedLine, plot_lines
 from vitrail.studies.statistics import (
     NOTHING,
     VALUE_NAMES,
@@ -109,7 +109,9 @@ def build_base(scale: Scale, source: str) -> Run:
     if scale == "tiny":
         return build_cpu_run(source, steps=120)
     return (
-        resized(build_gpu_run(source, steps=3000), SIDE) if scale == "small" else build_paper_run(vit_b32_jft(), source)
+        with_image_size(build_gpu_run(source, steps=3000), SIDE)
+        if scale == "small"
+        else build_paper_run(vit_b32_jft(), source)
     )
 
 
@@ -174,7 +176,7 @@ def analyse(outcomes: Sequence[CellOutcome]) -> Findings:
     )
 
 
-def compare_with_paper(gains: Mapping[str, Gain]) -> list[Claim]:
+def compare_with_paper(gains: Mapping[str, Gain]) -> list[JudgedClaim]:
     """The paper's four statements."""
     each = {line: gains[line].per_doubling for line in LINES if line != "All"}
     most, least = (max(each, key=lambda line: sign * each[line].difference) for sign in (1, -1))
@@ -186,7 +188,7 @@ def compare_with_paper(gains: Mapping[str, Gain]) -> list[Claim]:
     )
     order = Verdict.AGREES if (most, least) == ("Depth", "Width") else Verdict.DISAGREES
     return [
-        Claim(f"by their means {most} brings most and {least} least", order if known else Verdict.UNDECIDED),
+        JudgedClaim(f"by their means {most} brings most and {least} least", order if known else Verdict.UNDECIDED),
         *judge_gap("depth over width, per doubling:", deeper),
         *judge_gap("smaller patches over the base:", gains["Patch size"].gap),
         *judge_gap("all together over the base:", gains["All"].gap),
@@ -207,7 +209,7 @@ def build_table(groups: Sequence[SeedGroup], value: str) -> ResultTable:
 
 def draw_figure(groups: Sequence[SeedGroup], value: str) -> "Figure":
     lines = [
-        Line(
+        SeedLine(
             name=line,
             points=[
                 (float(group.at["compute"]), group.spread(value))

@@ -18,8 +18,8 @@ from vitrail.evaluation.frozen.features import Precision
 from vitrail.evaluation.speed import Speed, SpeedLimits, SpeedPoint, TimedNetwork, measure_speed
 from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import adapt_config
-from vitrail.report.figure_style import LIGHT, Theme, legible
-from vitrail.studies.plots import Line, Panel, plot_lines
+from vitrail.report.figure_style import LIGHT, Theme, make_legible
+from vitrail.studies.plots import Panel, SeedLine, plot_lines
 from vitrail.studies.statistics import Spread
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def draw_figure(networks: Sequence[NetworkSpeeds], device: str, theme: Theme = L
     """D.5's two panels: peak images per second and the largest batch, over the image size. For a single network also
     speed and memory over the batch, for each size."""
     tried = all(found.tried for one in networks for found in one.speeds.values())
-    where = f"{legible(', '.join(one.name for one in networks), 40)} on {legible(device, 30)}"
+    where = f"{make_legible(', '.join(one.name for one in networks), 40)} on {make_legible(device, 30)}"
     panels = [
         over_sizes(networks, f"{where}: images/s at the best batch", lambda found: found.best.images_per_s),
         over_sizes(networks, f"largest batch that fits{'' if tried else ' (estimated)'}", lambda found: found.largest),
@@ -106,7 +106,7 @@ def draw_figure(networks: Sequence[NetworkSpeeds], device: str, theme: Theme = L
 
 def over_sizes(networks: Sequence[NetworkSpeeds], title: str, value: Callable[[Speed], float | None]) -> Panel:
     lines = [
-        Line(name=one.name, points=[point_of(size[0], value(found)) for size, found in one.speeds.items()])
+        SeedLine(name=one.name, points=[point_of(size[0], value(found)) for size, found in one.speeds.items()])
         for one in networks
     ]
     sides = sorted({size[0] for one in networks for size in one.speeds})
@@ -115,7 +115,7 @@ def over_sizes(networks: Sequence[NetworkSpeeds], title: str, value: Callable[[S
 
 def over_batches(speeds: Mapping[Pair, Speed], title: str, value: Callable[[SpeedPoint], float]) -> Panel:
     lines = [
-        Line(name=f"{size[0]} px", points=[point_of(point.batch, value(point)) for point in found.points])
+        SeedLine(name=f"{size[0]} px", points=[point_of(point.batch, value(point)) for point in found.points])
         for size, found in sorted(speeds.items())
     ]
     batches = sorted({point.batch for found in speeds.values() for point in found.points})
@@ -126,7 +126,7 @@ def point_of(x: float, value: float | None) -> tuple[float, Spread | None]:
     return x, Spread((value,)) if value else None
 
 
-def build_panel(lines: Sequence[Line], title: str, along: str, ticks: Sequence[int]) -> Panel:
+def build_panel(lines: Sequence[SeedLine], title: str, along: str, ticks: Sequence[int]) -> Panel:
     """Both axes are logarithmic, as in D.5; the measured values are labelled below."""
     labels = {float(value): str(value) for value in ticks}
     return Panel(lines=lines, along=along, up="", title=title, log=True, log_up=True, ticks=labels, scale=1.0)

@@ -10,8 +10,8 @@ from vitrail.core.text import join_words
 from vitrail.models.vit_config import ViTConfig, vit_config
 from vitrail.recipes.table3 import vit_b16_jft
 from vitrail.studies.base_runs import build_cpu_run, build_gpu_run, build_paper_run
-from vitrail.studies.definition import Claim, Findings, ResultTable, Scale, seed_cells
-from vitrail.studies.plots import Dot, DotColumn, plot_dots
+from vitrail.studies.definition import Findings, JudgedClaim, ResultTable, Scale, seed_cells
+from vitrail.studies.plots import DotColumn, SeedDot, plot_dots
 from vitrail.studies.statistics import (
     FEWSHOT,
     NOTHING,
@@ -111,26 +111,26 @@ def summarise(none: Spread, others: Mapping[str, Spread], value: str) -> str:
     )
 
 
-def judge_none(none: Spread, others: Mapping[str, Spread]) -> Claim:
+def judge_none(none: Spread, others: Mapping[str, Spread]) -> JudgedClaim:
     """Whether no positions are worse than every kind, beyond the spread over seeds."""
     gaps = {name: compare(spread, none, [*others.values(), none]) for name, spread in others.items()}
     unsure = [name for name, gap in gaps.items() if not gap.is_above]
     no_worse = [name for name, gap in gaps.items() if gap.difference <= 0]
     if not unsure:
-        return Claim("none is below every other kind, beyond the spread over seeds", Verdict.AGREES)
+        return JudgedClaim("none is below every other kind, beyond the spread over seeds", Verdict.AGREES)
     if all(gap.margin is None for gap in gaps.values()):
-        return Claim("none against the others is a matter of one seed each", Verdict.UNDECIDED)
+        return JudgedClaim("none against the others is a matter of one seed each", Verdict.UNDECIDED)
     if no_worse:
-        return Claim(f"none is not the worst: {join_words(no_worse)} did no better", Verdict.DISAGREES)
+        return JudgedClaim(f"none is not the worst: {join_words(no_worse)} did no better", Verdict.DISAGREES)
     few = join_words(unsure) if len(unsure) < FEW else f"{len(unsure)} of the {len(gaps)} others"
-    return Claim(f"none has the lowest mean, but not below {few} beyond the spread over seeds", Verdict.PARTLY)
+    return JudgedClaim(f"none has the lowest mean, but not below {few} beyond the spread over seeds", Verdict.PARTLY)
 
 
-def judge_others(none: Spread, others: Mapping[str, Spread]) -> Claim:
+def judge_others(none: Spread, others: Mapping[str, Spread]) -> JudgedClaim:
     """Whether the kinds of positions can be told apart."""
     chance = permutation_test(list(others.values()))
     if chance is None:
-        return Claim("too few seeds to compare the others with each other", Verdict.UNDECIDED)
+        return JudgedClaim("too few seeds to compare the others with each other", Verdict.UNDECIDED)
     best, worst = find_extremes(others)
     often = f"{chance:.0%}" if chance >= 0.01 else "less than 1%"
     detail = (
@@ -139,10 +139,10 @@ def judge_others(none: Spread, others: Mapping[str, Spread]) -> Claim:
     )
     margin = compare(others[best], others[worst], [*others.values(), none]).margin or 0.0
     if chance < CHANCE:
-        return Claim(f"the others differ by more than the spread over seeds, {detail}", Verdict.DISAGREES)
+        return JudgedClaim(f"the others differ by more than the spread over seeds, {detail}", Verdict.DISAGREES)
     if margin > WIDE_MARGIN:
-        return Claim(f"the seeds spread too widely to tell the others apart, {detail}", Verdict.UNDECIDED)
-    return Claim(f"differences among the others are within the spread over seeds, {detail}", Verdict.AGREES)
+        return JudgedClaim(f"the seeds spread too widely to tell the others apart, {detail}", Verdict.UNDECIDED)
+    return JudgedClaim(f"differences among the others are within the spread over seeds, {detail}", Verdict.AGREES)
 
 
 def find_extremes(others: Mapping[str, Spread]) -> tuple[str, str]:
@@ -171,12 +171,12 @@ def build_table(groups: Sequence[SeedGroup]) -> ResultTable:
 
 def draw_figure(groups: Sequence[SeedGroup], value: str) -> "Figure":
     """Ours next to Table 8."""
-    ours: list[Dot] = []
-    theirs: list[Dot] = []
+    ours: list[SeedDot] = []
+    theirs: list[SeedDot] = []
     for (kind, place), printed in TABLE_8.items():
         name, spread = format_kind(kind, place), find_spread(groups, value, positions=kind, placed=place)
-        ours.append(Dot(name=name, value=spread, family=KINDS[kind]))
-        theirs.append(Dot(name=name, value=Spread((printed,)), family=KINDS[kind]))
+        ours.append(SeedDot(name=name, value=spread, family=KINDS[kind]))
+        theirs.append(SeedDot(name=name, value=Spread((printed,)), family=KINDS[kind]))
     return plot_dots(
         [
             DotColumn(dots=ours, along=f"{VALUE_NAMES[value]} [%]", title="here"),

@@ -15,12 +15,12 @@ from vitrail.data.transforms.augmentation import cifar
 from vitrail.models.zoo import adapt_config
 from vitrail.optim.config import Optim
 from vitrail.recipes.digits import finetune_digits
-from vitrail.recipes.run_overrides import resized
+from vitrail.recipes.run_overrides import with_image_size
 from vitrail.recipes.table3 import vit_b16_imagenet21k
 from vitrail.recipes.table4 import finetune_imagenet
 from vitrail.studies.base_runs import build_cpu_run, build_gpu_run, with_source, with_steps
 from vitrail.studies.definition import Findings, ResultTable, Scale, judge_gap
-from vitrail.studies.plots import Line, Panel, plot_lines
+from vitrail.studies.plots import Panel, SeedLine, plot_lines
 from vitrail.studies.statistics import (
     NOTHING,
     Gap,
@@ -45,7 +45,7 @@ TABLE_5: Final = {384: "83.97"}  # ViT-B/16 from ImageNet-21k
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stages:
+class ResolutionStages:
     """A pre-training at the lowest size, and a fine-tuning that is run at each of the sizes."""
 
     pretraining: Run
@@ -54,26 +54,32 @@ class Stages:
     seeds: int
 
 
-def build_stages(scale: Scale, source: str) -> Stages:
+def build_stages(scale: Scale, source: str) -> ResolutionStages:
     """At the paper's scale ViT-B/16 goes from ImageNet-21k at 224 px to ImageNet, at a rate of Table 4's grid; a given
     source is the one it is fine-tuned on."""
     if scale == "paper":
         finetuning = with_source(finetune_imagenet(), source)
-        return Stages(pretraining=vit_b16_imagenet21k(), finetuning=finetuning, sizes=(224, 384, 512), seeds=3)
+        return ResolutionStages(
+            pretraining=vit_b16_imagenet21k(), finetuning=finetuning, sizes=(224, 384, 512), seeds=3
+        )
     if scale == "tiny":
         first = build_cpu_run(source, steps=250)
         finetuning = with_steps(replace(finetune_digits(), data=first.data), 60, scorings=1)
-        return Stages(pretraining=first, finetuning=finetuning, sizes=(16, 24, 32), seeds=2)
+        return ResolutionStages(pretraining=first, finetuning=finetuning, sizes=(16, 24, 32), seeds=2)
     full = build_gpu_run(source, steps=8000)
     finetuning = to_stage(RunRequest, full, model=None, optim=Optim(kind="sgd", lr=0.03, momentum=0.9, clip=1.0))
     sizes = (16, 24, 32, 48)
-    return Stages(pretraining=at_size(full, 16), finetuning=with_steps(finetuning, 1500), sizes=sizes, seeds=3)
+    return ResolutionStages(
+        pretraining=at_size(full, 16), finetuning=with_steps(finetuning, 1500), sizes=sizes, seeds=3
+    )
 
 
 def at_size(run: AnyRun, size: int) -> AnyRun:
     """The run at another size, with padding in proportion for its padded crop."""
     flip = run.augmentation.flip
-    moved = resized(replace(run, augmentation=replace(cifar(run.augmentation.size, padding=0), flip=flip)), size)
+    moved = with_image_size(
+        replace(run, augmentation=replace(cifar(run.augmentation.size, padding=0), flip=flip)), size
+    )
     return replace(moved, augmentation=replace(cifar(size, padding=size // 8), flip=flip))
 
 
@@ -81,7 +87,7 @@ def cells(scale: Scale, source: str) -> Sequence[Cell]:
     return tuple(iter_cells(scale, build_stages(scale, source)))
 
 
-def iter_cells(scale: Scale, stages: Stages) -> Iterator[Cell]:
+def iter_cells(scale: Scale, stages: ResolutionStages) -> Iterator[Cell]:
     low = stages.pretraining.augmentation.size[0]
     for seed in range(stages.seeds):
         first = f"before-{low}px-seed{0 if scale == 'paper' else seed}"
@@ -90,7 +96,7 @@ def iter_cells(scale: Scale, stages: Stages) -> Iterator[Cell]:
             run = replace(stages.pretraining, name="resolution before", seed=seed)
             yield Cell(name=first, at={**at, "stage": PRETRAINING, "size": low, "positions": "new"}, run=run)
         for size in stages.sizes:
-            tuned = at_size(stages.finetuning, size) if scale == "small" else resized(stages.finetuning, size)
+            tuned = at_size(stages.finetuning, size) if scale == "small" else with_image_size(stages.finetuning, size)
             tuned = replace(tuned, model=adapt_config(stages.pretraining.model, image_size=size))
             for method in METHODS if size != low else ("resized",):  # at the old size there is nothing to resize
                 yield Cell(
@@ -171,7 +177,7 @@ def build_table(
 def draw_figure(groups: Sequence[SeedGroup], sizes: Sequence[int], low: int) -> "Figure":
     """Both lines start at the pre-training's size, where positions are neither resized nor new."""
     lines = [
-        Line(
+        SeedLine(
             name=name,
             points=[
                 (size, find_spread(groups, "accuracy", size=size, positions="resized" if size == low else method))

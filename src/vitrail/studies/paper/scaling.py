@@ -15,7 +15,7 @@ from vitrail.models.family import ModelConfig
 from vitrail.models.vit_config import ViTConfig, vit_config
 from vitrail.models.zoo import model_config, slug
 from vitrail.recipes import table3, table4
-from vitrail.recipes.run_overrides import resized
+from vitrail.recipes.run_overrides import with_image_size
 from vitrail.studies.base_runs import (
     build_cpu_run,
     build_gpu_run,
@@ -25,8 +25,8 @@ from vitrail.studies.base_runs import (
     shrink_to_8_px,
     with_source,
 )
-from vitrail.studies.definition import Claim, Findings, ResultTable, Scale, seed_cells
-from vitrail.studies.plots import Line, Panel, Stroke, plot_lines
+from vitrail.studies.definition import Findings, JudgedClaim, ResultTable, Scale, seed_cells
+from vitrail.studies.plots import Panel, SeedLine, Stroke, plot_lines
 from vitrail.studies.statistics import (
     NOTHING,
     Cost,
@@ -165,7 +165,7 @@ def build_finetuning(task: str, network: str) -> RunRequest:
     """At 384 px; at 378 for a patch of 14, which does not divide 384."""
     run = FINETUNINGS[task]()
     run = replace(run, data=hold_out_nothing(replace(run.data, watch="none")))
-    return resized(run, 378) if network.endswith("/14") else run
+    return with_image_size(run, 378) if network.endswith("/14") else run
 
 
 def find_family(network: str) -> str:
@@ -304,14 +304,14 @@ def fit_frontier(networks: Sequence[TrainedNetwork], family: str = "") -> PowerL
     return fit_power_law(find_frontier(one.mean for one in networks if family in ("", one.family)))
 
 
-def judge_resnets(curves: Mapping[str, SeedCurves]) -> list[Claim]:
+def judge_resnets(curves: Mapping[str, SeedCurves]) -> list[JudgedClaim]:
     logs = compute_ratios(curves["ViT"], curves["BiT"])
     if logs is None:
         above = find_family_above(curves, "ViT", "BiT")
         if above is None:
             return []
         verdict = Verdict.AGREES if above[0] == "ViT" else Verdict.DISAGREES
-        return [Claim(above[1], Verdict.UNDECIDED if len(curves["BiT"]) < 2 else verdict)]
+        return [JudgedClaim(above[1], Verdict.UNDECIDED if len(curves["BiT"]) < 2 else verdict)]
     interval = interval_of(logs)
     if interval is None or interval[0] <= 1 <= interval[1]:
         verdict = Verdict.UNDECIDED
@@ -320,10 +320,10 @@ def judge_resnets(curves: Mapping[str, SeedCurves]) -> list[Claim]:
     else:  # by another factor, it agrees in part
         within = interval[0] <= PAPER_RATIO[1] and interval[1] >= PAPER_RATIO[0]
         verdict = Verdict.AGREES if within else Verdict.PARTLY
-    return [Claim(f"ResNets need {format_ratio(logs)} the compute of ViTs", verdict)]
+    return [JudgedClaim(f"ResNets need {format_ratio(logs)} the compute of ViTs", verdict)]
 
 
-def judge_hybrids(curves: Mapping[str, SeedCurves]) -> list[Claim]:
+def judge_hybrids(curves: Mapping[str, SeedCurves]) -> list[JudgedClaim]:
     """Hybrids against ViTs at the least and at the greatest compute that both have."""
     leads: list[tuple[float, float]] = []
     for seed in curves["ViT"].keys() & curves["hybrid"].keys():
@@ -342,7 +342,7 @@ def judge_hybrids(curves: Mapping[str, SeedCurves]) -> list[Claim]:
     verdict = Verdict.UNDECIDED if lead.margin is None else Verdict.DISAGREES
     if lead.is_above:
         verdict = Verdict.AGREES if shrinks.is_above else Verdict.PARTLY
-    return [Claim(text, verdict)]
+    return [JudgedClaim(text, verdict)]
 
 
 def build_table(networks: Sequence[TrainedNetwork]) -> ResultTable:
@@ -357,16 +357,16 @@ def build_table(networks: Sequence[TrainedNetwork]) -> ResultTable:
     return ResultTable(columns=columns, rows=tuple(rows))
 
 
-def build_lines(networks: Sequence[TrainedNetwork]) -> list[Line]:
+def build_lines(networks: Sequence[TrainedNetwork]) -> list[SeedLine]:
     """One line per family; if networks were trained for several lengths, one per network."""
-    lines: list[Line] = []
+    lines: list[SeedLine] = []
     for family, title in FAMILIES.items():
         ours = [one for one in networks if one.family == family]
         names = list(dict.fromkeys(one.name for one in ours))
         several = len(names) < len(ours)
         for at, name in enumerate(names if several else [title] * bool(ours)):
             points = [(one.mean.compute, one.accuracy) for one in ours if not several or one.name == name]
-            lines.append(Line(name=name, family=family, points=points, stroke=STROKES[at % 3], hollow=at % 2 > 0))
+            lines.append(SeedLine(name=name, family=family, points=points, stroke=STROKES[at % 3], hollow=at % 2 > 0))
     return lines
 
 
@@ -376,9 +376,9 @@ def draw_figure(networks: Sequence[TrainedNetwork]) -> "Figure":
     if law is not None:
         ends = [pick(one.mean.compute for one in networks) for pick in (min, max)]
         curve = [(x, Spread((1 - law.error(x),))) for x in np.geomspace(*ends, CURVE).tolist()]
-        ours.append(Line(name="frontier, fitted", family="frontier", points=curve, stroke="dotted", dots=False))
+        ours.append(SeedLine(name="frontier, fitted", family="frontier", points=curve, stroke="dotted", dots=False))
     theirs = [
-        Line(
+        SeedLine(
             name=title,
             family=family,
             stroke="none",

@@ -17,12 +17,12 @@ from vitrail.models.vit_config import vit_config
 from vitrail.models.zoo import adapt_config
 from vitrail.objectives.masked_patches import MaskedPatches, Target
 from vitrail.recipes import selfsup
-from vitrail.recipes.run_overrides import resized
+from vitrail.recipes.run_overrides import with_image_size
 from vitrail.recipes.table3 import vit_b16_imagenet, vit_b16_jft
 from vitrail.recipes.table4 import finetune_imagenet
 from vitrail.studies.base_runs import build_cpu_run, build_gpu_run, with_source, with_steps
 from vitrail.studies.definition import Findings, ResultTable, Scale, judge_gap
-from vitrail.studies.plots import Line, Panel, Stroke, plot_lines
+from vitrail.studies.plots import Panel, SeedLine, Stroke, plot_lines
 from vitrail.studies.statistics import (
     FEWSHOT,
     NOTHING,
@@ -77,7 +77,7 @@ PAPER: Final[Mapping[str, str]] = {SCRATCH: "77.91", "masked-colour": "79.9", SU
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stages:
+class SelfsupStages:
     """One pre-training per method (none from scratch), the fine-tuning, its steps for each share of labels, and the
     number of seeds of the methods that are repeated."""
 
@@ -87,7 +87,7 @@ class Stages:
     seeds: int
 
 
-def build_stages(scale: Scale, source: str) -> Stages:
+def build_stages(scale: Scale, source: str) -> SelfsupStages:
     if scale == "tiny":
         base = build_cpu_run(source, steps=60)
         recipes = (selfsup.masked_digits, selfsup.mae_digits, selfsup.moco_digits, selfsup.dino_digits)
@@ -103,7 +103,7 @@ def build_stages(scale: Scale, source: str) -> Stages:
     for name, run in iter_pretrainings(base, recipes):
         run = with_steps(run, base.steps if scale == "tiny" else equal_compute_steps(run, base), scorings=1)
         pretrainings[name] = replace(run, evaluation=Evaluation(every=run.steps, fewshot=run.data.source))
-    return Stages(pretrainings=pretrainings, finetuning=finetuning, steps=steps, seeds=seeds)
+    return SelfsupStages(pretrainings=pretrainings, finetuning=finetuning, steps=steps, seeds=seeds)
 
 
 def iter_pretrainings(base: Run, recipes: Sequence[Callable[[], Run]]) -> Iterator[tuple[str, Run]]:
@@ -118,7 +118,9 @@ def with_shape(run: Run, base: Run) -> Run:
     """The recipe with the shape of the base's network and its source; the rest of the network is its own."""
     own, model = vit_config(run.model), vit_config(base.model)
     fields = {name: getattr(model, name) for name in ("width", "depth", "mlp_width", "heads", "patch")}
-    run = resized(replace(run, model=replace(own, image=run.augmentation.size, **fields)), base.augmentation.size)
+    run = with_image_size(
+        replace(run, model=replace(own, image=run.augmentation.size, **fields)), base.augmentation.size
+    )
     return replace(run, augmentation=replace(run.augmentation, flip=base.augmentation.flip), data=base.data)
 
 
@@ -132,7 +134,7 @@ def cells(scale: Scale, source: str) -> Sequence[Cell]:
     return tuple(iter_paper_cells(source) if scale == "paper" else iter_cells(build_stages(scale, source)))
 
 
-def iter_cells(stages: Stages) -> Iterator[Cell]:
+def iter_cells(stages: SelfsupStages) -> Iterator[Cell]:
     for method in NAMES:
         for seed in range(stages.seeds if method in REPEATED else 1):
             before = stages.pretrainings.get(method)
@@ -292,8 +294,8 @@ def draw_figure(scores: MethodScores) -> "Figure":
     )
 
 
-def build_line(scores: MethodScores, method: str, value: Callable[[str, float], Spread | None]) -> Line:
+def build_line(scores: MethodScores, method: str, value: Callable[[str, float], Spread | None]) -> SeedLine:
     family, stroke = LINE_STYLES.get(method, (NAMES[method], "solid"))
     points = [(100 * budget, value(method, budget)) for budget in scores.budgets]
     hollow = method in ("masked-small", "masked-pixels")
-    return Line(name=NAMES[method], family=family, points=points, stroke=stroke, hollow=hollow)
+    return SeedLine(name=NAMES[method], family=family, points=points, stroke=stroke, hollow=hollow)

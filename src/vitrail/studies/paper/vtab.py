@@ -29,10 +29,10 @@ from vitrail.distributed.process_group import World
 from vitrail.evaluation.intervals import Interval, wilson_interval
 from vitrail.evaluation.result import Measure, Result, read_deduplication
 from vitrail.recipes.registry import load_recipe
-from vitrail.recipes.run_overrides import on_data, resized, started_from, with_changes
-from vitrail.recipes.run_request import Asked
-from vitrail.report.page import Section, Table, page
-from vitrail.report.sections import Facts, Folded, Group, Tile, Tiles
+from vitrail.recipes.run_overrides import start_from, with_changes, with_data, with_image_size
+from vitrail.recipes.run_request import RunCommand
+from vitrail.report.page import Section, Table, render_page
+from vitrail.report.sections import DetailsSection, FactGroup, Facts, Tile, Tiles
 from vitrail.train.config import Run, configure
 from vitrail.train.data import DataSplits, split_collection
 from vitrail.train.grid.engine import run_grid
@@ -121,8 +121,8 @@ def build_base_run(
     """The paper's recipe on the given weights (2,500 steps of 512 at 0.01, 384 px), with changes."""
     run, bundle = load_recipe(RECIPE), find_weights(weights)
     if image_size:
-        run = resized(run, image_size)
-    run = started_from(run, weights, bundle.config, bundle.card.preprocessing)
+        run = with_image_size(run, image_size)
+    run = start_from(run, weights, bundle.config, bundle.card.preprocessing)
     return with_changes(run if seed is None else replace(run, seed=seed), settings)
 
 
@@ -138,7 +138,7 @@ def locate_task(task: VtabTask, root: Path | None) -> str:
 
 def build_task_run(study: VtabStudy, task: VtabTask) -> Run:
     """The run of one task: without a crop or a flip that would change its answer."""
-    return replace(on_data(study.base, locate_task(task, study.root)), name=f"vtab-{task.name}")
+    return replace(with_data(study.base, locate_task(task, study.root)), name=f"vtab-{task.name}")
 
 
 def open_task(
@@ -243,7 +243,7 @@ class VtabJob:
         if isinstance(splits, str):
             raise Unavailable(splits)
         run = configure(cell.run)
-        request = Asked(  # the same run as a plain fine-tuning
+        request = RunCommand(  # the same run as a plain fine-tuning
             verb="finetune",
             recipe=RECIPE,
             weights=run.weights,
@@ -406,7 +406,7 @@ def build_page(study: VtabStudy, outcome: VtabOutcome, name: str) -> str:
     links = [quote(path.relative_to(study.out).as_posix()) if path.exists() else "" for path in reports]
     links += [""] * (len(rows) - len(links))  # the means
     skipped = [
-        Group(name=VTAB_TASKS[task].title, rows=[("", line) for line in outcome.reasons[task].splitlines()])
+        FactGroup(name=VTAB_TASKS[task].title, rows=[("", line) for line in outcome.reasons[task].splitlines()])
         for task in outcome.in_state("missing", "failed")
     ]
     changes = study.changes or ["nothing: the paper's recipe"]
@@ -414,8 +414,8 @@ def build_page(study: VtabStudy, outcome: VtabOutcome, name: str) -> str:
     sections: list[Section] = [
         *([Tiles(tiles=tiles)] if tiles else []),
         Table(title="By task", columns=COLUMNS, rows=rows, left=2, links=links),
-        *([Folded(title="Skipped", groups=skipped)] if skipped else []),
+        *([DetailsSection(title="Skipped", groups=skipped)] if skipped else []),
         Facts(title="Changes to the paper's recipe", rows=facts),
     ]
     lead = f"{study.base.weights}, fine-tuned on a thousand images of each task and scored on its whole test split."
-    return page(f"VTAB-1k: {name}", sections, lead=lead)
+    return render_page(f"VTAB-1k: {name}", sections, lead=lead)

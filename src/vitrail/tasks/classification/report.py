@@ -15,10 +15,10 @@ from vitrail.core.errors import VitrailError
 from vitrail.data.dataset import ImageDataset
 from vitrail.evaluation.metrics import ClassificationScore, ScoredSample
 from vitrail.evaluation.multi_label import MultiLabelScore
-from vitrail.report.charts import Charts, Lines, Series
-from vitrail.report.confusion_matrix import Heat
+from vitrail.report.charts import Charts, LineChart, Series
+from vitrail.report.confusion_matrix import ConfusionSection
 from vitrail.report.page import Section, Table
-from vitrail.report.sections import Galleries, Gallery, Mood, Shot, shot
+from vitrail.report.sections import Galleries, Gallery, Mood, Shot, make_shot
 from vitrail.tasks.classification.metrics import Assessment, JudgedPredictions
 
 PICTURES = 12
@@ -49,7 +49,7 @@ def draw_calibration(found: Assessment) -> Charts:
     return Charts(
         title="Calibration",
         charts=[
-            Lines(
+            LineChart(
                 title="Right answers by confidence",
                 series=[
                     Series(name="as sure as right", x=np.array([0.0, 100.0]), y=np.array([0.0, 1.0]), faint=True),
@@ -61,7 +61,7 @@ def draw_calibration(found: Assessment) -> Charts:
                 end=100.0,
                 note="below the faint line it is surer than it should be",
             ),
-            Lines(
+            LineChart(
                 title="Answers by confidence",
                 series=[
                     Series(
@@ -85,7 +85,9 @@ def confusion_sections(found: Assessment) -> list[Section]:
     """The confusion matrix; of classes that nothing can be said of one by one, neither matrix nor list."""
     matrix = found.matrix
     if matrix is not None and len(found.judged) > 2 * len(found.classes):
-        return [Heat(counts=matrix, classes=list(found.names), title="What is taken for what", listed=LISTED)]
+        return [
+            ConfusionSection(counts=matrix, classes=list(found.names), title="What is taken for what", listed=LISTED)
+        ]
     rows = [(pair.truth, pair.said, f"{pair.count:,}") for pair in found.confused(LISTED) if pair.count > 1]
     return [Table(title="Most often confused", columns=("true", "said", "times"), rows=rows, left=2)] if rows else []
 
@@ -117,7 +119,7 @@ def show_judged(
             picture = source.open_image(int(judged.sample[at])).rgb()
         except VitrailError:
             picture = None  # it has gone since it was scored
-        made.append(shot(picture, caption, mood="right" if judged.right[at] else "wrong"))
+        made.append(make_shot(picture, caption, mood="right" if judged.right[at] else "wrong"))
     return made
 
 
@@ -145,7 +147,7 @@ def build_score_sections(
     answers they are."""
     found: list[Section] = []
     if score.confusion is not None:
-        found.append(Heat(title=f"Confusion on {title}", counts=score.confusion, classes=names))
+        found.append(ConfusionSection(title=f"Confusion on {title}", counts=score.confusion, classes=names))
     _, comma, weights = title.partition(", ")
     shown = {"Worst answers": score.worst, "Surest right answers": score.best}
     galleries = [
@@ -166,5 +168,5 @@ def show_answers(answers: Iterable[ScoredSample], source: ImageDataset | None, n
             image = None if source is None else source.open_image(answer.sample).rgb()
         except VitrailError:
             image = None
-        shots.append(shot(image, f"{names[answer.label]}\n{said}{answer.probability:.1%}", mood=mood))
+        shots.append(make_shot(image, f"{names[answer.label]}\n{said}{answer.probability:.1%}", mood=mood))
     return shots

@@ -20,9 +20,9 @@ from vitrail.data.targets import IGNORED, Geometry, MaskTargets
 from vitrail.evaluation.intervals import Interval
 from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import adapt_config
-from vitrail.report.axis import share
+from vitrail.report.axis import format_share
 from vitrail.report.page import Section, Table
-from vitrail.report.sections import Pane, Strip, Strips, pane
+from vitrail.report.sections import ImageRow, ImageRows, Pane, make_pane
 from vitrail.tasks.segmentation.metric import (
     SegmentationMetric,
     SegmentationScore,
@@ -47,10 +47,14 @@ def build_sections(
     if source is not None and score.worst:
         sides = ("image", "mask", "predicted")
         strips = [
-            Strip(panes=build_panes(one, source, sides), caption=f"IoU {share(one.iou)}", note=source.name(one.sample))
+            ImageRow(
+                panes=build_panes(one, source, sides),
+                caption=f"IoU {format_share(one.iou)}",
+                note=source.name(one.sample),
+            )
             for one in score.worst
         ]
-        found.append(Strips(title=f"Lowest IoU{on(title)}", sides=sides, strips=strips))
+        found.append(ImageRows(title=f"Lowest IoU{on(title)}", sides=sides, strips=strips))
     return found
 
 
@@ -58,7 +62,12 @@ def build_class_table(score: SegmentationScore, names: Sequence[str], title: str
     truth, said = score.confusion.sum(1), score.confusion.sum(0)
     total = max(int(truth.sum()), 1)
     rows = [
-        (name, "–" if math.isnan(iou) else share(iou), share(truth[at] / total), share(said[at] / total))
+        (
+            name,
+            "–" if math.isnan(iou) else format_share(iou),
+            format_share(truth[at] / total),
+            format_share(said[at] / total),
+        )
         for at, (name, iou) in enumerate(zip(names, score.ious.tolist(), strict=True))
     ]
     columns = ("class", "IoU", "pixels", "predicted")
@@ -76,12 +85,12 @@ def build_panes(one: SegmentedImage, source: ImageDataset, names: Sequence[str])
         image = source.open_image(one.sample).rgb()
         truth = read_mask(source.mask(one.sample))
     except (OSError, VitrailError):
-        return [pane(None, name) for name in names]
+        return [make_pane(None, name) for name in names]
     if np.array_equal(stretch_mask(truth, one.truth.shape), one.truth):
         shown = (image, blend_mask(truth, image), blend_mask(stretch_mask(one.mask, truth.shape), image))
     else:
         shown = (image, colour_mask(one.truth), colour_mask(one.mask))
-    return [pane(picture, name) for picture, name in zip(shown, names, strict=True)]
+    return [make_pane(picture, name) for picture, name in zip(shown, names, strict=True)]
 
 
 def stretch_mask(mask: NDArray[np.uint8], size: tuple[int, ...]) -> NDArray[np.uint8]:

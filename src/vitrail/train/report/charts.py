@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from vitrail.report.axis import short
-from vitrail.report.charts import Charts, Colour, Lines, Series
+from vitrail.report.axis import format_short
+from vitrail.report.charts import Charts, Colour, LineChart, Series
 from vitrail.train.run_folder.metric_rows import TALLIES, Row, column, last, number, of_kind, title_of
 
 FEW: Final = 3.0  # directions
@@ -19,7 +19,7 @@ WATCHED: Final = ("agreement", "spread", "teacher_entropy", "kl")  # tallies tha
 
 def collapse_charts(rows: Sequence[Row], end: float | None, config: Mapping[str, Any]) -> Charts | None:
     """Curves of what tells of collapse, and a sentence below them; none where nothing of it was measured."""
-    charts: list[Lines] = []
+    charts: list[LineChart] = []
     scored, train = feature_rows(rows), of_kind(rows, "train")
     width = last(scored, "width")
     splits = dict.fromkeys(str(row.get("split") or "") for row in scored)
@@ -32,13 +32,13 @@ def collapse_charts(rows: Sequence[Row], end: float | None, config: Mapping[str,
             for at, split in enumerate(splits)
             for x, y in [column([row for row in scored if str(row.get("split") or "") == split], name)]
         ]
-        charts.append(Lines(title=title, unit=unit, series=series, end=end, height=132))
+        charts.append(LineChart(title=title, unit=unit, series=series, end=end, height=132))
     for at, name in enumerate(WATCHED):
         x, y = column(train, name)
         title = title_of(TALLIES[name])
         one = Series(name=title, x=x, y=y, colour=COLOURS[at + 2])
         charts.append(
-            Lines(
+            LineChart(
                 title=title[0].upper() + title[1:],
                 unit={"teacher_entropy": entropy_unit(config), "kl": "nats"}.get(name, ""),
                 series=[one],
@@ -55,7 +55,7 @@ def collapse_charts(rows: Sequence[Row], end: float | None, config: Mapping[str,
         title="Collapse indicators",
         charts=charts,
         small=len(charts) not in (2, 4),  # three in a row, where that leaves none alone
-        told=said or (common(rows) or "Nothing here looks collapsed.",),
+        notes=said or (common(rows) or "Nothing here looks collapsed.",),
         alarming=bool(said),
     )
 
@@ -79,8 +79,8 @@ def describe_collapse(rows: Sequence[Row], config: Mapping[str, Any]) -> list[st
     if row is not None and row["rank"] < FEW:
         of = f" of {row['width']}" if row.get("width") else ""
         found.append(
-            f"This looks collapsed: the features have a rank of {short(row['rank'])}{of}, so two images differ in "
-            "hardly more than a number or two."
+            f"This looks collapsed: the features have a rank of {format_short(row['rank'])}{of}, so two images differ "
+            "in hardly more than a number or two."
         )
     alike = None if row is None else number(row.get("similarity"))
     if alike is not None and (alike > SAME or (alike > ALIKE and found)):
@@ -91,11 +91,14 @@ def describe_collapse(rows: Sequence[Row], config: Mapping[str, Any]) -> list[st
     spread = last(train, "spread")
     if spread is not None and spread < NARROW:
         found.append(
-            f"This looks collapsed: what is compared has a spread of {short(spread)}, where 1 is all ways alike."
+            f"This looks collapsed: what is compared has a spread of {format_short(spread)}, where 1 is all ways alike."
         )
     entropy, kl, most = last(train, "teacher_entropy"), last(train, "kl"), most_entropy(config)
     if entropy is not None and most is not None and kl is not None and kl < AGREED:
-        said = f"entropy {short(entropy)} of {short(most)} nats, and a student that differs by {short(kl)}"
+        said = (
+            f"entropy {format_short(entropy)} of {format_short(most)} nats, and a student that differs by "
+            f"{format_short(kl)}"
+        )
         if entropy < SURE * most:
             found.append(f"This looks collapsed: the teacher gives every image to one output ({said}).")
         elif entropy > (1 - SURE) * most:
@@ -112,7 +115,7 @@ def common(rows: Sequence[Row]) -> str:
         return ""
     return (
         f"Most of a feature is common to all images (a cosine of {alike:.4f} on average); a rank of "
-        f"{short(row['rank'])} says that the rest has not collapsed, but neighbours by cosine see little of it."
+        f"{format_short(row['rank'])} says that the rest has not collapsed, but neighbours by cosine see little of it."
     )
 
 
@@ -125,4 +128,4 @@ def most_entropy(config: Mapping[str, Any]) -> float | None:
 
 def entropy_unit(config: Mapping[str, Any]) -> str:
     most = most_entropy(config)
-    return "nats" if most is None else f"nats, {short(most)} at most"
+    return "nats" if most is None else f"nats, {format_short(most)} at most"

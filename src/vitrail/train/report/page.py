@@ -17,10 +17,10 @@ import numpy as np
 
 from vitrail.evaluation.intervals import wilson_interval
 from vitrail.evaluation.metrics import ClassificationScore, Criterion
-from vitrail.report.axis import share, short, smoothed
-from vitrail.report.charts import Charts, Colour, Lines, Series
-from vitrail.report.page import Notes, Section, page, save_page
-from vitrail.report.sections import Facts, Folded, Group, State, Status, Tile, Tiles
+from vitrail.report.axis import format_share, format_short, smooth_values
+from vitrail.report.charts import Charts, Colour, LineChart, Series
+from vitrail.report.page import Notes, Section, render_page, save_page
+from vitrail.report.sections import DetailsSection, FactGroup, Facts, State, Status, Tile, Tiles
 from vitrail.train.report.charts import collapse_charts, newest_feature_row
 from vitrail.train.run_folder.metric_rows import (
     LOSS,
@@ -40,7 +40,7 @@ from vitrail.train.run_folder.metric_rows import (
 
 METRICS: Final = "metrics.jsonl"
 REPORT: Final = "report.html"
-STYLE: Final = "strips.css"
+STYLE: Final = "image_rows.css"
 LISTED: Final = 50  # unreadable files by name
 NOISY: Final = 60  # rows from which a mean is drawn through them
 RECENT: Final = 50  # rows of which the middle one is the present throughput
@@ -75,7 +75,7 @@ class RunFacts:
 def write_report(folder: Path, facts: RunFacts) -> None:
     """Writes the page again from what the folder and the facts say now."""
     rows, lost = read_metrics(folder / METRICS)
-    save_page(folder / REPORT, page(facts.title, make_sections(rows, lost, facts), lead=facts.lead, style=STYLE))
+    save_page(folder / REPORT, render_page(facts.title, make_sections(rows, lost, facts), lead=facts.lead, style=STYLE))
 
 
 def read_metrics(path: Path) -> tuple[list[Row], int]:
@@ -126,7 +126,7 @@ def make_sections(rows: Sequence[Row], lost: int, facts: RunFacts) -> list[Secti
         found.append(Notes(title="Unreadable files", lines=facts.unreadable[:LISTED], more=more))
     for title, values in (("Configuration", facts.config), ("Environment", facts.environment)):
         if values:
-            found.append(Folded(title=title, groups=group_values(values)))
+            found.append(DetailsSection(title=title, groups=group_values(values)))
     return found
 
 
@@ -171,25 +171,29 @@ def make_tiles(
         found.append(score_tile("averaged weights", averaged[-1]))
     if closed and not found:  # nothing is scored yet
         split = str(closed[0].get("split") or "")
-        found.append(Tile(value=share(closed[0]["accuracy"]), label="without training", note=split))
-    loss = smoothed(column(train, "loss")[1], RECENT // 5)
+        found.append(Tile(value=format_share(closed[0]["accuracy"]), label="without training", note=split))
+    loss = smooth_values(column(train, "loss")[1], RECENT // 5)
     if len(loss) and math.isfinite(loss[-1]):
-        found.append(Tile(value=short(loss[-1]), label="training loss", note=tally_note(train, criteria)))
+        found.append(Tile(value=format_short(loss[-1]), label="training loss", note=tally_note(train, criteria)))
     if (told := rank_tile(rows)) is not None:
         found.append(told)
     rate = column(train, "images_per_s")[1][-RECENT:]
     if np.isfinite(rate).any():
         used = last(train, "mfu") if last(train, "memory_gb") is not None else None  # of a GPU
         note = "" if used is None else f"{100 * used:.0f}% of peak"
-        found.append(Tile(value=short(float(np.nanmedian(rate))), label="images a second", note=note))
+        found.append(Tile(value=format_short(float(np.nanmedian(rate))), label="images a second", note=note))
     if (exa := last(train, "exaflops")) is not None and not tuned:
         value, unit = with_prefix(exa * 1e18)
         seen = last(train, "images")
         found.append(
-            Tile(value=value, label=f"{unit}FLOPs of training", note="" if seen is None else f"{short(seen)} images")
+            Tile(
+                value=value,
+                label=f"{unit}FLOPs of training",
+                note="" if seen is None else f"{format_short(seen)} images",
+            )
         )
     if (hours := last(train, "device_hours")) is not None:
-        note = "" if tuned else f"{short(hours / 24)} core-days"
+        note = "" if tuned else f"{format_short(hours / 24)} core-days"
         found.append(Tile(value=duration(hours), label="device time", note=note))
     return found
 
@@ -205,10 +209,14 @@ def score_tile(label: str, row: Row, closed: Sequence[Row] = ()) -> Tile:
     notes = [
         *size,
         *other_numbers(row),
-        *([f"top 5: {share(top5)}"] if top5 is not None and (count or 0) and top5 < 1 else []),
+        *([f"top 5: {format_share(top5)}"] if top5 is not None and (count or 0) and top5 < 1 else []),
         *([f"step {row['step']:,}"] if row.get("kind") == "watch" else []),
         *([f"best weights (step {row['step']:,})"] if row.get("weights") == "best" else []),
-        *(f"without training: {share(one['accuracy'])}" for one in closed if one.get("split") == row.get("split")),
+        *(
+            f"without training: {format_share(one['accuracy'])}"
+            for one in closed
+            if one.get("split") == row.get("split")
+        ),
     ]
     return Tile(value=show(first.criterion, first.value), label=label, note=", ".join(notes))
 
@@ -229,7 +237,7 @@ def other_numbers(row: Row) -> list[str]:
 
 
 def show(criterion: Criterion, value: float) -> str:
-    return share(value) if criterion.share else short(value)
+    return format_share(value) if criterion.share else format_short(value)
 
 
 def interval(accuracy: float, count: int) -> str:
@@ -242,7 +250,7 @@ def tally_note(train: Sequence[Row], criteria: Sequence[Criterion]) -> str:
     """What the objective counts of its task, or as right, smoothed as the loss is."""
     known = known_measures()
     for tally in (*criteria, *(known[name] for name in ("accuracy", "hits", "agreement"))):
-        values = smoothed(column(train, tally.name)[1], RECENT // 5)
+        values = smooth_values(column(train, tally.name)[1], RECENT // 5)
         if tally.name != LOSS and len(values) and math.isfinite(values[-1]):
             return f"{title_of(tally)} {show(tally, values[-1])}"
     return ""
@@ -253,17 +261,19 @@ def rank_tile(rows: Sequence[Row]) -> Tile | None:
     if row is None:
         return None
     notes = [*([f"of {row['width']}"] if row.get("width") else []), *([row["split"]] if row.get("split") else [])]
-    return Tile(value=short(row["rank"]), label="feature rank", note=", ".join(notes))
+    return Tile(value=format_short(row["rank"]), label="feature rank", note=", ".join(notes))
 
 
-def large_charts(rows: Sequence[Row], end: float | None, criteria: Sequence[Criterion]) -> list[Lines]:
+def large_charts(rows: Sequence[Row], end: float | None, criteria: Sequence[Criterion]) -> list[LineChart]:
     """Loss and the first number of the task, each of training and of what is scored; of images alone there may be none
     but the accuracy of neighbours."""
-    loss = Lines(title="Loss", series=[*train_series(rows, "loss"), *scored_series(rows, "loss")], log=None, end=end)
+    loss = LineChart(
+        title="Loss", series=[*train_series(rows, "loss"), *scored_series(rows, "loss")], log=None, end=end
+    )
     first = (*criteria, *ClassificationScore.criteria)[0]
     found = [*train_series(rows, first.name), *baseline_series(rows), *scored_series(rows, first.name)]
     title = next((name_score(row) for row in rows if row.get("measure")), title_of(first))
-    score = Lines(title=as_heading(title), series=found, percent=first.share, end=end)
+    score = LineChart(title=as_heading(title), series=found, percent=first.share, end=end)
     return [loss, score] if criteria or score.thin else [loss]
 
 
@@ -272,12 +282,12 @@ def as_heading(title: str) -> str:
     return title[0].upper() + title[1:] if title.split()[0].islower() else title
 
 
-def small_charts(rows: Sequence[Row], end: float | None, criteria: Sequence[Criterion]) -> list[Lines]:
-    train, known, found = of_kind(rows, "train"), known_measures(), list[Lines]()
+def small_charts(rows: Sequence[Row], end: float | None, criteria: Sequence[Criterion]) -> list[LineChart]:
+    train, known, found = of_kind(rows, "train"), known_measures(), list[LineChart]()
     for criterion in criteria[1:]:
         series = [*train_series(rows, criterion.name), *scored_series(rows, criterion.name)]
         title = as_heading(title_of(criterion))
-        one = Lines(title=title, series=series, percent=criterion.share, end=end, height=132)
+        one = LineChart(title=title, series=series, percent=criterion.share, end=end, height=132)
         if criterion.name != LOSS and one.thin:
             found.append(one)
     wanted: tuple[tuple[str, str, Colour, bool | None], ...] = (
@@ -291,7 +301,7 @@ def small_charts(rows: Sequence[Row], end: float | None, criteria: Sequence[Crit
         if np.isfinite(y).any():
             one = Series(name=title, x=x, y=y, colour=colour, area=log is False)
             percent = name in known and known[name].share
-            found.append(Lines(title=title, series=[one], log=log, percent=percent, end=end, height=132))
+            found.append(LineChart(title=title, series=[one], log=log, percent=percent, end=end, height=132))
     few = of_kind(rows, "fewshot")
     if few:
         named = sorted({(str(row.get("source", "")), int(row.get("shots") or 0)) for row in few})
@@ -303,7 +313,7 @@ def small_charts(rows: Sequence[Row], end: float | None, criteria: Sequence[Crit
             name = f"{source}, {shots} shots".removeprefix(", ")
             series.append(Series(name=name, x=x, y=y, colour=palette[at % len(palette)], dots=True))
         title = "Few-shot accuracy" if len(series) > 1 else f"{series[0].name}"
-        found.append(Lines(title=title, series=series, percent=True, end=end, height=132))
+        found.append(LineChart(title=title, series=series, percent=True, end=end, height=132))
     return found
 
 
@@ -312,7 +322,7 @@ def train_series(rows: Sequence[Row], name: str) -> list[Series]:
     x, y = column(of_kind(rows, "train"), name)
     if len(x) < NOISY:
         return [Series(name="train", x=x, y=y)]
-    return [Series(name="train", x=x, y=smoothed(y, max(3, len(y) // 40))), Series(name="", x=x, y=y, faint=True)]
+    return [Series(name="train", x=x, y=smooth_values(y, max(3, len(y) // 40))), Series(name="", x=x, y=y, faint=True)]
 
 
 def scored_series(rows: Sequence[Row], name: str) -> list[Series]:
@@ -364,13 +374,13 @@ def cost_rows(train: Sequence[Row], *, tuned: bool = False) -> list[tuple[str, s
     return [(name, form.format(value)) for name, value, form in known if value is not None]
 
 
-def group_values(values: Mapping[str, Any]) -> list[Group]:
+def group_values(values: Mapping[str, Any]) -> list[FactGroup]:
     """Nested values as names and texts: what lies at the top together, then one group for each part."""
     top = [(name, told(value)) for name, value in values.items() if not isinstance(value, Mapping)]
-    found = [Group(name="", rows=top)] if top else []
+    found = [FactGroup(name="", rows=top)] if top else []
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
-            found.append(Group(name=name, rows=flatten(value)))
+            found.append(FactGroup(name=name, rows=flatten(value)))
     return found
 
 
@@ -397,7 +407,7 @@ def told(value: Any) -> str:
 def with_prefix(flops: float) -> tuple[str, str]:
     """1.3e15 -> ("1.3", "peta")."""
     at = min(max(int(math.log10(flops) // 3), 0), len(PREFIXES) - 1) if flops >= 1 else 0
-    return short(flops / 1000.0**at), PREFIXES[at]
+    return format_short(flops / 1000.0**at), PREFIXES[at]
 
 
 def duration(hours: float) -> str:
