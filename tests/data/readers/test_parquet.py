@@ -283,7 +283,7 @@ def test_arrays_that_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "both look like x of train": (DataError, {"x": x, "images": x}),
         "labels for 2 images": (DataError, {"x": x, "y": np.zeros(3, int)}),
         "label -7": (BadLabels, {"x": x, "y": np.array([0, -7])}),
-        "whole numbers": (BadLabels, {"x": x, "y": np.array([0.5, 1])}),
+        "float64": (BadLabels, {"x": x, "y": np.array([0.5, 1])}),
         "other values than 0 and 1": (BadLabels, {"x": x, "y": np.full((2, 2), 3)}),
         "cannot be read": (DataError, {"x": np.array([Trap()], object), "y": np.zeros(1, int)}),
     }

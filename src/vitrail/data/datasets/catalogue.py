@@ -100,7 +100,7 @@ class TomlTable(Mapping[str, Row], Generic[Row]):
 
 @cache
 def read_toml(file: str) -> dict[str, Any]:
-    return tomllib.loads(resources.files(__package__).joinpath(file).read_text("utf-8"))
+    return tomllib.loads(resources.files("vitrail.data.datasets").joinpath(file).read_text("utf-8"))
 
 
 def build_set(*, files: str, folders: tuple[str, ...] = (), elsewhere: tuple[str, ...] = (), **fields: Any) -> NamedSet:

@@ -1,10 +1,10 @@
-"""The index of a set of shards: one file of plain arrays, mapped into memory rather than read.
+"""The index of a set of shards: one file of plain arrays, mapped into memory.
 
     magic (16 bytes), length of the header (8), its SHA-256 (32), header (JSON), then columns at multiples of 64 bytes
 
-The header names every shard with its size and time of change, and every column with its type, place and SHA-256. A
-shard that has changed since is scanned again, the others are not; an index that is damaged is made again. The checksums
-of columns are compared where that takes no time, up to 64 MB in all.
+The header lists every shard with its size and modification time, and every column with its type, offset and SHA-256.
+Only shards that changed are scanned again; a damaged index is rebuilt. The checksums of columns are compared where
+that takes no time, up to 64 MB in all.
 """
 
 import errno
@@ -33,7 +33,7 @@ MAGIC: Final = b"vitrail shards 1"
 PREAMBLE: Final = len(MAGIC) + 8 + 32
 ALIGN: Final = 64
 CHECKED: Final = 64 << 20  # bytes of columns whose checksums are compared on opening
-SCANS: Final = 8  # at once: a mounted store answers many questions in the time of one
+SCANS: Final = 8  # at once: a mounted store answers many requests in the time of one
 
 DTYPES: Final = {
     "offset": "<i8",
@@ -47,12 +47,12 @@ DTYPES: Final = {
     "mask_size": "<i8",
 }
 
-Progress: TypeAlias = Callable[[int, int], None]  # how many are done, of how many
+Progress: TypeAlias = Callable[[int, int], None]  # shards done, shards in all
 
 
 @dataclass(frozen=True, slots=True)
 class ShardFile:
-    """One tar file as it was when it was scanned."""
+    """One tar file, as scanned."""
 
     name: str  # relative to the folder of the set
     size: int
@@ -60,24 +60,24 @@ class ShardFile:
     samples: int = 0
     highest: int = -1  # the highest label in it
     multiple: bool = False
-    masks: int = -1  # samples with a mask; -1 where an earlier version did not look for masks
+    masks: int = -1  # samples with a mask; -1 in an index of an earlier version, which ignored masks
 
-    def same_file(self, other: "ShardFile") -> bool:
+    def is_same_file(self, other: "ShardFile") -> bool:
         return (self.name, self.size, self.changed) == (other.name, other.size, other.changed)
 
 
 class ShardIndex:
-    """An index file, mapped. It is handed to another process by its path."""
+    """A mapped index file. Another process receives its path."""
 
     def __init__(self, path: Path) -> None:
-        """OSError where it cannot be read, ValueError where it is none or is damaged."""
+        """OSError where it is unreadable, ValueError where it is not an index or damaged."""
         self.path = path
         with open(path, "rb") as file:
             start = file.read(PREAMBLE)
             length = int.from_bytes(start[len(MAGIC) : len(MAGIC) + 8], "little")
             size = os.fstat(file.fileno()).st_size
             if not start.startswith(MAGIC) or PREAMBLE + length > size:
-                raise ValueError("no index")
+                raise ValueError("not an index")
             header = file.read(length)
             self.digest = sha256(header).hexdigest()
             if bytes.fromhex(self.digest) != start[-32:]:
@@ -99,7 +99,7 @@ class ShardIndex:
         return np.frombuffer(memory, DTYPES[name], place["count"], place["offset"])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return reopen, (self.path, self.digest)
+        return reopen_index, (self.path, self.digest)
 
     def __len__(self) -> int:
         return len(self.columns["offset"])
@@ -120,7 +120,7 @@ class ShardIndex:
         return Labels(values, starts - starts[0] if starts[0] else starts)
 
     def rows(self, shard: int) -> ScannedShard:
-        """The columns of one shard, to be written again."""
+        """The columns of one shard, as they were scanned."""
         last = int(self.ends[shard])
         first = last - self.shards[shard].samples
         names = self.columns["name_starts"][first : last + 1]
@@ -143,49 +143,49 @@ class ShardIndex:
         )
 
     def masks(self, name: str, first: int, last: int) -> NDArray[np.int64]:
-        """Where masks lie, or their sizes; zeros in an index of shards without masks."""
+        """Offsets or sizes of masks; zeros in an index of shards without masks."""
         return self.columns[name][first:last] if name in self.columns else np.zeros(last - first, np.int64)
 
 
-def reopen(path: Path, digest: str) -> ShardIndex:
-    """The index another process works with."""
+def reopen_index(path: Path, digest: str) -> ShardIndex:
+    """The same index in another process."""
     try:
         index = ShardIndex(path)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path}: the index cannot be opened again: {error}") from None
     if index.digest != digest:
-        raise DataError(f"{path}: the shards changed while they were in use; start again")
+        raise DataError(f"{path}: the shards changed while they were in use; open the set again")
     return index
 
 
 def open_index(
-    root: Path, names: Sequence[str], beside: Path, progress: Progress | None = None, *, masks: bool = False
+    root: Path, names: Sequence[str], place: Path, progress: Progress | None = None, *, masks: bool = False
 ) -> ShardIndex:
-    """The index of these shards, in this order; made, or brought up to date, where that is needed. With `masks` one in
-    which nobody looked for masks is out of date."""
-    shards = [looked_at(root, name) for name in names]
-    places = (beside, cache_folder("shards") / f"{sha256(os.fsencode(beside.absolute())).hexdigest()[:32]}.index")
+    """The index of these shards, in this order; built or updated where needed. With `masks` an index that ignored masks
+    is out of date."""
+    shards = [stat_shard(root, name) for name in names]
+    places = (place, cache_folder("shards") / f"{sha256(os.fsencode(place.absolute())).hexdigest()[:32]}.index")
     old: ShardIndex | None = None
     for place in places:
         try:
             index = ShardIndex(place)
-        except (OSError, ValueError, KeyError, TypeError):  # none there, or damaged: it can always be made again
+        except (OSError, ValueError, KeyError, TypeError):  # missing or damaged: it can always be rebuilt
             continue
         if masks and any(shard.masks < 0 for shard in index.shards):
             continue
-        if len(index.shards) == len(shards) and all(map(ShardFile.same_file, index.shards, shards)):
+        if len(index.shards) == len(shards) and all(map(ShardFile.is_same_file, index.shards, shards)):
             return index
         old = old or index
     with ExitStack() as stack:
         place, spools = open_spools(places, stack)
-        done = write_columns(shards, scanned(root, old), spools, progress)
+        done = write_columns(shards, make_scanner(root, old), spools, progress)
         try:
             return write_index(place, done, spools)
         except OSError as error:
             raise DataError(f"{place}: the index cannot be written: {error.strerror}") from None
 
 
-def looked_at(root: Path, name: str) -> ShardFile:
+def stat_shard(root: Path, name: str) -> ShardFile:
     try:
         status = os.stat(root / name)
     except OSError as error:
@@ -194,12 +194,12 @@ def looked_at(root: Path, name: str) -> ShardFile:
 
 
 def open_spools(places: Sequence[Path], stack: ExitStack) -> tuple[Path, dict[str, IO[bytes]]]:
-    """The first place where one can write, and nameless files there to gather the columns in."""
+    """The first writable place, and temporary files there that collect the columns."""
     refused: list[str] = []
     for place in places:
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
-            if not os.stat(place.parent).st_mode & 0o222:  # root could write all the same, but was asked not to
+            if not os.stat(place.parent).st_mode & 0o222:  # root could write there, but should not
                 raise PermissionError(errno.EACCES, "marked as read-only")
             return place, {
                 name: stack.enter_context(tempfile.TemporaryFile(dir=place.parent, prefix=".vitrail-"))
@@ -207,16 +207,16 @@ def open_spools(places: Sequence[Path], stack: ExitStack) -> tuple[Path, dict[st
             }
         except OSError as error:
             refused.append(f"{place.parent}: {error.strerror}")
-    raise DataError(f"the index can be written nowhere ({'; '.join(refused)}); set VITRAIL_CACHE to a folder")
+    raise DataError(f"no writable place for the index ({'; '.join(refused)}); set VITRAIL_CACHE to a folder")
 
 
-def scanned(root: Path, old: ShardIndex | None) -> Callable[[ShardFile], ScannedShard]:
-    """Gives the columns of a shard: from the old index where it knows them, else from the file."""
+def make_scanner(root: Path, old: ShardIndex | None) -> Callable[[ShardFile], ScannedShard]:
+    """A function that returns the columns of a shard: from the old index where it has them, else from the file."""
     known = {} if old is None else {shard.name: at for at, shard in enumerate(old.shards)}
 
     def rows(shard: ShardFile) -> ScannedShard:
         at = known.get(shard.name)
-        if old is not None and at is not None and old.shards[at].same_file(shard) and old.shards[at].masks >= 0:
+        if old is not None and at is not None and old.shards[at].is_same_file(shard) and old.shards[at].masks >= 0:
             return old.rows(at)
         return scan_shard(root / shard.name)
 
@@ -229,12 +229,12 @@ def write_columns(
     spools: dict[str, IO[bytes]],
     progress: Progress | None = None,
 ) -> list[ShardFile]:
-    """Appends the columns of one shard after the other."""
+    """Appends the columns of one shard after another."""
     done: list[ShardFile] = []
     names = several = 0
     for name in ("name_starts", "several_starts"):
         spools[name].write(np.zeros(1, "<i8").tobytes())
-    for shard, part in zip(shards, ahead(rows, shards), strict=True):
+    for shard, part in zip(shards, scan_ahead(rows, shards), strict=True):
         pieces = {
             "offset": part.offset,
             "size": part.size,
@@ -257,8 +257,8 @@ def write_columns(
     return done
 
 
-def ahead(rows: Callable[[ShardFile], ScannedShard], shards: Sequence[ShardFile]) -> Iterator[ScannedShard]:
-    """Some shards at once, so that memory holds a few of them however many there are."""
+def scan_ahead(rows: Callable[[ShardFile], ScannedShard], shards: Sequence[ShardFile]) -> Iterator[ScannedShard]:
+    """Scans several shards at once, and holds only a few in memory."""
     if len(shards) == 1:
         yield rows(shards[0])
         return
@@ -268,7 +268,7 @@ def ahead(rows: Callable[[ShardFile], ScannedShard], shards: Sequence[ShardFile]
 
 
 def write_index(place: Path, shards: Sequence[ShardFile], spools: dict[str, IO[bytes]]) -> ShardIndex:
-    """Puts the gathered columns behind a header. Whole or not at all; of two that write at once, the later stays."""
+    """Writes the header and the collected columns atomically; of two concurrent writers, the later wins."""
     if not any(shard.multiple for shard in shards):  # then the first label is the only one
         spools = {name: spool for name, spool in spools.items() if not name.startswith("several")}
     if not any(shard.masks > 0 for shard in shards):
@@ -283,12 +283,12 @@ def write_index(place: Path, shards: Sequence[ShardFile], spools: dict[str, IO[b
         columns[name] = {"count": size // np.dtype(DTYPES[name]).itemsize, "offset": 0, "sha256": digest.hexdigest()}
     rows = [[getattr(shard, field) for field in ShardFile.__slots__] for shard in shards]
     header: dict[str, Any] = {"shards": rows, "columns": columns, "length": 2**62}
-    room = len(json.dumps(header)) + 24 * len(columns)  # places are filled in below, and take less
-    at = aligned(PREAMBLE + room)
+    room = len(json.dumps(header)) + 24 * len(columns)  # offsets are filled in below, and take less
+    at = align(PREAMBLE + room)
     for name, column in columns.items():
         column["offset"] = at
         header["length"] = at + column["count"] * np.dtype(DTYPES[name]).itemsize
-        at = aligned(header["length"])
+        at = align(header["length"])
     text = json.dumps(header).encode().ljust(room)
     with replace_on_success(place) as file:
         file.write(MAGIC + len(text).to_bytes(8, "little") + sha256(text).digest() + text)
@@ -297,10 +297,10 @@ def write_index(place: Path, shards: Sequence[ShardFile], spools: dict[str, IO[b
             spool.seek(0)
             copyfileobj(spool, file, 1 << 20)
         file.flush()
-        index = ShardIndex(Path(file.name))  # before it has its name, for then another process may replace it
+        index = ShardIndex(Path(file.name))  # before it gets its name, when another process may replace it
     index.path = place
     return index
 
 
-def aligned(offset: int) -> int:
+def align(offset: int) -> int:
     return -(-offset // ALIGN) * ALIGN

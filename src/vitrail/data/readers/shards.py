@@ -1,4 +1,11 @@
-"""Samples of tar shards by number: what lies where comes from the index, the bytes from one `pread` each."""
+"""Tar shards in the WebDataset layout, with random access: `read` a folder of them, one of them, or a pattern.
+
+Members that share their name up to the first dot are one sample: KEY.jpg (or .png, .webp, ...) is the image, KEY.cls
+its class as a number, KEY.json may have the number as "label" or several as "labels"; KEY.seg.png (or KEY.mask.png) is
+its mask, where pixel_classes.txt or pixel_classes.json next to the shards names the classes. Other members, such as
+KEY.txt or KEY.trimap.png, are ignored. An index is written once, next to the shards or, if that folder is read-only,
+into the cache; after that opening a set maps memory, whatever its size. Each sample is read with one `pread`.
+"""
 
 import glob
 import json
@@ -19,12 +26,12 @@ from vitrail.data.readers.detect_format import expand_braces, group_by_split
 from vitrail.data.readers.folder import MAX_BYTES, list_folder, parse_split
 from vitrail.data.readers.shard_index import Progress, ShardFile, ShardIndex, open_index
 
-OPEN_FILES: Final = 64  # a process
+OPEN_FILES: Final = 64  # per process
 INDEX: Final = "vitrail.index"
-DESCRIPTION: Final = "pack.json"  # what the packer leaves when it is done,
-JOURNAL: Final = "pack.journal"  # and what it keeps until then
+DESCRIPTION: Final = "pack.json"  # written when a pack is complete
+JOURNAL: Final = "pack.journal"  # exists until then
 COMPRESSED: Final = (".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".tar.bz2")
-PIECE: Final = 1 << 20  # values that are hashed at a time
+PIECE: Final = 1 << 20  # values hashed at once
 
 
 class ShardDataset(ImageDataset):
@@ -53,20 +60,20 @@ class ShardDataset(ImageDataset):
         return int(np.searchsorted(self.index.ends, self.first + index, side="right"))
 
     def read(self, index: int) -> bytes:
-        return self.member(index, "offset", "size")
+        return self.read_member(index, "offset", "size")
 
     def mask(self, index: int) -> Encoded:
         if not self.pixel_classes:
             return super().mask(index)  # refuses
-        return self.member(index, "mask_offset", "mask_size")
+        return self.read_member(index, "mask_offset", "mask_size")
 
-    def member(self, index: int, *columns: str) -> bytes:
-        """The bytes of one of the files of a sample, by the columns that say where it lies."""
+    def read_member(self, index: int, *columns: str) -> bytes:
+        """The bytes of one file of a sample, by its columns of offset and size."""
         if not 0 <= index < len(self):
             raise IndexError(index)
         offset, size = (int(self.index.columns[name][self.first + index]) for name in columns)
         if size > MAX_BYTES:
-            raise BadImage(f"has {size:,} bytes; more than {MAX_BYTES:,} are not read as one image")
+            raise BadImage(f"has {size:,} bytes; the limit for one image is {MAX_BYTES:,}")
         return self.files.read(self.shard(index), offset, size)
 
     def name(self, index: int) -> str:
@@ -77,7 +84,7 @@ class ShardDataset(ImageDataset):
 
     @cached_property
     def fingerprint(self) -> str:
-        """As every source's, but of whole arrays at a time, and without the names of the tar files."""
+        """As for every data set, but hashed array by array, and without the names of the tar files."""
         digest = sha256(json.dumps(["shards", len(self), *self.classes, *pixel_class_words(self)]).encode())
         starts, bytes_of = self.names.starts, self.names.bytes
         arrays: list[tuple[NDArray[Any] | None, int]] = [
@@ -96,8 +103,8 @@ class ShardDataset(ImageDataset):
         return digest.hexdigest()
 
 
-class Descriptor:
-    """A file that closes when the last one who reads it lets go, so that a thread never reads from a closed one."""
+class FileHandle:
+    """A file that closes with its last reference, so that a thread never reads from a closed one."""
 
     __slots__ = ("number",)
 
@@ -111,37 +118,37 @@ class Descriptor:
 
 
 class OpenFiles:
-    """The tar files that were read last, open. Reads give their place, so processes and threads may share them."""
+    """The most recently read tar files, kept open. Processes and threads may share them: reads have an offset."""
 
     def __init__(self, root: Path, index: ShardIndex) -> None:
         self.root, self.index, self.lock = root, index, Lock()
-        self.open: OrderedDict[int, Descriptor] = OrderedDict()
+        self.open: OrderedDict[int, FileHandle] = OrderedDict()
 
-    def descriptor(self, shard: int) -> Descriptor:
+    def get(self, shard: int) -> FileHandle:
         with self.lock:
             found = self.open.get(shard)
             if found is None:
-                found = self.open[shard] = self.opened(self.index.shards[shard])
+                found = self.open[shard] = self.open_shard(self.index.shards[shard])
                 if len(self.open) > OPEN_FILES:
                     self.open.popitem(last=False)
             else:
                 self.open.move_to_end(shard)
             return found
 
-    def opened(self, shard: ShardFile) -> Descriptor:
-        file = Descriptor(self.root / shard.name)
+    def open_shard(self, shard: ShardFile) -> FileHandle:
+        file = FileHandle(self.root / shard.name)
         status = os.fstat(file.number)
         if (status.st_size, status.st_mtime_ns) != (shard.size, shard.changed):
-            raise DataError(f"{self.root / shard.name} changed since it was indexed; start again")
+            raise DataError(f"{self.root / shard.name} changed since it was indexed; open the set again")
         return file
 
     def read(self, shard: int, offset: int, size: int) -> bytes:
-        file = self.descriptor(shard)
+        file = self.get(shard)
         data = os.pread(file.number, size, offset)
-        while len(data) < size:  # a mounted store may give less than was asked for
+        while len(data) < size:  # a mounted store may return less than requested
             more = os.pread(file.number, size - len(data), offset + len(data))
             if not more:
-                raise BadImage(f"{len(data):,} of {size:,} bytes are there; the tar file was cut short")
+                raise BadImage(f"the tar file was cut short: {len(data):,} of {size:,} bytes are left")
             data += more
         return data
 
@@ -149,13 +156,12 @@ class OpenFiles:
 def read(path: Path | str, *, progress: Progress | None = None) -> dict[str, ImageDataset]:
     """The splits of a set of tar shards: a folder, one .tar, or a pattern such as set/train-{00000..00146}.tar.
 
-    Splits are recognised by folders called train, val or test, or by these words in the names of the files
-    (imagenet-val-000.tar); where there are none, all is "train". Class names come from classes.txt (one a line) or
-    classes.json next to the shards; without them the numbers are the names. Masks are read where pixel_classes.txt or
-    pixel_classes.json names their classes. `progress` hears how many are indexed.
+    Splits are folders called train, val or test, or these words in the names of the files (imagenet-val-000.tar);
+    without them all is "train". Class names come from classes.txt (one per line) or classes.json next to the shards;
+    without them the numbers are the names. `progress` is called with the number of indexed shards and the total.
     """
     path = Path(path)
-    root, splits, place = found(path)
+    root, splits, place = locate_shards(path)
     if not any(splits.values()):
         raise SourceNotFound(f"{path}: no .tar files here")
     listed = find_names(root, path, "pixel_classes")
@@ -164,7 +170,7 @@ def read(path: Path | str, *, progress: Progress | None = None) -> dict[str, Ima
     index = open_index(root, names, place, progress, masks=listed is not None)
     if not len(index):
         raise DataError(f"{path}: no images in {len(index.shards)} tar files; are their names like KEY.jpg?")
-    classes = class_names(root, path, index)
+    classes = find_class_names(root, path, index)
     sources: dict[str, ImageDataset] = {}
     shards = first = 0
     for split, names in splits.items():
@@ -178,13 +184,13 @@ def read(path: Path | str, *, progress: Progress | None = None) -> dict[str, Ima
     return sources
 
 
-def found(path: Path) -> tuple[Path, dict[str, list[str]], Path]:
-    """The folder that names are relative to, the tar files by split, and where an index would lie."""
+def locate_shards(path: Path) -> tuple[Path, dict[str, list[str]], Path]:
+    """The folder that names are relative to, the tar files by split, and the path of the index."""
     if path.is_dir():
-        return path, in_folder(path), path / INDEX
+        return path, list_shards(path), path / INDEX
     if path.is_file():
         if path.name.lower().endswith(COMPRESSED):
-            raise compressed(path)
+            raise compressed_error(path)
         return path.parent, group_by_split(str(path), [path.name]), path.with_name(path.name + ".index")
     if not any(sign in str(path) for sign in "{*?"):
         raise SourceNotFound(f"{path}: no such file or folder")
@@ -199,12 +205,12 @@ def found(path: Path) -> tuple[Path, dict[str, list[str]], Path]:
     return root, group_by_split(str(path), names), root / f".vitrail-{mark}.index"
 
 
-def in_folder(path: Path) -> dict[str, list[str]]:
-    """The tar files of a folder, or of folders in it that are called like splits; a pack says itself what it has."""
+def list_shards(path: Path) -> dict[str, list[str]]:
+    """The tar files of a folder, or of its folders named like splits; a pack lists its own."""
     if (path / JOURNAL).exists():
         raise DataError(f"{path} holds a pack that was not finished; run the same `vitrail data pack` again")
     if (path / DESCRIPTION).exists():
-        return described(path)
+        return read_description(path)
     contents = list_folder(str(path))
     refuse_compressed(path, contents.others)
     tars = contents.with_suffix(".tar")
@@ -222,8 +228,8 @@ def in_folder(path: Path) -> dict[str, list[str]]:
     return splits
 
 
-def described(path: Path) -> dict[str, list[str]]:
-    """What a pack's own description says."""
+def read_description(path: Path) -> dict[str, list[str]]:
+    """The shards by split, from a pack's description."""
     try:
         splits: dict[str, list[str]] = {}
         for row in json.loads((path / DESCRIPTION).read_text("utf-8"))["shards"]:
@@ -238,15 +244,15 @@ def described(path: Path) -> dict[str, list[str]]:
 def refuse_compressed(path: Path, names: tuple[str, ...]) -> None:
     for name in names:
         if name.lower().endswith(COMPRESSED):
-            raise compressed(path / name)
+            raise compressed_error(path / name)
 
 
-def compressed(path: Path) -> DataError:
-    return DataError(f"{path} is compressed, so its images cannot be reached one by one; unpack it to a plain .tar")
+def compressed_error(path: Path) -> DataError:
+    return DataError(f"{path} is compressed, so its images cannot be read one by one; unpack it to a plain .tar")
 
 
-def class_names(root: Path, path: Path, index: ShardIndex) -> tuple[str, ...]:
-    """K names from a file next to the shards, or the numbers; none where nothing has a label."""
+def find_class_names(root: Path, path: Path, index: ShardIndex) -> tuple[str, ...]:
+    """K names from a file next to the shards, or the numbers; empty where no sample has a label."""
     if index.highest < 0:
         return ()
     worst = next(shard.name for shard in index.shards if shard.highest == index.highest)
@@ -258,13 +264,13 @@ def class_names(root: Path, path: Path, index: ShardIndex) -> tuple[str, ...]:
                 f"{len(names) - 1}"
             )
         return names
-    remedy = f"classes.txt in {root}, one name a line, says which numbers there are"
+    remedy = f"classes.txt in {root}, one name per line, defines the numbers"
     return number_classes(str(root / worst), [index.labels(0, len(index)).values], remedy)
 
 
 def find_names(root: Path, path: Path, called: str) -> Path | None:
-    """The file next to the shards, or above a folder that is a split, that names classes; one of a single tar file may
-    bear its name."""
+    """The file with class names next to the shards, or above a folder that is a split; that of a single tar file may
+    begin with its name."""
     folders = [root, root.parent] if parse_split(root.name) else [root]
     stems = [f"{path.stem}.{called}", called] if path.is_file() else [called]
     files = (folder / f"{stem}{end}" for folder in folders for stem in stems for end in (".txt", ".json"))
@@ -272,7 +278,7 @@ def find_names(root: Path, path: Path, called: str) -> Path | None:
 
 
 def has_masks(index: ShardIndex, first: int, last: int, listed: Path | None) -> bool:
-    """Whether the samples of a split have masks, and their classes have names. Masks for some of them are refused."""
+    """Whether the samples of a split have masks whose classes have names. Masks for only some samples are refused."""
     without = np.flatnonzero(index.masks("mask_size", first, last) == 0)
     if listed is None or len(without) == last - first:
         return False
@@ -286,7 +292,7 @@ def has_masks(index: ShardIndex, first: int, last: int, listed: Path | None) -> 
 
 
 def read_names(path: Path) -> tuple[str, ...]:
-    """Class names in order: a line each, a JSON list, or a JSON object from numbers to names."""
+    """Class names in order: one per line, a JSON list, or a JSON object from numbers to names."""
     try:
         text = path.read_text("utf-8", "surrogatepass")
         if path.suffix == ".txt":
@@ -301,6 +307,6 @@ def read_names(path: Path) -> tuple[str, ...]:
             raise TypeError("a list of names is expected")
         return tuple(content)
     except UnicodeDecodeError:
-        raise DataError(f"{path}: the class names are not UTF-8 text; save the file again as UTF-8") from None
+        raise DataError(f"{path}: the class names are not in UTF-8; save the file as UTF-8") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: no class names: {error!r}") from None
+        raise DataError(f"{path}: not a list of class names: {error!r}") from None

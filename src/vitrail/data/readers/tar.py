@@ -1,10 +1,8 @@
-"""The members of a tar file, from its headers alone: names, where their bytes lie and how many they are.
+"""Reads the headers of a tar file, and from them the samples of a shard: where each image lies, and its labels.
 
-Nothing is ever extracted, so a name can do no harm. Only pieces of a few kilobytes around the headers are read, which
-takes a third of the time that `tarfile` takes, and little of a mounted store. A file that is cut short or damaged is
-refused, with the place: what would be lost in silence is worse.
-
-The samples of one shard: where each image lies, and its labels.
+Nothing is extracted, so a name can do no harm. Only a few kilobytes around each header are read, which takes a third of
+the time of `tarfile` and little traffic on a mounted store. A truncated or damaged file is refused with the offset,
+because samples would otherwise be lost silently.
 """
 
 import json
@@ -39,12 +37,12 @@ class Member(NamedTuple):
     """A file in a tar file."""
 
     name: str
-    offset: int  # where its bytes begin
+    offset: int  # of its first byte
     size: int
 
 
 class TarReader:
-    """An open tar file: its members once through, and small ones' bytes on the way."""
+    """An open tar file: one pass over its members, with the contents of small ones."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -58,126 +56,128 @@ class TarReader:
     def __exit__(self, *_: object) -> None:
         os.close(self.descriptor)
 
-    def at(self, offset: int, length: int) -> bytes:
-        """A few bytes at a place; shorter at the end of the file. Neighbours come from the same read."""
+    def read_at(self, offset: int, length: int) -> bytes:
+        """A few bytes at an offset; fewer at the end of the file. Neighbours come from the same read."""
         begin = offset - self.start
         if begin < 0 or begin + length > len(self.piece):
             self.piece, self.start, begin = os.pread(self.descriptor, max(length, PIECE), offset), offset, 0
         return self.piece[begin : begin + length]
 
-    def text(self, member: Member) -> bytes:
+    def read_text(self, member: Member) -> bytes:
         """The bytes of a small member: a label or a description."""
         if member.size > LONGEST:
-            raise self.wrong(member.offset, f"{member.name} has {member.size:,} bytes; a label has at most {LONGEST:,}")
-        return self.at(member.offset, member.size)
+            raise self.error(member.offset, f"{member.name} has {member.size:,} bytes; a label has at most {LONGEST:,}")
+        return self.read_at(member.offset, member.size)
 
-    def wrong(self, offset: int, reason: str) -> DataError:
+    def error(self, offset: int, reason: str) -> DataError:
         return DataError(f"{self.path}: at byte {offset:,}: {reason}")
 
     def members(self) -> Iterator[Member]:
-        """Its plain files in order. DataError, with the place, where the file is damaged, cut short or no tar file."""
+        """Its regular files in order. DataError, with the offset, where it is damaged, cut short or not a tar file."""
         self.refuse_compressed()
-        offset, extra = 0, dict[str, str]()  # `extra` is what extended headers say of the member that follows
+        offset, extra = 0, dict[str, str]()  # `extra` has the extended headers of the next member
         while True:
-            block = self.at(offset, BLOCK)
+            block = self.read_at(offset, BLOCK)
             if block == ZEROS:
                 return self.check_end(offset)
-            kind, name, size = self.header(offset, block)
+            kind, name, size = self.parse_header(offset, block)
             data = offset + BLOCK
             if kind not in b"LKxg":
-                size = self.whole(extra["size"], offset) if "size" in extra else size
+                size = self.parse_size(extra["size"], offset) if "size" in extra else size
             offset = data + -(-size // BLOCK) * BLOCK
             if data + size > self.size:
-                there = f"{name} should have {size:,} bytes, {self.size - data:,} are there"
-                raise self.wrong(data, f"cut short: {there}; write or copy it again")
+                there = f"{name} has {self.size - data:,} of {size:,} bytes"
+                raise self.error(data, f"cut short: {there}; write or copy it again")
             match kind:
                 case 0x4C:  # L: the next name, by GNU
-                    extra["path"] = decoded(self.text(Member("a long name", data, size)).partition(b"\0")[0])
+                    extra["path"] = decode_name(self.read_text(Member("a long name", data, size)).partition(b"\0")[0])
                 case 0x78:  # x: the next member, by POSIX
-                    extra |= self.records(Member("an extended header", data, size))
+                    extra |= self.parse_records(Member("an extended header", data, size))
                 case 0x67 | 0x35 | 0x4B:  # g, 5, K: what holds for all, a folder, a long link: not needed
                     extra = extra if kind == 0x4B else {}
                 case 0x30 | 0x00 | 0x37:
                     if extra and any(key.startswith("GNU.sparse") for key in extra):
-                        raise self.wrong(data, f"{name} is stored sparsely; pack without --sparse")
+                        raise self.error(data, f"{name} is stored sparsely; pack without --sparse")
                     yield Member(extra.get("path", name), data, size)
                     extra = {}
                 case _:
-                    raise self.wrong(
+                    raise self.error(
                         data - BLOCK,
                         f"{extra.get('path', name)} is a link, sparse or special (type {chr(kind)!r}), and has no "
                         "plain bytes of its own; pack it with tar --dereference --hard-dereference",
                     )
 
-    def header(self, offset: int, block: bytes) -> tuple[int, str, int]:
-        """Kind, name and size from a header whose checksum fits."""
+    def parse_header(self, offset: int, block: bytes) -> tuple[int, str, int]:
+        """Kind, name and size from a header, whose checksum is compared."""
         if len(block) < BLOCK:
-            raise self.wrong(
+            raise self.error(
                 offset,
-                "ends without the end mark of a tar file, so images may be missing: write or copy it again "
-                f"(if you know it is whole: head -c 1024 /dev/zero >> {self.path.name})",
+                "ends without the end marker of a tar file, so images may be missing; write or copy it again "
+                f"(if you know that it is complete: head -c 1024 /dev/zero >> {self.path.name})",
             )
-        said = self.number(block[148:156], offset)
+        said = self.parse_number(block[148:156], offset)
         if said != sum(block) - sum(block[148:156]) + 8 * 32:
-            what = "damaged header: its checksum does not fit" if offset else "no tar file, or a damaged one"
-            raise self.wrong(offset, what)
+            what = "damaged header: its checksum does not match" if offset else "not a tar file, or a damaged one"
+            raise self.error(offset, what)
         name = block[:100].partition(b"\0")[0]
         if block[257:263] == b"ustar\0" and block[345]:
             name = block[345:500].partition(b"\0")[0] + b"/" + name
-        return block[156], decoded(name), self.number(block[124:136], offset)
+        return block[156], decode_name(name), self.parse_number(block[124:136], offset)
 
-    def number(self, field: bytes, offset: int) -> int:
+    def parse_number(self, field: bytes, offset: int) -> int:
         """Octal digits; or, where the first bit is set, a binary number."""
         if field[0] & 0x80:
             return int.from_bytes(bytes([field[0] & 0x7F]) + field[1:], "big")
         try:
             return int(field.partition(b"\0")[0].strip() or b"0", 8)
         except ValueError:
-            what = "damaged header" if offset else "no tar file, or a damaged one"
-            raise self.wrong(offset, f"{what}: {field!r} is not a number") from None
+            what = "damaged header" if offset else "not a tar file, or a damaged one"
+            raise self.error(offset, f"{what}: {field!r} is not a number") from None
 
-    def whole(self, text: str, offset: int) -> int:
+    def parse_size(self, text: str, offset: int) -> int:
         if not (text.isascii() and text.isdigit() and len(text) < 19):
-            raise self.wrong(offset, f"damaged extended header: size {text[:40]!r}")
+            raise self.error(offset, f"damaged extended header: size {text[:40]!r}")
         return int(text)
 
-    def records(self, member: Member) -> dict[str, str]:
-        """What an extended header says, as lines of "LENGTH key=value"."""
-        rest, found = self.text(member), dict[str, str]()
+    def parse_records(self, member: Member) -> dict[str, str]:
+        """The fields of an extended header, lines of "LENGTH key=value"."""
+        rest, found = self.read_text(member), dict[str, str]()
         while rest:
             digits = rest.partition(b" ")[0]
             length = int(digits) if digits.isdigit() and len(digits) < 8 else 0
             key, equals, value = rest[len(digits) + 1 : length - 1].partition(b"=")
             if not (len(digits) < length <= len(rest) and equals and rest[length - 1 : length] == b"\n"):
-                raise self.wrong(member.offset, "damaged extended header")
-            found[decoded(key)] = decoded(value)
+                raise self.error(member.offset, "damaged extended header")
+            found[decode_name(key)] = decode_name(value)
             rest = rest[length:]
         return found
 
     def check_end(self, offset: int) -> None:
-        """After the end mark nothing may follow but zeros: of two archives put together one would be lost."""
+        """Only zeros may follow the end marker: the second of two joined archives would be lost."""
         if offset + 2 * BLOCK > self.size:
-            raise self.wrong(offset, "cut short in its end mark; write or copy it again")
+            raise self.error(offset, "cut short in its end marker; write or copy it again")
         for at in range(offset, self.size, 1 << 20):
             if os.pread(self.descriptor, 1 << 20, at).strip(b"\0"):
-                raise self.wrong(at, "goes on after its end mark; were archives put together? Keep them apart")
+                raise self.error(at, "continues after its end marker; were archives joined? Keep them separate")
 
     def refuse_compressed(self) -> None:
-        first = self.at(0, 8)
+        first = self.read_at(0, 8)
         for magic, command in COMPRESSED.items():
             if first.startswith(magic):
-                raise DataError(f"{self.path} is compressed, so its images cannot be reached one by one: use {command}")
+                raise DataError(
+                    f"{self.path} is compressed, so its images cannot be read one by one; decompress it with {command}"
+                )
         if not first:
             raise DataError(f"{self.path} is empty")
 
 
-def decoded(name: bytes) -> str:
+def decode_name(name: bytes) -> str:
     return name.decode("utf-8", "surrogateescape")
 
 
-PICTURES: Final = frozenset(suffix.removeprefix(".") for suffix in (*READ, *HEIC))
-MASKS: Final = ("seg.png", "mask.png")  # ends of what may be a mask; the first one counts
-DIGITS: Final = 9  # of a label; the index keeps 32 bits
+IMAGES: Final = frozenset(suffix.removeprefix(".") for suffix in (*READ, *HEIC))
+MASKS: Final = ("seg.png", "mask.png")  # suffixes of masks; the first has priority
+DIGITS: Final = 9  # of a label; the index has 32 bits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -187,11 +187,11 @@ class ScannedShard:
     offset: NDArray[np.int64]
     size: NDArray[np.int64]
     label: NDArray[np.int32]  # the first, or -1
-    names: NDArray[np.uint8]  # those of the image members, laid end to end
+    names: NDArray[np.uint8]  # of the image members, end to end
     name_length: NDArray[np.int64]
-    several: NDArray[np.int32]  # all labels, laid end to end
-    count: NDArray[np.int64]  # of labels a sample
-    multiple: bool  # whether any sample came with a list
+    several: NDArray[np.int32]  # all labels, end to end
+    count: NDArray[np.int64]  # labels per sample
+    multiple: bool  # whether any sample has a list of labels
     mask_offset: NDArray[np.int64]
     mask_size: NDArray[np.int64]  # 0 where there is no mask
 
@@ -200,81 +200,81 @@ class ScannedShard:
 
 
 @dataclass(slots=True, eq=False)
-class Sample:
-    """What has been seen of one key so far."""
+class ShardSample:
+    """The members of one key so far."""
 
-    picture: Member | None = None
+    image: Member | None = None
     mask: Member | None = None
     labels: tuple[int, ...] | None = None
     listed: bool = False
-    ends: str = ""  # of other members, for a message
+    ends: str = ""  # suffix of another member, for a message
 
 
 def scan_shard(path: Path) -> ScannedShard:
     """All samples of a shard, by reading its headers and labels."""
-    samples: dict[str, Sample] = {}
+    samples: dict[str, ShardSample] = {}
     with TarReader(path) as tar:
         for member in tar.members():
-            key, kind = split(member.name)
+            key, kind = split_key(member.name)
             if key:
-                note(tar, samples.setdefault(key, Sample()), member, kind)
+                add_member(tar, samples.setdefault(key, ShardSample()), member, kind)
     for key, sample in samples.items():
-        if sample.picture is None and sample.labels:
+        if sample.image is None and sample.labels:
             found = f", only .{sample.ends}" if sample.ends else ""
             raise DataError(f"{path}: {key} has a label and no image{found}; images end in {', '.join(READ)}")
-    return columns([sample for sample in samples.values() if sample.picture])
+    return make_columns([sample for sample in samples.values() if sample.image])
 
 
-def split(name: str) -> tuple[str, str]:
+def split_key(name: str) -> tuple[str, str]:
     """a/b.c.png -> ("a/b", "c.png"). Hidden files, such as those that macOS adds, have no key."""
     folder, slash, last = name.removeprefix("./").rpartition("/")
     key, _, kind = last.partition(".")
     return (folder + slash + key, kind.lower()) if key else ("", "")
 
 
-def note(tar: TarReader, sample: Sample, member: Member, kind: str) -> None:
-    if kind in PICTURES:
-        if sample.picture is not None:
-            raise tar.wrong(
+def add_member(tar: TarReader, sample: ShardSample, member: Member, kind: str) -> None:
+    if kind in IMAGES:
+        if sample.image is not None:
+            raise tar.error(
                 member.offset,
-                f"{member.name} is a second image next to {sample.picture.name}; give what belongs to an image a "
-                "second dot (KEY.mask.png), and every image a key of its own",
+                f"{member.name} is a second image next to {sample.image.name}; give files that belong to an "
+                "image a second dot (KEY.mask.png), and every image its own key",
             )
-        sample.picture = member
+        sample.image = member
     elif kind == "cls":
-        given(tar, sample, member, (number(tar, member, tar.text(member).decode("ascii", "replace")),))
+        set_labels(tar, sample, member, (parse_label(tar, member, tar.read_text(member).decode("ascii", "replace")),))
     elif kind == "json":
-        described(tar, sample, member)
+        read_json_labels(tar, sample, member)
     else:
         if kind == MASKS[0] or (kind in MASKS and sample.mask is None):
             sample.mask = member
         sample.ends = kind
 
 
-def described(tar: TarReader, sample: Sample, member: Member) -> None:
+def read_json_labels(tar: TarReader, sample: ShardSample, member: Member) -> None:
     """The labels in a JSON member, where it has any."""
     try:
-        content: Any = json.loads(tar.text(member))
+        content: Any = json.loads(tar.read_text(member))
     except (ValueError, RecursionError) as error:
-        raise tar.wrong(member.offset, f"{member.name} is no JSON: {error}") from None
+        raise tar.error(member.offset, f"{member.name} is not JSON: {error}") from None
     if not isinstance(content, dict):
         return
     found: Any = content.get("labels", content.get("label"))
     if isinstance(found, list):
         sample.listed = True
-        given(tar, sample, member, tuple(number(tar, member, value) for value in found))
+        set_labels(tar, sample, member, tuple(parse_label(tar, member, value) for value in found))
     elif found is not None:
-        given(tar, sample, member, (number(tar, member, found),))
+        set_labels(tar, sample, member, (parse_label(tar, member, found),))
 
 
-def given(tar: TarReader, sample: Sample, member: Member, labels: tuple[int, ...]) -> None:
+def set_labels(tar: TarReader, sample: ShardSample, member: Member, labels: tuple[int, ...]) -> None:
     if sample.labels is not None and sample.labels != labels:
         raise BadLabels(f"{tar.path}: {member.name} says {list(labels)}, another member {list(sample.labels)}")
     sample.labels = labels
 
 
-def number(tar: TarReader, member: Member, value: Any) -> int:
-    """A class number from text or JSON; a name is not one."""
+def parse_label(tar: TarReader, member: Member, value: Any) -> int:
+    """A class number from text or JSON; names are refused."""
     text = str(value).strip()
     if isinstance(value, bool) or not text.isascii() or not text.isdigit() or len(text) > DIGITS:
         raise BadLabels(
@@ -284,23 +284,23 @@ def number(tar: TarReader, member: Member, value: Any) -> int:
     return int(text)
 
 
-def columns(samples: list[Sample]) -> ScannedShard:
-    pictures = [sample.picture for sample in samples if sample.picture]
-    names = [fsencode(picture.name) for picture in pictures]
+def make_columns(samples: list[ShardSample]) -> ScannedShard:
+    images = [sample.image for sample in samples if sample.image]
+    names = [fsencode(image.name) for image in images]
     labels = [sample.labels or () for sample in samples]
     return ScannedShard(
-        offset=whole((picture.offset for picture in pictures), len(samples)),
-        size=whole((picture.size for picture in pictures), len(samples)),
+        offset=to_int64((image.offset for image in images), len(samples)),
+        size=to_int64((image.size for image in images), len(samples)),
         label=np.fromiter((row[0] if row else NONE for row in labels), np.int32, len(samples)),
         names=np.frombuffer(b"".join(names), np.uint8),
-        name_length=whole(map(len, names), len(samples)),
+        name_length=to_int64(map(len, names), len(samples)),
         several=np.array([value for row in labels for value in row], np.int32),
-        count=whole(map(len, labels), len(samples)),
+        count=to_int64(map(len, labels), len(samples)),
         multiple=any(sample.listed for sample in samples),
-        mask_offset=whole((sample.mask.offset if sample.mask else 0 for sample in samples), len(samples)),
-        mask_size=whole((sample.mask.size if sample.mask else 0 for sample in samples), len(samples)),
+        mask_offset=to_int64((sample.mask.offset if sample.mask else 0 for sample in samples), len(samples)),
+        mask_size=to_int64((sample.mask.size if sample.mask else 0 for sample in samples), len(samples)),
     )
 
 
-def whole(values: Iterable[int], count: int) -> NDArray[np.int64]:
+def to_int64(values: Iterable[int], count: int) -> NDArray[np.int64]:
     return np.fromiter(values, np.int64, count)
