@@ -1,6 +1,6 @@
-"""Vision Transformers after "An Image is Worth 16x16 Words": build them, read and write weights, see what they do.
+"""Vision Transformers after "An Image is Worth 16x16 Words": build, train, evaluate, inspect and serve them.
 
-The names below are imported when first used, so that `import vitrail` does not wait for torch.
+The names below are imported on first use, so that `import vitrail` does not load torch.
 """
 
 import sys
@@ -58,55 +58,40 @@ __all__ = [
     "train",
 ]
 
-_FACE = {
-    "Evaluation": "vitrail.api:Evaluation",
-    "Features": "vitrail.api:Features",
-    "PredictedMask": "vitrail.tasks.segmentation.prediction:PredictedMask",
-    "Prediction": "vitrail.tasks.classification.prediction:Prediction",
-    "Predictor": "vitrail.predict.predictor:Predictor",
-    "ResNetConfig": "vitrail.models.resnet_config:ResNetConfig",
-    "Trained": "vitrail.api:Trained",
-    "ViTConfig": "vitrail.models.vit_config:ViTConfig",
-    "VitrailError": "vitrail.core.errors:VitrailError",
-    "convert": "vitrail.checkpoint.convert:convert",
-    "create_config": "vitrail.models.zoo:create_config",
-    "create_model": "vitrail.checkpoint.weights:create_model",
-    "evaluate": "vitrail.api:evaluate",
-    "extract_features": "vitrail.api:extract_features",
-    "find_nearest": "vitrail.evaluation.frozen.knn:find_nearest",
-    "finetune": "vitrail.api:finetune",
-    "fit": "vitrail.api:fit",
-    "from_pretrained": "vitrail.checkpoint.hub_repository:from_pretrained",
-    "list_models": "vitrail.models.zoo:list_models",
-    "load": "vitrail.checkpoint.weights:load",
-    "open_collection": "vitrail.data.collection:open_collection",
-    "predictor": "vitrail.predict.predictor:predictor",
-    "push_to_hub": "vitrail.checkpoint.hub_repository:push_to_hub",
-    "resize_position": "vitrail.models.positions:resize_position",
-    "save": "vitrail.checkpoint.weights:save",
-    "save_pretrained": "vitrail.checkpoint.hub_repository:save_pretrained",
-    "train": "vitrail.api:train",
+_NAMES = {  # the names of each module
+    "vitrail.api": "Evaluation Features Trained evaluate extract_features finetune fit train",
+    "vitrail.checkpoint.convert": "convert",
+    "vitrail.checkpoint.hub_repository": "from_pretrained push_to_hub save_pretrained",
+    "vitrail.checkpoint.weights": "create_model load save",
+    "vitrail.core.errors": "VitrailError",
+    "vitrail.data.collection": "open_collection",
+    "vitrail.evaluation.frozen.knn": "find_nearest",
+    "vitrail.models.positions": "resize_position",
+    "vitrail.models.resnet_config": "ResNetConfig",
+    "vitrail.models.vit_config": "ViTConfig",
+    "vitrail.models.zoo": "create_config list_models",
+    "vitrail.predict.predictor": "Predictor predictor",
+    "vitrail.tasks.classification.prediction": "Prediction",
+    "vitrail.tasks.segmentation.prediction": "PredictedMask",
 }
-
-
-_PARTS = ("export", "inspection")  # whole modules that people reach for: vitrail.inspection.rollout(model, images)
+_FACE = {name: module for module, names in _NAMES.items() for name in names.split()}
+_PARTS = ("export", "inspection")  # modules that are part of the interface: vitrail.inspection.rollout(model, images)
 
 
 def __getattr__(name: str) -> object:
-    """The public face, one name at a time (PEP 562)."""
+    """Imports a public name on first use (PEP 562)."""
     if name in _PARTS:
         return import_module(f"vitrail.{name}")
     if name not in _FACE:
         raise AttributeError(f"module 'vitrail' has no attribute {name!r}")
-    module, _, attribute = _FACE[name].partition(":")
-    value: object = getattr(import_module(module), attribute)
+    value: object = getattr(import_module(_FACE[name]), name)
     globals()[name] = value
     return value
 
 
 class _Package(ModuleType):
-    """The import system binds each subpackage to its parent; `vitrail.train` stays the function all the same, and
-    `from vitrail.train.config import ...` the way to the modules."""
+    """The import system binds each subpackage to its parent; here `vitrail.train` stays the function, and modules are
+    imported as `from vitrail.train.config import ...`."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if not (name in _FACE and isinstance(value, ModuleType)):

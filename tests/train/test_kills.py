@@ -1,6 +1,6 @@
 """SIGKILL, by the clock and inside a save: what comes out of a training does not change by a bit.
 
-The long version is bench/kill.py; its figure is in docs/reliability.md.
+The long version is bench/kill_and_resume.py; its figure is in docs/reliability.md.
 """
 
 import os

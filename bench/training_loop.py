@@ -1,7 +1,7 @@
 """What the loop costs over the bare step: data order, flips on the device, normalisation, metrics, schedule, flags.
 
-    python bench/loop.py                                  # ViT-B/16 at 224 px, bfloat16, on one GPU
-    python bench/loop.py --device cpu --model Ti/16 --image-size 32 --batch 8 --steps 4 --rounds 2
+    python bench/training_loop.py                                  # ViT-B/16 at 224 px, bfloat16, on one GPU
+    python bench/training_loop.py --device cpu --model Ti/16 --image-size 32 --batch 8 --steps 4 --rounds 2
 
 Both run the same compiled objective, optimiser and clipping, in turns in one process. The bare step gets the same batch
 again and again; the loop draws a new one each time from a set that lies on the device, and reads its metrics.

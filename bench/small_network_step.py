@@ -1,8 +1,8 @@
 """How long a step of a small network takes in the loop, by how it is compiled; real augmentation and mixing included.
 
-    python bench/small.py                                    # the recipe cifar10, on one GPU: on, graphs
-    python bench/small.py --together 3 --ways graphs         # the same with three runs sharing the card
-    python bench/small.py --recipe quick-cifar10 --ways off --device cpu --steps 4 --rounds 2
+    python bench/small_network_step.py                                    # the recipe cifar10, on one GPU: on, graphs
+    python bench/small_network_step.py --together 3 --ways graphs         # the same with three runs sharing the card
+    python bench/small_network_step.py --recipe quick-cifar10 --ways off --device cpu --steps 4 --rounds 2
 
 Every way has a process of its own, and all take turns, so that a slow moment of the machine is everybody's. With
 `--together N` each way is N processes that train at once, and what is told is the slowest one's. Images are random.

@@ -1,7 +1,7 @@
 """What an image adds to the memory of a step, next to the closed form of docs/scale.md.
 
-    python bench/scale.py                                   # B/16, L/16 and H/14 at 224 px on a GPU
-    python bench/scale.py --ways recomputed --batches 256 512
+    python bench/multi_process.py                                   # B/16, L/16 and H/14 at 224 px on a GPU
+    python bench/multi_process.py --ways recomputed --batches 256 512
 
 Forward and backward of one micro-batch at two sizes; the difference of the peaks is what the images in between took.
 With recomputation the batches must be large, or else the peak is that of the gradients, after the images have gone.

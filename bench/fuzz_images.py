@@ -1,6 +1,6 @@
 """Damage images by the thousand and see what the reader makes of them.
 
-    python bench/fuzz_pictures.py --files 3000 --seed 0
+    python bench/fuzz_images.py --files 3000 --seed 0
 
 ``--files`` damaged copies of each of some thirty kinds of file (every format on the list, in every variety that has a
 decoder of its own) are read in forked children under a memory limit and a watchdog: tests/data/fuzzing.py, which says

@@ -1,6 +1,6 @@
 """Kills trainings at random moments and inside their saves, resumes them, and compares what comes out, bit by bit.
 
-    OMP_NUM_THREADS=1 python -m bench.kill --runs 200
+    OMP_NUM_THREADS=1 python -m bench.kill_and_resume --runs 200
 
 Every run is the same 40 steps of a small ViT with dropout, mixing, accumulation, averaging, scoring and a checkpoint
 every fourth step. Half of the kills come by the clock, half at a chosen moment before or after a write, a sync, a
