@@ -31,7 +31,7 @@ from torch import Tensor
 import vitrail
 from vitrail import export
 from vitrail.data.dataset import ArrayDataset
-from vitrail.export.onnx_file import Session
+from vitrail.export.onnx_file import OnnxSession
 
 DEFAULT = ("vit_ti_16", "vit_s_16", "bit_r50x1")
 
@@ -54,17 +54,17 @@ def network(name: str) -> Any:
 def runners(model: Any, folder: Path, threads: int) -> tuple[dict[str, Callable[[Tensor], Tensor]], dict[str, int]]:
     """The three that take turns, and how large their files are."""
     size = model.config.image[0]
-    pictures = export.Pictures(source=ArrayDataset(crops(16, size)))
+    pictures = export.ExportImages(source=ArrayDataset(crops(16, size)))
     plain = export.to_onnx(model, folder / "float.onnx", export.OnnxOptions(fixed_size=True))
     small = export.to_onnx(
         model,
         folder / "int8.onnx",
         export.OnnxOptions(fixed_size=True, int8=True, least_agreement=0),
-        pictures=pictures,
+        scoring_images=pictures,
     )
     sessions = {
-        "onnxruntime": Session(plain.target, threads=threads),
-        "onnxruntime int8": Session(small.target, threads=threads),
+        "onnxruntime": OnnxSession(plain.target, threads=threads),
+        "onnxruntime int8": OnnxSession(small.target, threads=threads),
     }
     print(f"    float32 {plain.report.worst:.1e} off the network", flush=True)
     return {"torch": model, **sessions}, {"float32": plain.bytes, "int8": small.bytes}

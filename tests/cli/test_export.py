@@ -214,7 +214,7 @@ def test_trained_weights_in_every_form(tmp_path: Path, capsys: pytest.CaptureFix
         found = [float(value) for value in re.findall(r"^ ?\d+x\d+ +\d+ +\S+ +(\S+)", text, re.MULTILINE)]
         assert len(found) == (6 if form in ("onnx", "torch-export") else 3)
         assert max(found) < 1e-5
-    about = json.loads(vitrail.export.onnx_file.Session(tmp_path / "m.onnx").metadata["preprocessing"])
+    about = json.loads(vitrail.export.onnx_file.OnnxSession(tmp_path / "m.onnx").metadata["preprocessing"])
     assert (about["image"], about["resize"]) == ([224, 224], 256)
 
 

@@ -9,7 +9,7 @@ from vitrail.checkpoint.bundle import Card
 from vitrail.data.collection import open_collection
 from vitrail.data.loader import eval_batches
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.export import Pictures
+from vitrail.export import ExportImages
 from vitrail.models.build import Model, build
 from vitrail.models.family import ModelConfig
 from vitrail.models.resnet_config import ResNetConfig
@@ -51,6 +51,6 @@ def trained(config: ModelConfig, steps: int = 120, lr: float = 3e-3) -> Model:
     return model.eval()
 
 
-def held_out() -> Pictures:
+def held_out() -> ExportImages:
     test = DIGITS.splits["test"]
-    return Pictures(source=test, has_targets=True, calibration=DIGITS.splits["train"])
+    return ExportImages(source=test, has_targets=True, calibration=DIGITS.splits["train"])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from vitrail.core.errors import ExportFailed
-from vitrail.export.verify import BATCHES, Case, Report, as_bytes, check, pictures
+from vitrail.export.verify import BATCHES, CheckedBatch, ExportReport, as_bytes, check_export, make_noise_images
 
 WEIGHT = torch.linspace(-1, 1, 3 * 7).view(3, 7)
 
@@ -17,7 +17,7 @@ def network(images: Tensor) -> Tensor:
 
 
 def run(candidate, **changes):
-    return check(
+    return check_export(
         {(6, 4): network, (8, 8): network},
         candidate,
         subject="m.onnx",
@@ -43,7 +43,9 @@ def test_differences_are_taken_over_the_largest_value() -> None:
     report = run(lambda images: network(images) * (1 + 1e-5))
     assert report.worst == pytest.approx(1e-5, rel=0.1)
     case = report.cases[0]
-    assert case.absolute == pytest.approx(1e-5 * float(network(pictures(1, 3, (6, 4), seed=1)).abs().max()), rel=0.1)
+    assert case.absolute == pytest.approx(
+        1e-5 * float(network(make_noise_images(1, 3, (6, 4), seed=1)).abs().max()), rel=0.1
+    )
 
 
 @pytest.mark.parametrize(
@@ -94,20 +96,20 @@ def test_bytes_are_given_to_both() -> None:
         seen.append(images.dtype)
         return network(images.float())
 
-    check({(6, 4): bytewise}, bytewise, subject="m", against="r", channels=3, classes=7, pixels=True)
+    check_export({(6, 4): bytewise}, bytewise, subject="m", against="r", channels=3, classes=7, pixels=True)
     assert set(seen) == {torch.uint8}
     assert as_bytes(torch.tensor([-9.0, 0.0, 9.0])).tolist() == [0, 128, 255]
 
 
 def test_pictures_are_the_same_each_time_and_all_different() -> None:
-    shown = pictures(4, 3, (5, 9))
-    assert torch.equal(shown, pictures(4, 3, (5, 9)))
-    assert not torch.equal(shown, pictures(4, 3, (5, 9), seed=1))
+    shown = make_noise_images(4, 3, (5, 9))
+    assert torch.equal(shown, make_noise_images(4, 3, (5, 9)))
+    assert not torch.equal(shown, make_noise_images(4, 3, (5, 9), seed=1))
     assert len({tuple(plane.flatten().tolist()) for plane in shown.flatten(0, 1)}) == 12
 
 
 def test_no_number_is_the_worst() -> None:
     cases = tuple(
-        Case(image=(1, 1), batch=1, absolute=value, relative=value, agree=1) for value in (1.0, math.nan, 2.0)
+        CheckedBatch(image=(1, 1), batch=1, absolute=value, relative=value, agree=1) for value in (1.0, math.nan, 2.0)
     )
-    assert math.isnan(Report(against="r", cases=cases).worst)
+    assert math.isnan(ExportReport(against="r", cases=cases).worst)

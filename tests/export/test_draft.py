@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from vitrail.core.errors import ConfigError, ExportRefused
-from vitrail.export.output import check_target, drafted
+from vitrail.export.output import atomic_output, check_target
 
 
 def test_a_file_gets_its_name_behind_the_block(tmp_path: Path) -> None:
     target = tmp_path / "new" / "m.onnx"
-    with drafted(target) as draft:
+    with atomic_output(target) as draft:
         draft.write_bytes(b"whole")
         draft.with_name("m.onnx.data").write_bytes(b"more")
         assert not target.exists()
@@ -20,7 +20,7 @@ def test_a_file_gets_its_name_behind_the_block(tmp_path: Path) -> None:
 
 
 def interrupted(target: Path) -> None:
-    with drafted(target) as draft:
+    with atomic_output(target) as draft:
         draft.write_bytes(b"half")
         raise KeyboardInterrupt
 
@@ -39,7 +39,7 @@ def test_a_folder_is_filled_and_a_stale_description_goes(tmp_path: Path) -> None
     target.mkdir()
     (target / "README.md").write_text("mine")
     (target / "model.safetensors.vitrail.json").write_text("of other weights")
-    with drafted(target) as draft:
+    with atomic_output(target) as draft:
         draft.mkdir()
         (draft / "model.safetensors").write_bytes(b"new")
     assert sorted(path.name for path in target.iterdir()) == ["README.md", "model.safetensors"]
@@ -48,7 +48,7 @@ def test_a_folder_is_filled_and_a_stale_description_goes(tmp_path: Path) -> None
 def test_others_may_read_it_as_far_as_the_umask_says(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
-        with drafted(tmp_path / "m.onnx") as draft:
+        with atomic_output(tmp_path / "m.onnx") as draft:
             draft.write_bytes(b"whole")
     finally:
         os.umask(before)
@@ -57,7 +57,7 @@ def test_others_may_read_it_as_far_as_the_umask_says(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_told_of(tmp_path: Path) -> None:
     told = r"m\.onnx cannot be written \(No space left on device\); give another --out"
-    with pytest.raises(ConfigError, match=told), drafted(tmp_path / "m.onnx"):
+    with pytest.raises(ConfigError, match=told), atomic_output(tmp_path / "m.onnx"):
         raise OSError(28, "No space left on device")
     assert not list(tmp_path.iterdir())
 

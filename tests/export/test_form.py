@@ -11,7 +11,7 @@ from tests.models.tiny import RESNET, VARIANTS, VIT, awake, images
 from vitrail.checkpoint.bundle import Bundle, Card
 from vitrail.checkpoint.weights import build_network, to_bundle
 from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
-from vitrail.export.exportable import bordered, references, root_pool, shipped
+from vitrail.export.exportable import add_border, make_references, root_pool, to_exportable
 from vitrail.models import layers as convolution
 from vitrail.models.build import Model
 from vitrail.models.positions import SineTable, resample_grid, resize_grid, sine_positions
@@ -36,13 +36,13 @@ def test_every_network_at_its_own_size_and_at_others(name: str) -> None:
     config = VARIANTS[name]
     model = awake(config, torch.float32)
     shown = images(config, 3, torch.float32)
-    assert off(model(shown), shipped(model)(shown)) < 5e-6
+    assert off(model(shown), to_exportable(model)(shown)) < 5e-6
     possible = config.open_sizes
     assert bool(possible.why) == (possible.step is None)
     if possible.step is None:
         return
-    form = shipped(model, dynamic=True)
-    for size, reference in references(carded(model), possible).items():
+    form = to_exportable(model, dynamic=True)
+    for size, reference in make_references(carded(model), possible).items():
         shown = torch.randn(2, config.channels, *size)
         assert off(reference(shown), form(shown)) < 5e-6
 
@@ -79,7 +79,7 @@ def test_the_pool_is_that_of_the_network(size: tuple[int, int], zero: bool, same
 
 def test_a_border_is_what_padding_gives() -> None:
     x = torch.randn(2, 3, 4, 5)
-    assert torch.equal(bordered(bordered(x, 3, (1, 1)), 2, (0, 1)), F.pad(x, (1, 1, 0, 1)))
+    assert torch.equal(add_border(add_border(x, 3, (1, 1)), 2, (0, 1)), F.pad(x, (1, 1, 0, 1)))
 
 
 @pytest.mark.parametrize("grid", [(3, 5), (7, 2), (1, 1), (1, 9), (4, 4)])
@@ -102,7 +102,7 @@ def test_bytes_are_normalised_as_pictures_are() -> None:
     preprocessing = Preprocessing(image=VIT.image, mean=IMAGENET_MEAN, std=IMAGENET_STD)
     model = awake(VIT, torch.float32)
     pixels = torch.randint(256, (2, 3, *VIT.image), dtype=torch.uint8)
-    form = shipped(model, preprocessing=preprocessing)
+    form = to_exportable(model, preprocessing=preprocessing)
     assert off(model(preprocessing.normalise(pixels)), form(pixels)) < 1e-6
 
 
@@ -110,7 +110,7 @@ def test_bytes_are_normalised_as_pictures_are() -> None:
 def test_the_network_stays_as_it_was() -> None:
     model = awake(VARIANTS["hybrid"], torch.float32).train()
     before = {name: (tensor.clone(), tensor.requires_grad) for name, tensor in model.state_dict(keep_vars=True).items()}
-    form = shipped(model)
+    form = to_exportable(model)
     assert model.training
     assert not form.training
     after = model.state_dict(keep_vars=True)

@@ -18,11 +18,11 @@ from vitrail.checkpoint.bundle import Bundle, Card, parse_description
 from vitrail.checkpoint.weights import to_bundle
 from vitrail.core.errors import ConfigError, ExportFailed, ExportRefused
 from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
-from vitrail.export import OnnxOptions, Written, onnx_file, to_onnx
+from vitrail.export import ExportResult, OnnxOptions, onnx_file, to_onnx
 from vitrail.export import exportable as form
 from vitrail.export import onnx_file as runtime
-from vitrail.export.exportable import reference
-from vitrail.export.onnx_file import Session
+from vitrail.export.exportable import make_reference
+from vitrail.export.onnx_file import OnnxSession
 from vitrail.models.family import ModelConfig
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.zoo import adapt_config
@@ -40,16 +40,16 @@ def bundle(config: ModelConfig) -> Bundle:
 
 
 @pytest.fixture(scope="module")
-def vit(tmp_path_factory: pytest.TempPathFactory) -> Written:
+def vit(tmp_path_factory: pytest.TempPathFactory) -> ExportResult:
     return to_onnx(bundle(TINY), tmp_path_factory.mktemp("vit") / "vit.onnx")
 
 
 @pytest.fixture(scope="module")
-def bit(tmp_path_factory: pytest.TempPathFactory) -> Written:
+def bit(tmp_path_factory: pytest.TempPathFactory) -> ExportResult:
     return to_onnx(bundle(RESNET), tmp_path_factory.mktemp("bit") / "bit.onnx", OnnxOptions(preprocessing=True))
 
 
-def assert_checked(done: Written) -> None:
+def assert_checked(done: ExportResult) -> None:
     assert done.report.worst < 1e-4
     assert {case.batch for case in done.report.cases} == {1, 3, 16}
     assert done.report.against.startswith("onnxruntime ")
@@ -57,20 +57,20 @@ def assert_checked(done: Written) -> None:
     assert [path.name for path in done.target.parent.iterdir()] == [done.target.name]
 
 
-def test_a_vit_takes_any_batch_and_other_sizes(vit: Written) -> None:
+def test_a_vit_takes_any_batch_and_other_sizes(vit: ExportResult) -> None:
     assert_checked(vit)
     assert [case.image for case in vit.report.cases] == [(6, 12)] * 3 + [(10, 15)] * 3
-    (shown,) = Session(vit.target).inner.get_inputs()
+    (shown,) = OnnxSession(vit.target).inner.get_inputs()
     assert (shown.name, shown.type, shown.shape) == ("image", "tensor(float)", ["batch", 3, "2*rows", "3*columns"])
-    (out,) = Session(vit.target).inner.get_outputs()
+    (out,) = OnnxSession(vit.target).inner.get_outputs()
     assert (out.name, out.shape) == ("logits", ["batch", 5])
     images = torch.randn(5, 3, 4, 27)
-    expected = reference(bundle(TINY), (4, 27))(images)
-    assert torch.allclose(Session(vit.target)(images), expected, rtol=1e-4, atol=1e-5)
+    expected = make_reference(bundle(TINY), (4, 27))(images)
+    assert torch.allclose(OnnxSession(vit.target)(images), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_the_metadata_say_what_a_program_needs(vit: Written) -> None:
-    found = Session(vit.target).metadata
+def test_the_metadata_say_what_a_program_needs(vit: ExportResult) -> None:
+    found = OnnxSession(vit.target).metadata
     assert found["vitrail"] == __version__
     about = {name: json.loads(found[name]) for name in ("config", "preprocessing", "labels", "provenance")}
     config, card = parse_description(about)
@@ -78,7 +78,7 @@ def test_the_metadata_say_what_a_program_needs(vit: Written) -> None:
     assert card == bundle(TINY).card
 
 
-def test_nothing_of_this_machine_is_in_the_file(vit: Written) -> None:
+def test_nothing_of_this_machine_is_in_the_file(vit: ExportResult) -> None:
     content = vit.target.read_bytes()
     for word in (b"site-packages", b".py", str(Path(form.__file__).parents[2]).encode(), b"stack_trace"):
         assert word not in content, word
@@ -87,14 +87,15 @@ def test_nothing_of_this_machine_is_in_the_file(vit: Written) -> None:
     assert "blocks.1.mlp.contract/MatMul" in {node.name for node in model.graph.node}
 
 
-def test_bit_takes_any_size_and_bytes(bit: Written) -> None:
+@pytest.mark.slow
+def test_bit_takes_any_size_and_bytes(bit: ExportResult) -> None:
     assert_checked(bit)
-    (shown,) = Session(bit.target).inner.get_inputs()
+    (shown,) = OnnxSession(bit.target).inner.get_inputs()
     assert (shown.name, shown.type, shown.shape) == ("pixels", "tensor(uint8)", ["batch", 3, "height", "width"])
     assert {case.image for case in bit.report.cases} == {(20, 28), (36, 36), (21, 31)}
     pixels = torch.randint(256, (3, 3, 33, 47), dtype=torch.uint8)
-    expected = reference(bundle(RESNET), (33, 47), pixels=True)(pixels)
-    assert torch.allclose(Session(bit.target)(pixels), expected, rtol=1e-4, atol=1e-5)
+    expected = make_reference(bundle(RESNET), (33, 47), pixels=True)(pixels)
+    assert torch.allclose(OnnxSession(bit.target)(pixels), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -102,10 +103,11 @@ def test_a_hybrid_takes_multiples_of_its_stride(tmp_path: Path) -> None:
     config = replace(HYBRID, image=(16, 24), backbone=replace(BACKBONE, image=(16, 24)))
     done = to_onnx(bundle(config), tmp_path / "hybrid.onnx")
     assert_checked(done)
-    assert Session(done.target).inner.get_inputs()[0].shape == ["batch", 3, "8*rows", "8*columns"]
+    assert OnnxSession(done.target).inner.get_inputs()[0].shape == ["batch", 3, "8*rows", "8*columns"]
     assert {case.image for case in done.report.cases} == {(16, 24), (32, 32)}
 
 
+@pytest.mark.slow
 def test_a_zero_pad_that_the_runtime_merges_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """ONNX Runtime takes zeros before a max-pool for its padding, which is minus infinity. Should this begin to pass,
     the runtime has learned better."""
@@ -113,7 +115,7 @@ def test_a_zero_pad_that_the_runtime_merges_is_caught(tmp_path: Path, monkeypatc
     def padded(x: Tensor, axis: int, widths: tuple[int, int]) -> Tensor:
         return F.pad(x, (*widths, 0, 0) if axis == 3 else (0, 0, *widths))
 
-    monkeypatch.setattr(form, "bordered", padded)
+    monkeypatch.setattr(form, "add_border", padded)
     with pytest.raises(ExportFailed, match="off the network"):
         to_onnx(bundle(replace(RESNET, blocks=(1,))), tmp_path / "bit.onnx", OnnxOptions(fixed_size=True))
     assert not list(tmp_path.iterdir())
@@ -122,7 +124,7 @@ def test_a_zero_pad_that_the_runtime_merges_is_caught(tmp_path: Path, monkeypatc
 @pytest.mark.slow
 def test_int8_says_what_the_network_says(tmp_path: Path) -> None:
     model = trained(VIT)
-    done = to_onnx(model, tmp_path / "digits.onnx", OnnxOptions(int8=True), pictures=held_out())
+    done = to_onnx(model, tmp_path / "digits.onnx", OnnxOptions(int8=True), scoring_images=held_out())
     assert done.scores is not None
     assert (done.scores.count, done.scores.labelled) == (360, 360)
     assert done.scores.network > 250 / 360
@@ -139,7 +141,7 @@ def test_int8_says_what_the_network_says(tmp_path: Path) -> None:
     assert kinds.count("MatMulInteger") == 2 * 3 + 1
     assert kinds.count("DequantizeLinear") == 2
     weights = {tensor.name: tensor for tensor in held.graph.initializer}
-    assert Session(done.target).metadata["quantisation"] == "int8"
+    assert OnnxSession(done.target).metadata["quantisation"] == "int8"
     assert sum(tensor.data_type == onnx.TensorProto.INT8 for tensor in weights.values()) >= 9
     assert [path.name for path in tmp_path.iterdir()] == ["digits.onnx"]
 
@@ -148,7 +150,7 @@ def test_int8_says_what_the_network_says(tmp_path: Path) -> None:
 def test_int8_that_says_other_things_is_not_left(tmp_path: Path) -> None:
     options = OnnxOptions(int8=True, least_agreement=1.0)
     with pytest.raises(ExportFailed, match=r"where 100% is asked for; nothing was written.*--agreement 0\."):
-        to_onnx(trained(VIT, steps=1), tmp_path / "m.onnx", options, pictures=held_out())
+        to_onnx(trained(VIT, steps=1), tmp_path / "m.onnx", options, scoring_images=held_out())
     assert not list(tmp_path.iterdir())
 
 
@@ -158,7 +160,7 @@ def test_int8_of_convolutions_has_its_ranges_from_pictures(config: ModelConfig, 
     model = trained(config, lr=lr)
     with pytest.raises(ConfigError, match="give images"):
         to_onnx(model, tmp_path / "bit.onnx", OnnxOptions(int8=True))
-    done = to_onnx(model, tmp_path / "bit.onnx", OnnxOptions(int8=True, preprocessing=True), pictures=held_out())
+    done = to_onnx(model, tmp_path / "bit.onnx", OnnxOptions(int8=True, preprocessing=True), scoring_images=held_out())
     assert done.scores is not None
     assert done.scores.network > 300 / 360
     assert done.scores.agreement is not None
@@ -174,7 +176,7 @@ def test_every_network(name: str, tmp_path: Path) -> None:
     config = VARIANTS[name]
     done = to_onnx(bundle(config), tmp_path / "m.onnx")
     assert_checked(done)
-    assert Session(done.target).inner.get_outputs()[0].name == ("logits" if config.classes else "features")
+    assert OnnxSession(done.target).inner.get_outputs()[0].name == ("logits" if config.classes else "features")
     assert bool(done.notes) == (config.open_sizes.step is None)
 
 
@@ -186,7 +188,7 @@ def test_two_image_sizes_by_one_file_each(name: str, tmp_path: Path) -> None:
     for at, size in enumerate((config, other)):
         done = to_onnx(bundle(size), tmp_path / str(at) / "m.onnx", OnnxOptions(fixed_size=True))
         assert_checked(done)
-        assert Session(done.target).inner.get_inputs()[0].shape[2:] == list(size.image)
+        assert OnnxSession(done.target).inner.get_inputs()[0].shape[2:] == list(size.image)
 
 
 @pytest.mark.slow
@@ -204,7 +206,7 @@ def test_weights_too_large_for_one_file_lie_beside_it(tmp_path: Path, monkeypatc
     assert [path.name for path in done.files] == ["m.onnx", "m.onnx.data"]
     assert sorted(tmp_path.iterdir()) == sorted(done.files)
     images = torch.randn(2, 3, *TINY.image)
-    assert torch.allclose(Session(done.target)(images), reference(bundle(TINY), TINY.image)(images), atol=1e-4)
+    assert torch.allclose(OnnxSession(done.target)(images), make_reference(bundle(TINY), TINY.image)(images), atol=1e-4)
     with pytest.raises(ConfigError, match="beyond 2 GB"):
         to_onnx(bundle(TINY), tmp_path / "n.onnx", OnnxOptions(int8=True))
 
@@ -214,7 +216,7 @@ def test_what_cannot_be_is_refused_before_the_work(tmp_path: Path, monkeypatch: 
     with pytest.raises(ConfigError, match="has 3 channels, this network 1"):
         to_onnx(grey, tmp_path / "m.onnx", OnnxOptions(preprocessing=True))
     with pytest.raises(ConfigError, match="images have 3 channels, this network 1"):
-        to_onnx(grey, tmp_path / "m.onnx", pictures=held_out())
+        to_onnx(grey, tmp_path / "m.onnx", scoring_images=held_out())
     with pytest.raises(ConfigError, match="give images"):
         to_onnx(bundle(RESNET), tmp_path / "m.onnx", OnnxOptions(int8=True))
     with pytest.raises(ConfigError, match="opset=11 must lie between 18 and 23"):

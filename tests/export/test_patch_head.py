@@ -14,9 +14,9 @@ from vitrail.checkpoint.weights import save, to_bundle
 from vitrail.cli.app import main
 from vitrail.core.errors import ExportRefused
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.export import OnnxOptions, Pictures, to_library, to_onnx, to_torch_export
-from vitrail.export.onnx_file import Session
-from vitrail.export.verify import BATCHES, measured
+from vitrail.export import ExportImages, OnnxOptions, to_library, to_onnx, to_torch_export
+from vitrail.export.onnx_file import OnnxSession
+from vitrail.export.verify import BATCHES, compare_outputs
 from vitrail.models.build import Model
 
 PATCHES = replace(VIT, head="patches")
@@ -40,12 +40,13 @@ def test_answers_are_counted_along_the_classes() -> None:
     mine[:, 1] = 1
     theirs = mine.clone()
     theirs[0, 2, :2, 0] = 2
-    found = measured((4, 5), mine, theirs, 3)
+    found = compare_outputs((4, 5), mine, theirs, 3)
     assert (found.agree, found.answers, found.batch) == (38, 40, 2)
-    found = measured((4, 5), mine[..., 0, 0], theirs[..., 0, 0], 3)
+    found = compare_outputs((4, 5), mine[..., 0, 0], theirs[..., 0, 0], 3)
     assert (found.agree, found.answers, found.batch) == (1, 2, 2)
 
 
+@pytest.mark.slow
 def test_onnx_gives_logits_per_pixel_at_every_size(bundle: Bundle, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     done = to_onnx(bundle, tmp_path / "m.onnx")
@@ -55,7 +56,7 @@ def test_onnx_gives_logits_per_pixel_at_every_size(bundle: Bundle, tmp_path: Pat
     assert done.report.worst < 1e-5
     assert done.report.agreement is not None
     assert done.report.agreement > 0.999
-    session = Session(done.target)
+    session = OnnxSession(done.target)
     assert [(o.name, o.shape) for o in session.inner.get_outputs()] == [("logits", ["batch", 5, "2*rows", "3*columns"])]
     assert json.loads(session.metadata["task"]) == "segmentation"
     assert json.loads(session.metadata["labels"]) == list(NAMES)
@@ -66,6 +67,7 @@ def test_onnx_gives_logits_per_pixel_at_every_size(bundle: Bundle, tmp_path: Pat
             np.testing.assert_allclose(session(x).numpy(), model(x).numpy(), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_torch_export_gives_them_too(bundle: Bundle, tmp_path: Path) -> None:
     done = to_torch_export(bundle, tmp_path / "m.pt2")
     assert done.report.worst < 1e-5
@@ -82,12 +84,12 @@ def test_int8_with_preprocessing_at_one_size(bundle: Bundle, tmp_path: Path) -> 
 
     source = ArrayDataset(np.random.default_rng(0).integers(0, 256, (6, 6, 12, 3), dtype=np.uint8))
     options = OnnxOptions(int8=True, preprocessing=True, fixed_size=True, least_agreement=0.5)
-    done = to_onnx(bundle, tmp_path / "m.onnx", options, pictures=Pictures(source=source))
+    done = to_onnx(bundle, tmp_path / "m.onnx", options, scoring_images=ExportImages(source=source))
     assert done.scores is not None
     assert done.scores.count == 6
     assert done.scores.agreement is not None
     assert 0.5 <= done.scores.agreement <= 1
-    assert Session(done.target).inner.get_outputs()[0].shape == ["batch", 5, 6, 12]
+    assert OnnxSession(done.target).inner.get_outputs()[0].shape == ["batch", 5, 6, 12]
 
 
 def test_other_libraries_refuse_it(bundle: Bundle, tmp_path: Path) -> None:
@@ -97,6 +99,7 @@ def test_other_libraries_refuse_it(bundle: Bundle, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_command_exports_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(network(), tmp_path / "seg.safetensors")
     out = tmp_path / "seg.pt2"

@@ -15,8 +15,8 @@ from vitrail.checkpoint.bundle import parse_description
 from vitrail.core.errors import ConfigError
 from vitrail.export import to_torch_export
 from vitrail.export import torch_export as program
-from vitrail.export.exportable import reference
-from vitrail.export.torch_export import hushed
+from vitrail.export.exportable import make_reference
+from vitrail.export.torch_export import silence_exporter
 
 
 def test_a_program_is_loaded_again_and_computes_the_same(tmp_path: Path) -> None:
@@ -28,10 +28,10 @@ def test_a_program_is_loaded_again_and_computes_the_same(tmp_path: Path) -> None
         ((10, 15), 16),
     ]
     extra = {"vitrail.json": ""}
-    with hushed():
+    with silence_exporter():
         loaded = torch.export.load(done.target, extra_files=extra).module()
     images = torch.randn(4, 3, 8, 9)
-    assert torch.allclose(loaded(images), reference(bundle(TINY), (8, 9))(images), atol=1e-4)
+    assert torch.allclose(loaded(images), make_reference(bundle(TINY), (8, 9))(images), atol=1e-4)
     about = json.loads(extra["vitrail.json"])
     assert parse_description(about) == (TINY, bundle(TINY).card)
     with zipfile.ZipFile(done.target) as archive:

@@ -12,9 +12,9 @@ from vitrail.checkpoint.bundle import get_card
 from vitrail.checkpoint.weights import build_fresh, to_bundle
 from vitrail.data.dataset import ArrayDataset, Labels
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.export import Pictures
+from vitrail.export import ExportImages
 from vitrail.export.exportable import count_choices
-from vitrail.export.verify import score
+from vitrail.export.verify import score_export
 from vitrail.models.vit_config import ViTConfig
 from vitrail.tasks.registry import find_task
 from vitrail.tasks.task import TASKS
@@ -34,10 +34,10 @@ def mean_of(images: Tensor) -> Tensor:
 
 def test_a_number_has_an_error_and_no_same_answer() -> None:
     source = noise()
-    found = score(
+    found = score_export(
         mean_of,
         lambda images: mean_of(images) - 1,
-        Pictures(source=source, has_targets=True, batch=4),
+        ExportImages(source=source, has_targets=True, batch=4),
         PLAIN,
         NumberTask(),
         outputs=1,
@@ -60,7 +60,7 @@ def test_pixels_agree_in_part() -> None:
         outputs[:, :, 0] = -outputs[:, :, 0]  # one row of four
         return outputs
 
-    found = score(halves, other, Pictures(source=noise()), PLAIN, find_task("segmentation"), outputs=2)
+    found = score_export(halves, other, ExportImages(source=noise()), PLAIN, find_task("segmentation"), outputs=2)
     assert (found.count, found.labelled, found.agreement) == (6, 0, 0.75)
 
 

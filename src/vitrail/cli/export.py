@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from vitrail.checkpoint.bundle import Bundle
-    from vitrail.export import Pictures, Written
+    from vitrail.export import ExportImages, ExportResult
 
 
 ENDINGS = {
@@ -84,7 +84,7 @@ def output_path(options: ExportOptions) -> Path:
     return Path(name + (".int8" if options.int8 else "") + ENDINGS[options.to])
 
 
-def export_bundle(options: ExportOptions, bundle: "Bundle", out: Path) -> "Written":
+def export_bundle(options: ExportOptions, bundle: "Bundle", out: Path) -> "ExportResult":
     from vitrail import export
 
     match options.to:
@@ -97,7 +97,7 @@ def export_bundle(options: ExportOptions, bundle: "Bundle", out: Path) -> "Writt
                 least_agreement=options.agreement,
             )
             with bars() as progress:
-                return export.to_onnx(bundle, out, how, pictures=open_images(options, bundle, progress))
+                return export.to_onnx(bundle, out, how, scoring_images=open_images(options, bundle, progress))
         case "torch-export":
             return export.to_torch_export(bundle, out, fixed_size=options.fixed_size)
         case library:
@@ -106,13 +106,13 @@ def export_bundle(options: ExportOptions, bundle: "Bundle", out: Path) -> "Writt
 
 def open_images(
     options: ExportOptions, bundle: "Bundle", progress: "Callable[[str, int, int | None], None]"
-) -> "Pictures | None":
+) -> "ExportImages | None":
     """The images of DATA: the test split is scored, int8 finds its ranges in the training split."""
     if options.data is None:
         return None
     from vitrail.cli.inputs import open_data
     from vitrail.evaluation.scoring import choose_split, choose_workers
-    from vitrail.export import Pictures
+    from vitrail.export import ExportImages
     from vitrail.tasks.registry import find_task
 
     collection = open_data(options.data, download=options.download)
@@ -122,7 +122,7 @@ def open_images(
     for note in notes:
         print(f"note: {note}")
     print(f"{collection.name}@{split}: {len(source):,} images")
-    return Pictures(
+    return ExportImages(
         source=source if matched is None else matched,
         has_targets=matched is not None,
         calibration=None if split == "train" else collection.splits.get("train"),
@@ -131,7 +131,7 @@ def open_images(
     )
 
 
-def show_export(done: "Written") -> None:
+def show_export(done: "ExportResult") -> None:
     """What a person sees: where it is, how far it is from the network, what it costs and gives, how it is loaded."""
     size = f"{done.bytes / 1e6:,.2f} MB"
     if done.plain is not None:
@@ -154,7 +154,7 @@ def show_export(done: "Written") -> None:
     print(f"load it: {done.use}")
 
 
-def show_scores(done: "Written") -> None:
+def show_scores(done: "ExportResult") -> None:
     scores = done.scores
     assert scores is not None
     if scores.agree is not None and scores.agreement is not None:

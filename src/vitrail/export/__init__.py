@@ -1,4 +1,4 @@
-"""Out to the world: ONNX, torch.export and other libraries' formats, each run and compared before it is called done.
+"""ONNX, torch.export and the formats of other libraries; every file is run and compared with the network first.
 
 from vitrail import export
 
@@ -6,21 +6,21 @@ done = export.to_onnx("mine.safetensors", "mine.onnx")
 done.report.worst  # the largest relative difference to the network
 """
 
-from vitrail.export.int8 import Pictures
+from vitrail.export.int8 import ExportImages
 from vitrail.export.onnx_file import OnnxOptions, to_onnx
 from vitrail.export.other_libraries import to_library
-from vitrail.export.output import Written
+from vitrail.export.output import ExportResult
 from vitrail.export.torch_export import to_torch_export
-from vitrail.export.verify import Case, Pace, Report, Scores
+from vitrail.export.verify import CheckedBatch, ExportReport, ExportScores, ExportSpeed
 
 __all__ = [
-    "Case",
+    "CheckedBatch",
+    "ExportImages",
+    "ExportReport",
+    "ExportResult",
+    "ExportScores",
+    "ExportSpeed",
     "OnnxOptions",
-    "Pace",
-    "Pictures",
-    "Report",
-    "Scores",
-    "Written",
     "to_library",
     "to_onnx",
     "to_torch_export",

@@ -29,14 +29,14 @@ from vitrail.models.resnet_config import ResNetConfig
 from vitrail.tasks.registry import TASKS
 
 
-def shipped(model: Model, *, dynamic: bool = False, preprocessing: Preprocessing | None = None) -> nn.Module:
+def to_exportable(model: Model, *, dynamic: bool = False, preprocessing: Preprocessing | None = None) -> nn.Module:
     """A module [B, C, H, W] -> [B, K], or [B, K, H, W], in evaluation mode, on the CPU and in float32. With `dynamic`
     it takes other image sizes, too; with `preprocessing` it takes bytes and normalises them itself."""
     tensors = {name: tensor.detach().to("cpu", torch.float32) for name, tensor in model.state_dict().items()}
     copy = build_from(model.config, tensors).eval()  # other modules around the same tensors: these get changed
     replace_parts(copy, dynamic)
     copy.open_size = dynamic
-    return (copy if preprocessing is None else Normalised(copy, preprocessing)).eval().requires_grad_(False)
+    return (copy if preprocessing is None else NormalisingNetwork(copy, preprocessing)).eval().requires_grad_(False)
 
 
 def replace_parts(module: nn.Module, dynamic: bool) -> None:
@@ -51,7 +51,7 @@ def replace_parts(module: nn.Module, dynamic: bool) -> None:
         replace_parts(child, dynamic)
 
 
-class Normalised(nn.Module):
+class NormalisingNetwork(nn.Module):
     """Bytes to what the network takes, then the network."""
 
     mean: Tensor
@@ -119,11 +119,11 @@ def root_pool(x: Tensor, config: ResNetConfig, *, dynamic: bool) -> Tensor:
             widths = (1, 1)
         else:
             widths = same_widths(3, 2 if dynamic or x.shape[axis] % 2 == 0 else 1)
-        x = bordered(x, axis, widths)
+        x = add_border(x, axis, widths)
     return F.max_pool2d(x, 3, stride=2)
 
 
-def bordered(x: Tensor, axis: int, widths: Pair) -> Tensor:
+def add_border(x: Tensor, axis: int, widths: Pair) -> Tensor:
     """Zeros before and behind along one axis, by concatenation."""
     zeros = torch.zeros_like(x.narrow(axis, 0, 1))
     return torch.cat([*[zeros] * widths[0], x, *[zeros] * widths[1]], dim=axis)
@@ -139,7 +139,7 @@ Weights: TypeAlias = str | Path | Model | Bundle
 FURTHER: Final = (2, 1)  # steps that the second size of a check is larger by: not square, so that a swapped axis shows
 
 
-def taken(weights: Weights, image_size: int | Pair | None = None, *, exact: bool = False) -> Bundle:
+def load_bundle(weights: Weights, image_size: int | Pair | None = None, *, exact: bool = False) -> Bundle:
     """The bundle of weights however they are given, with positions resized where that is asked for; in float32 where it
     is to be exact, for half precision would round resampled positions."""
     match weights:
@@ -154,7 +154,7 @@ def taken(weights: Weights, image_size: int | Pair | None = None, *, exact: bool
     return bundle if image_size is None else replace_head_and_resize(bundle, image_size=image_size)
 
 
-def path_of(weights: Weights) -> Path | None:
+def source_path(weights: Weights) -> Path | None:
     """Where they are read from, if from a file or folder: no export may go there."""
     return Path(weights) if isinstance(weights, str | Path) and Path(weights).exists() else None
 
@@ -166,7 +166,7 @@ def count_choices(bundle: Bundle) -> int:
     return bundle.config.classes if task is not None and task.has_classes else 0
 
 
-def references(bundle: Bundle, open_sizes: ImageSizes, *, pixels: bool = False) -> dict[Pair, Forward]:
+def make_references(bundle: Bundle, open_sizes: ImageSizes, *, pixels: bool = False) -> dict[Pair, Forward]:
     """The networks that a file is held against: at its own size, and where sizes are open at a larger, oblong one."""
     own = bundle.config.image
     wanted = [own]
@@ -174,10 +174,10 @@ def references(bundle: Bundle, open_sizes: ImageSizes, *, pixels: bool = False) 
         wanted.append((own[0] + FURTHER[0] * open_sizes.step[0], own[1] + FURTHER[1] * open_sizes.step[1]))
     if open_sizes.any:
         wanted.append((own[0] + 1, own[1] + 3))  # an odd one, too
-    return {image: reference(bundle, image, pixels=pixels) for image in wanted}
+    return {image: make_reference(bundle, image, pixels=pixels) for image in wanted}
 
 
-def reference(bundle: Bundle, image: Pair, *, pixels: bool = False) -> Forward:
+def make_reference(bundle: Bundle, image: Pair, *, pixels: bool = False) -> Forward:
     """The network itself at one size, in float32 on the CPU; with `pixels` it takes bytes."""
     model = build_network(replace_head_and_resize(bundle, image_size=image)).requires_grad_(False)
     preprocessing = bundle.card.preprocessing

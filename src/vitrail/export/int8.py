@@ -35,7 +35,7 @@ CALIBRATION: Final = 128  # images
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Pictures:
+class ExportImages:
     """`source` is scored on; `has_targets` where the network's task finds its targets there, numbered as the outputs
     are. `calibration` is where int8 finds its ranges, the same images unless there are others."""
 
@@ -55,7 +55,7 @@ class Pictures:
         )
         for done, batch in enumerate(every, start=1):
             yield batch
-            self.progress("pictures", min(done * size, len(self.source)), len(self.source))
+            self.progress("images", min(done * size, len(self.source)), len(self.source))
 
     def for_calibration(self, preprocessing: Preprocessing, count: int = CALIBRATION) -> Iterator[Tensor]:
         """Bytes [B, 3, H, W] of images that lie evenly over the set."""
@@ -87,12 +87,14 @@ class Quantised:
     notes: tuple[str, ...]
 
 
-def convolutional(config: ModelConfig) -> bool:
+def needs_calibration(config: ModelConfig) -> bool:
     """Whether there are convolutions that need images."""
     return config.has_convolutions
 
 
-def quantise(plain: Path, path: Path, bundle: Bundle, pictures: Pictures | None, *, pixels: bool) -> Quantised:
+def quantise(
+    plain: Path, path: Path, bundle: Bundle, scoring_images: ExportImages | None, *, pixels: bool
+) -> Quantised:
     """An int8 file from a float one."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
@@ -100,11 +102,13 @@ def quantise(plain: Path, path: Path, bundle: Bundle, pictures: Pictures | None,
     model: Any = onnx.load(str(plain))
     props = {prop.key: prop.value for prop in model.metadata_props}
     convolutions = 0
-    with hushed():
-        if convolutional(bundle.config) and pictures is not None:
-            model, convolutions = with_ranges(model, path, ranges(bundle, pictures, pixels))
-        alone = compress([node for node in products(model) if KEPT in node.name], model)
-        integer = [node.name for node in products(model)]
+    with silence_quantiser():
+        if needs_calibration(bundle.config) and scoring_images is not None:
+            model, convolutions = quantise_convolutions(
+                model, path, iterate_calibration(bundle, scoring_images, pixels)
+            )
+        alone = quantise_weights([node for node in find_products(model) if KEPT in node.name], model)
+        integer = [node.name for node in find_products(model)]
         if integer:
             quantize_dynamic(
                 model,
@@ -121,11 +125,13 @@ def quantise(plain: Path, path: Path, bundle: Bundle, pictures: Pictures | None,
     onnx.save(model, str(path))
     onnx.checker.check_model(str(path))
     return Quantised(
-        integer=len(integer) + convolutions, weights_only=alone, notes=said(len(integer), convolutions, alone)
+        integer=len(integer) + convolutions,
+        weights_only=alone,
+        notes=describe_layers(len(integer), convolutions, alone),
     )
 
 
-def said(integer: int, convolutions: int, alone: int) -> tuple[str, ...]:
+def describe_layers(integer: int, convolutions: int, alone: int) -> tuple[str, ...]:
     """What became of the layers, in words."""
     notes = [f"{integer} matrix products in int8"] if integer else []
     notes += (
@@ -137,14 +143,14 @@ def said(integer: int, convolutions: int, alone: int) -> tuple[str, ...]:
     return (*notes, f"{kept} stay float32")
 
 
-def products(model: Any) -> list[Any]:
+def find_products(model: Any) -> list[Any]:
     """Matrix products of linear layers."""
     held = {tensor.name for tensor in model.graph.initializer}
     found = [node for node in model.graph.node if node.op_type in ("MatMul", "Gemm") and node.input[1] in held]
     return [node for node in found if node.name.partition("/")[0].rpartition(".")[2] in LAYERS]
 
 
-def compress(nodes: list[Any], model: Any) -> int:
+def quantise_weights(nodes: list[Any], model: Any) -> int:
     """Their weights [K, N] to eight bits and a scale for each column; the graph makes floats of them again."""
     import onnx
     from onnx import numpy_helper
@@ -154,7 +160,7 @@ def compress(nodes: list[Any], model: Any) -> int:
     for node in sorted(nodes, key=lambda node: places[id(node)], reverse=True):
         name = node.input[1]
         weight = numpy_helper.to_array(tensors[name])
-        across = 1 if transposed(node) else 0
+        across = 1 if is_transposed(node) else 0
         largest = np.abs(weight).max(axis=across, keepdims=True)
         scale = np.where(largest > 0, largest / 127, 1).astype(np.float32)
         bits = np.clip(np.rint(weight / scale), -127, 127).astype(np.int8)
@@ -168,12 +174,12 @@ def compress(nodes: list[Any], model: Any) -> int:
     return len(nodes)
 
 
-def transposed(node: Any) -> bool:
+def is_transposed(node: Any) -> bool:
     """Whether a Gemm holds its weights as [N, K]."""
     return any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
 
 
-def with_ranges(model: Any, path: Path, images: Iterator[Tensor]) -> tuple[Any, int]:
+def quantise_convolutions(model: Any, path: Path, images: Iterator[Tensor]) -> tuple[Any, int]:
     """All convolutions but the first, and that of the patches, in int8 with fixed ranges."""
     import onnx
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
@@ -204,15 +210,15 @@ def with_ranges(model: Any, path: Path, images: Iterator[Tensor]) -> tuple[Any, 
         return onnx.load(str(out)), len(chosen)
 
 
-def ranges(bundle: Bundle, pictures: Pictures, pixels: bool) -> Iterator[Tensor]:
+def iterate_calibration(bundle: Bundle, scoring_images: ExportImages, pixels: bool) -> Iterator[Tensor]:
     """What the graph is fed with to see its ranges."""
     prepare = bundle.card.preprocessing
-    for shown in pictures.for_calibration(prepare):
+    for shown in scoring_images.for_calibration(prepare):
         yield shown if pixels else prepare.normalise(shown)
 
 
 @contextlib.contextmanager
-def hushed() -> Generator[None]:
+def silence_quantiser() -> Generator[None]:
     """Without the quantiser's advice, which it gives to the root logger, and which gives that a handler."""
     root, quiet = logging.getLogger(), logging.NullHandler()
 

@@ -27,25 +27,33 @@ from vitrail.checkpoint.weights import build_network
 from vitrail.core.errors import ConfigError, ExportFailed, ExportRefused
 from vitrail.core.text import Pair
 from vitrail.export import int8
-from vitrail.export.exportable import Weights, count_choices, path_of, reference, references, shipped, taken
-from vitrail.export.int8 import Pictures, Quantised
-from vitrail.export.output import Written, check_target, drafted, files_of
-from vitrail.export.torch_export import hushed, traced
-from vitrail.export.verify import Forward, Pace, Scores, check, pace, score
+from vitrail.export.exportable import (
+    Weights,
+    count_choices,
+    load_bundle,
+    make_reference,
+    make_references,
+    source_path,
+    to_exportable,
+)
+from vitrail.export.int8 import ExportImages, Quantised
+from vitrail.export.output import ExportResult, atomic_output, check_target, list_files
+from vitrail.export.torch_export import silence_exporter, trace_network
+from vitrail.export.verify import ExportScores, ExportSpeed, Forward, check_export, measure_speed, score_export
 from vitrail.models.family import ImageSizes
 from vitrail.tasks.registry import find_task
 
 LIBRARIES: Final = ("onnx", "onnxscript", "onnxruntime")
 
 
-def need_libraries() -> None:
+def check_libraries() -> None:
     """Refuses where ONNX is not installed, before the work."""
     missing = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
     if missing:
         raise ExportRefused(f"--to onnx needs {', '.join(missing)}: pip install 'vitrail[export]'")
 
 
-class Session:
+class OnnxSession:
     """A loaded file: [B, C, H, W] -> [B, K], or [B, K, H, W]. `threads=0` leaves their number to the runtime."""
 
     def __init__(self, path: Path, *, threads: int = 0):
@@ -97,77 +105,77 @@ def to_onnx(
     options: OnnxOptions | None = None,
     *,
     image_size: int | Pair | None = None,
-    pictures: Pictures | None = None,
-) -> Written:
+    scoring_images: ExportImages | None = None,
+) -> ExportResult:
     """Writes the network as ONNX and runs it in ONNX Runtime next to the network before the file gets its name. With
-    `pictures` both are scored on them, and convolutions can be quantised."""
-    need_libraries()
+    `scoring_images` both are scored on them, and convolutions can be quantised."""
+    check_libraries()
     options, target = options or OnnxOptions(), Path(target)
-    check_target(target, suffixes=SUFFIX, source=path_of(weights))
-    bundle = taken(weights, image_size, exact=True)
-    check_options(bundle, options, pictures)
+    check_target(target, suffixes=SUFFIX, source=source_path(weights))
+    bundle = load_bundle(weights, image_size, exact=True)
+    check_options(bundle, options, scoring_images)
     open_sizes = (
         ImageSizes(step=None, why="a fixed size was asked for") if options.fixed_size else bundle.config.open_sizes
     )
     replaced = target.exists()
-    with drafted(target) as draft:
+    with atomic_output(target) as draft:
         plain = draft.with_name(f"float-{draft.name}") if options.int8 else draft
-        write(bundle, plain, options, open_sizes)
-        done = examined(bundle, plain, options, open_sizes, pictures, target.name)
+        write_onnx(bundle, plain, options, open_sizes)
+        done = check_float_file(bundle, plain, options, open_sizes, scoring_images, target.name)
         if options.int8:
-            done = quantised(bundle, plain, draft, options, pictures, done, target.name)
+            done = make_int8_file(bundle, plain, draft, options, scoring_images, done, target.name)
             plain.unlink()
     use = f'onnxruntime.InferenceSession("{target}")'
-    return replace(done, target=target, files=files_of(target), use=use, replaced=replaced)
+    return replace(done, target=target, files=list_files(target), use=use, replaced=replaced)
 
 
-def check_options(bundle: Bundle, options: OnnxOptions, pictures: Pictures | None) -> None:
+def check_options(bundle: Bundle, options: OnnxOptions, scoring_images: ExportImages | None) -> None:
     config = bundle.config
-    if options.int8 and held(bundle) > LARGEST:
+    if options.int8 and count_weight_bytes(bundle) > LARGEST:
         raise ConfigError("weights beyond 2 GB are not quantised; leave --int8 out")
     if options.preprocessing and config.channels != 3:
         raise ConfigError(f"the preprocessing of images has 3 channels, this network {config.channels}; leave it out")
-    if pictures is not None and config.channels != 3:
+    if scoring_images is not None and config.channels != 3:
         raise ConfigError(f"images have 3 channels, this network {config.channels}; leave DATA out")
-    if options.int8 and pictures is None and int8.convolutional(config):
+    if options.int8 and scoring_images is None and int8.needs_calibration(config):
         raise ConfigError(
             "the convolutions of this network are quantised by what they are seen to give: give images as DATA"
         )
 
 
-def held(bundle: Bundle) -> int:
+def count_weight_bytes(bundle: Bundle) -> int:
     """Bytes of the weights."""
     return sum(tensor.nbytes for tensor in bundle.tensors.values())
 
 
-def write(bundle: Bundle, path: Path, options: OnnxOptions, open_sizes: ImageSizes) -> None:
+def write_onnx(bundle: Bundle, path: Path, options: OnnxOptions, open_sizes: ImageSizes) -> None:
     """The graph without what torch knows of this machine, with its metadata."""
     import onnx
 
     config = bundle.config
-    form = shipped(
+    form = to_exportable(
         build_network(bundle),
         dynamic=open_sizes.step is not None,
         preprocessing=bundle.card.preprocessing if options.preprocessing else None,
     )
-    program = traced(form, config.image, config.channels, open_sizes, pixels=options.preprocessing)
+    program = trace_network(form, config.image, config.channels, open_sizes, pixels=options.preprocessing)
     names = ("pixels" if options.preprocessing else "image", "logits" if config.classes else "features")
-    model = converted(program, options.opset, names)
+    model = convert_program(program, options.opset, names)
     name_axes(model, open_sizes)
     name_nodes(model)
-    strip(model)
+    strip_debug_info(model)
     model.producer_name, model.producer_version, model.doc_string = "vitrail", __version__, ""
     model.graph.name = "vitrail"
-    onnx.helper.set_model_props(model, metadata(bundle))
-    beside = held(bundle) > LARGEST
+    onnx.helper.set_model_props(model, make_metadata(bundle))
+    beside = count_weight_bytes(bundle) > LARGEST
     location = f"{path.name}.data"
     onnx.save(model, str(path), save_as_external_data=beside, location=location if beside else None)
     onnx.checker.check_model(str(path))
 
 
-def converted(program: ExportedProgram, opset: int, names: tuple[str, str]) -> Any:
+def convert_program(program: ExportedProgram, opset: int, names: tuple[str, str]) -> Any:
     """torch's graph in ONNX's operations, as onnx.ModelProto."""
-    with hushed():
+    with silence_exporter():
         done: Any = torch.onnx.export(
             program,
             dynamo=True,
@@ -208,7 +216,7 @@ def name_nodes(model: Any) -> None:
         node.name = name if seen[name] == 1 else f"{name}_{seen[name]}"
 
 
-def strip(model: Any) -> None:
+def strip_debug_info(model: Any) -> None:
     """Traces with paths in them, and shapes that the runtime finds by itself."""
     del model.graph.value_info[:], model.graph.metadata_props[:], model.metadata_props[:]
     for thing in (*model.graph.node, *model.graph.input, *model.graph.output, *model.graph.initializer):
@@ -216,24 +224,24 @@ def strip(model: Any) -> None:
         del thing.metadata_props[:]
 
 
-def metadata(bundle: Bundle) -> dict[str, str]:
+def make_metadata(bundle: Bundle) -> dict[str, str]:
     """For a program in whatever language: JSON under plain names, and the version in words."""
     about = describe(bundle.config, bundle.card.abridge())
     return {"vitrail": __version__, **{name: json.dumps(value) for name, value in about.items()}}
 
 
-def examined(
+def check_float_file(
     bundle: Bundle,
     path: Path,
     options: OnnxOptions,
     open_sizes: ImageSizes,
-    pictures: Pictures | None,
+    scoring_images: ExportImages | None,
     name: str,
-) -> Written:
+) -> ExportResult:
     """The float file, run next to the network."""
-    session, config = Session(path), bundle.config
-    report = check(
-        references(bundle, open_sizes, pixels=options.preprocessing),
+    session, config = OnnxSession(path), bundle.config
+    report = check_export(
+        make_references(bundle, open_sizes, pixels=options.preprocessing),
         session,
         subject=name,
         against=session.version,
@@ -241,8 +249,8 @@ def examined(
         classes=count_choices(bundle),
         pixels=options.preprocessing,
     )
-    scores = None if options.int8 else scored(bundle, session, options, pictures)
-    return Written(
+    scores = None if options.int8 else score_if_possible(bundle, session, options, scoring_images)
+    return ExportResult(
         target=path,
         to="onnx",
         files=(),
@@ -253,15 +261,17 @@ def examined(
     )
 
 
-def scored(bundle: Bundle, candidate: Forward, options: OnnxOptions, pictures: Pictures | None) -> Scores | None:
+def score_if_possible(
+    bundle: Bundle, candidate: Forward, options: OnnxOptions, scoring_images: ExportImages | None
+) -> ExportScores | None:
     """Both on the given images; features give no answers."""
-    if pictures is None or not bundle.config.classes:
+    if scoring_images is None or not bundle.config.classes:
         return None
-    own = reference(bundle, bundle.config.image, pixels=options.preprocessing)
-    return score(
+    own = make_reference(bundle, bundle.config.image, pixels=options.preprocessing)
+    return score_export(
         own,
         candidate,
-        pictures,
+        scoring_images,
         bundle.card.preprocessing,
         find_task(bundle.card.task),
         outputs=bundle.config.classes,
@@ -269,20 +279,20 @@ def scored(bundle: Bundle, candidate: Forward, options: OnnxOptions, pictures: P
     )
 
 
-def quantised(
+def make_int8_file(
     bundle: Bundle,
     plain: Path,
     path: Path,
     options: OnnxOptions,
-    pictures: Pictures | None,
-    done: Written,
+    scoring_images: ExportImages | None,
+    done: ExportResult,
     name: str,
-) -> Written:
+) -> ExportResult:
     """The int8 file from the float one, run, scored and timed next to it."""
-    made: Quantised = int8.quantise(plain, path, bundle, pictures, pixels=options.preprocessing)
-    session, config = Session(path), bundle.config
-    own = reference(bundle, config.image, pixels=options.preprocessing)
-    report = check(
+    made: Quantised = int8.quantise(plain, path, bundle, scoring_images, pixels=options.preprocessing)
+    session, config = OnnxSession(path), bundle.config
+    own = make_reference(bundle, config.image, pixels=options.preprocessing)
+    report = check_export(
         {config.image: own},
         session,
         subject=name,
@@ -292,7 +302,7 @@ def quantised(
         pixels=options.preprocessing,
         tolerance=None,
     )
-    scores = scored(bundle, session, options, pictures)
+    scores = score_if_possible(bundle, session, options, scoring_images)
     agreement = None if scores is None else scores.agreement
     if scores is not None and agreement is not None and not agreement >= options.least_agreement:
         raise ExportFailed(
@@ -300,7 +310,9 @@ def quantised(
             f"{options.least_agreement:.0%} is asked for; nothing was written: leave --int8 out, or take it as it is "
             f"with --agreement {int(agreement * 100) / 100:g}"
         )
-    times: Pace = pace({"float32": Session(plain), "int8": session}, bundle, pixels=options.preprocessing)
+    times: ExportSpeed = measure_speed(
+        {"float32": OnnxSession(plain), "int8": session}, bundle, pixels=options.preprocessing
+    )
     return replace(
         done,
         report=report,

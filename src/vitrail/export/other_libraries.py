@@ -3,8 +3,8 @@
     to_library("mine.safetensors", "mine-hf", "hf")
     transformers.AutoModelForImageClassification.from_pretrained("mine-hf")
 
-The tensors are written by checkpoint/convert.py; here they are tried. `Written.use` is the call that loads them, and
-the one that was checked where the library is installed.
+checkpoint/convert.py writes the tensors; here they are loaded and run. `ExportResult.use` is the call that loads them;
+where the library is installed it is the one that was checked.
 """
 
 from collections.abc import Callable
@@ -24,9 +24,9 @@ from vitrail.checkpoint.formats.timm import architecture
 from vitrail.checkpoint.weights import build_network
 from vitrail.core.errors import ExportFailed, ExportRefused, unknown_name
 from vitrail.core.text import Pair
-from vitrail.export.exportable import Weights, count_choices, path_of, reference, taken
-from vitrail.export.output import Written, check_target, drafted, files_of
-from vitrail.export.verify import Forward, Report, check
+from vitrail.export.exportable import Weights, count_choices, load_bundle, make_reference, source_path
+from vitrail.export.output import ExportResult, atomic_output, check_target, list_files
+from vitrail.export.verify import ExportReport, Forward, check_export
 from vitrail.models.family import ModelConfig
 from vitrail.models.vit_config import ViTConfig, vit_config
 
@@ -63,49 +63,53 @@ USUAL: Final[dict[str, Any]] = {
 }
 
 
-def to_library(weights: Weights, target: str | Path, to: Library, *, image_size: int | Pair | None = None) -> Written:
+def to_library(
+    weights: Weights, target: str | Path, to: Library, *, image_size: int | Pair | None = None
+) -> ExportResult:
     """Writes the weights in another library's format, loads them there and runs both before the files get their names.
     `hf` is a folder, `timm` a file or a folder, `npz` and `torchvision` are files."""
     if to not in get_args(Library):
         raise unknown_name("library", to, get_args(Library))
     target = Path(target)
     folder = to == "hf" or (to == "timm" and target.suffix not in convert.FILE_SUFFIXES)
-    check_target(target, suffixes=SUFFIXES[to], folder=folder, source=path_of(weights))
-    bundle = taken(weights, image_size)
+    check_target(target, suffixes=SUFFIXES[to], folder=folder, source=source_path(weights))
+    bundle = load_bundle(weights, image_size)
     known = find_format(to, bundle.config)
     known.table(bundle.config)  # refuses what the format cannot hold before anything is written
     known.refuse_unreadable(bundle.config)
     call = timm_call(bundle.config) if to == "timm" else None
     replaced = target.exists()
-    with drafted(target) as draft:
+    with atomic_output(target) as draft:
         done = convert.export(bundle, draft, to)
         if done.parity.identical != done.parity.tensors:
             same, count = done.parity.identical, done.parity.tensors
             raise ExportFailed(f"{target.name}: {same} of {count} tensors came back as they were; nothing was written")
-        report = run(bundle, draft, done, call, target.name)
+        report = check_written(bundle, draft, done, call, target.name)
     notes = ()
     if done.sidecar is not None:
         beside = (target if folder else target.parent) / done.sidecar.name
         notes = (
             f"{done.format} cannot hold {', '.join(done.lost_fields)}: they are in {beside}, keep it with the weights",
         )
-    return Written(
+    return ExportResult(
         target=target,
         to=to,
-        files=files_of(target),
+        files=list_files(target),
         report=report,
-        use=usage(bundle.config, target, to, call, folder=folder),
+        use=describe_usage(bundle.config, target, to, call, folder=folder),
         notes=notes,
         replaced=replaced,
     )
 
 
-def run(bundle: Bundle, draft: Path, done: Conversion, call: tuple[str, dict[str, Any]] | None, name: str) -> Report:
+def check_written(
+    bundle: Bundle, draft: Path, done: Conversion, call: tuple[str, dict[str, Any]] | None, name: str
+) -> ExportReport:
     """What was written next to the network: in its library, or read back here where there is none."""
-    against, candidate = loaded(bundle.config, draft, done, call)
+    against, candidate = load_written(bundle.config, draft, done, call)
     try:
-        return check(
-            {bundle.config.image: reference(bundle, bundle.config.image)},
+        return check_export(
+            {bundle.config.image: make_reference(bundle, bundle.config.image)},
             candidate,
             subject=name,
             against=against,
@@ -121,7 +125,7 @@ def run(bundle: Bundle, draft: Path, done: Conversion, call: tuple[str, dict[str
         ) from None
 
 
-def loaded(
+def load_written(
     config: ModelConfig, draft: Path, done: Conversion, call: tuple[str, dict[str, Any]] | None
 ) -> tuple[str, Forward]:
     built = peers.build_reference(done.format, config, draft)
@@ -132,11 +136,11 @@ def loaded(
     if call is not None:
         with torch.random.fork_rng(devices=[]):  # its own weights are drawn before ours are read
             created = peers.load_with_timm(*call, draft)
-        return built.library, flat(created)
-    return built.library, flat(built.network, built.logits)
+        return built.library, flatten_outputs(created)
+    return built.library, flatten_outputs(built.network, built.logits)
 
 
-def flat(module: Callable[[Tensor], Any], logits: Callable[[Any], Tensor] | None = None) -> Forward:
+def flatten_outputs(module: Callable[[Tensor], Any], logits: Callable[[Any], Tensor] | None = None) -> Forward:
     return lambda images: (module(images) if logits is None else logits(module(images))).flatten(1)
 
 
@@ -162,7 +166,9 @@ def timm_call(config: ModelConfig) -> tuple[str, dict[str, Any]]:
     return name, {field: tuple(value) if isinstance(value, list) else value for field, value in args.items()}
 
 
-def usage(config: ModelConfig, target: Path, to: str, call: tuple[str, dict[str, Any]] | None, *, folder: bool) -> str:
+def describe_usage(
+    config: ModelConfig, target: Path, to: str, call: tuple[str, dict[str, Any]] | None, *, folder: bool
+) -> str:
     """The call that loads what was written."""
     match to:
         case "hf":
@@ -180,12 +186,12 @@ def usage(config: ModelConfig, target: Path, to: str, call: tuple[str, dict[str,
             config = vit_config(config, "torchvision's format")
             read = "torch.load" if target.suffix != ".safetensors" else "safetensors.torch.load_file"
             less = "" if config.classes else "del model.heads.head; "
-            return f'model = {vision(config)}; {less}model.load_state_dict({read}("{target}"))'
+            return f'model = {describe_torchvision(config)}; {less}model.load_state_dict({read}("{target}"))'
         case _:
             return f'vitrail.load("{target}"), or the JAX code that the format is of'
 
 
-def vision(config: ViTConfig) -> str:
+def describe_torchvision(config: ViTConfig) -> str:
     args: dict[str, Any] = {
         "image_size": config.image[0],
         "patch_size": config.patch[0],

@@ -14,11 +14,11 @@ from pathlib import Path
 from vitrail.checkpoint.bundle import sidecar_path
 from vitrail.core.atomic_files import sync_folder
 from vitrail.core.errors import ConfigError, ExportRefused
-from vitrail.export.verify import Pace, Report, Scores
+from vitrail.export.verify import ExportReport, ExportScores, ExportSpeed
 
 
 @contextlib.contextmanager
-def drafted(target: Path) -> Generator[Path]:
+def atomic_output(target: Path) -> Generator[Path]:
     """A path next to the target, in a hidden folder, to write a file or a folder at. Behind the block it and whatever
     lies next to it get their names; where the block raised, nothing is left."""
     try:
@@ -46,12 +46,12 @@ def put_in_place(scratch: Path, target: Path) -> None:
     for file in files:
         final = target.parent / file.relative_to(scratch)
         final.parent.mkdir(exist_ok=True)
-        file.chmod(0o666 & ~umask())  # a temporary folder is private, what comes out of it is not
+        file.chmod(0o666 & ~read_umask())  # a temporary folder is private, what comes out of it is not
         os.replace(file, final)
         sync_folder(final.parent)
 
 
-def umask() -> int:
+def read_umask() -> int:
     """Can only be asked for by setting it."""
     mask = os.umask(0o077)
     os.umask(mask)
@@ -79,19 +79,19 @@ def check_target(target: Path, *, suffixes: tuple[str, ...], folder: bool = Fals
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Written:
+class ExportResult:
     """What was written where, what its check found, what the format could not do, and how it is loaded (`use`). Of an
     int8 file `report` is its own, `plain` that of the float file that it was made from."""
 
     target: Path
     to: str
     files: tuple[Path, ...]
-    report: Report
+    report: ExportReport
     use: str
     notes: tuple[str, ...] = ()
-    scores: Scores | None = None
-    pace: Pace | None = None
-    plain: Report | None = None
+    scores: ExportScores | None = None
+    pace: ExportSpeed | None = None
+    plain: ExportReport | None = None
     plain_bytes: int = 0
     replaced: bool = False
 
@@ -100,7 +100,7 @@ class Written:
         return sum(file.stat().st_size for file in self.files)
 
 
-def files_of(target: Path) -> tuple[Path, ...]:
+def list_files(target: Path) -> tuple[Path, ...]:
     """A file with what lies next to it under its name, or what is in a folder."""
     if target.is_dir():
         return tuple(sorted(path for path in target.iterdir() if path.is_file()))

@@ -20,15 +20,17 @@ from vitrail import __version__
 from vitrail.checkpoint.bundle import describe
 from vitrail.checkpoint.weights import build_network
 from vitrail.core.text import Pair
-from vitrail.export.exportable import Weights, count_choices, path_of, references, shipped, taken
-from vitrail.export.output import Written, check_target, drafted, files_of
-from vitrail.export.verify import check
+from vitrail.export.exportable import Weights, count_choices, load_bundle, make_references, source_path, to_exportable
+from vitrail.export.output import ExportResult, atomic_output, check_target, list_files
+from vitrail.export.verify import check_export
 from vitrail.models.family import ImageSizes
 
 SPECULATIVE: Final = 2  # a batch or grid of one would be taken for a constant
 
 
-def traced(form: nn.Module, image: Pair, channels: int, sizes: ImageSizes, *, pixels: bool = False) -> ExportedProgram:
+def trace_network(
+    form: nn.Module, image: Pair, channels: int, sizes: ImageSizes, *, pixels: bool = False
+) -> ExportedProgram:
     """The graph of a shipped network, with an open batch and, where sizes have a step, multiples of it as image."""
     shapes: dict[int, Any] = {0: Dim("batch")}
     if sizes.step is not None:
@@ -38,7 +40,7 @@ def traced(form: nn.Module, image: Pair, channels: int, sizes: ImageSizes, *, pi
         image = (SPECULATIVE * sizes.step[0], (SPECULATIVE + 1) * sizes.step[1])
     kind = torch.uint8 if pixels else torch.float32
     example = torch.zeros(SPECULATIVE, channels, *image, dtype=kind)
-    with hushed():
+    with silence_exporter():
         program = torch.export.export(form, (example,), dynamic_shapes=(shapes,), strict=False)
     program.example_inputs = None  # else it would travel in the file
     for module in program.graph_module.modules():
@@ -48,7 +50,7 @@ def traced(form: nn.Module, image: Pair, channels: int, sizes: ImageSizes, *, pi
 
 
 @contextlib.contextmanager
-def hushed() -> Generator[None]:
+def silence_exporter() -> Generator[None]:
     """Without what torch's exporter says about itself: a class of its own that is going to change, operators of
     torchvision's that have no annotations, bytes that it reads weights from."""
     schemas = logging.getLogger("torch.onnx._internal.exporter._schemas")
@@ -69,12 +71,12 @@ DESCRIPTION: Final = "vitrail.json"  # in the archive: config, preprocessing, la
 
 def to_torch_export(
     weights: Weights, target: str | Path, *, fixed_size: bool = False, image_size: int | Pair | None = None
-) -> Written:
+) -> ExportResult:
     """Writes an ExportedProgram with an open batch and, where the network allows it, open image sizes; loads it again
     and runs it next to the network before the file gets its name."""
     target = Path(target)
-    check_target(target, suffixes=SUFFIX, source=path_of(weights))
-    bundle = taken(weights, image_size, exact=True)
+    check_target(target, suffixes=SUFFIX, source=source_path(weights))
+    bundle = load_bundle(weights, image_size, exact=True)
     config = bundle.config
     open_sizes = ImageSizes(step=None, why="a fixed size was asked for") if fixed_size else config.open_sizes
     open_sizes = replace(open_sizes, any=False)  # torch holds to the multiples that it was traced with
@@ -83,25 +85,25 @@ def to_torch_export(
     ):
         open_sizes = ImageSizes(step=None, why=f"{config.image} is not a multiple of the stride {open_sizes.step[0]}")
     replaced = target.exists()
-    with drafted(target) as draft:
-        form = shipped(build_network(bundle), dynamic=open_sizes.step is not None)
-        program = traced(form, config.image, config.channels, open_sizes)
+    with atomic_output(target) as draft:
+        form = to_exportable(build_network(bundle), dynamic=open_sizes.step is not None)
+        program = trace_network(form, config.image, config.channels, open_sizes)
         about = json.dumps({"vitrail": __version__, **describe(config, bundle.card.abridge())})
-        with hushed():
+        with silence_exporter():
             torch.export.save(program, draft, extra_files={DESCRIPTION: about})
             loaded: Any = torch.export.load(draft).module()
-        report = check(
-            references(bundle, open_sizes),
+        report = check_export(
+            make_references(bundle, open_sizes),
             loaded,
             subject=target.name,
             against=f"torch {torch.__version__}",
             channels=config.channels,
             classes=count_choices(bundle),
         )
-    return Written(
+    return ExportResult(
         target=target,
         to="torch-export",
-        files=files_of(target),
+        files=list_files(target),
         report=report,
         use=f'torch.export.load("{target}").module()(images)',
         notes=tuple(f"one image size only: {open_sizes.why}" for _ in range(open_sizes.step is None)),

@@ -26,7 +26,7 @@ from vitrail.core.text import Pair, format_size
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.targets import CLASS_LABELS
 from vitrail.evaluation.metrics import Criterion, Metric
-from vitrail.export.int8 import Pictures
+from vitrail.export.int8 import ExportImages
 from vitrail.tasks.task import Task, TaskScore
 
 TOLERANCE: Final = 1e-4  # largest difference over largest value
@@ -36,7 +36,7 @@ Forward: TypeAlias = Callable[[Tensor], Tensor]  # [B, C, H, W] -> [B, K], or [B
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Case:
+class CheckedBatch:
     """One batch at one image size. An image has one answer, its largest output, or as many `places` with one: its
     pixels. To `agree` of them both gave the same; none where there are no classes."""
 
@@ -53,11 +53,11 @@ class Case:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Report:
+class ExportReport:
     """What was run, and how far it is from the network."""
 
     against: str
-    cases: tuple[Case, ...]
+    cases: tuple[CheckedBatch, ...]
     tolerance: float | None = TOLERANCE
 
     @property
@@ -86,7 +86,7 @@ class Report:
         ]
 
 
-def pictures(batch: int, channels: int, image: Pair, *, seed: int = 0) -> Tensor:
+def make_noise_images(batch: int, channels: int, image: Pair, *, seed: int = 0) -> Tensor:
     """Slopes, waves and grain, other ones in every image and channel: [B, C, H, W] of about unit scale."""
     generator = torch.Generator().manual_seed(seed)
     y, x = torch.meshgrid(torch.linspace(-1, 1, image[0]), torch.linspace(-1, 1, image[1]), indexing="ij")
@@ -101,7 +101,7 @@ def as_bytes(images: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def check(
+def check_export(
     references: Mapping[Pair, Forward],
     candidate: Forward,
     *,
@@ -112,16 +112,16 @@ def check(
     pixels: bool = False,
     batches: tuple[int, ...] = BATCHES,
     tolerance: float | None = TOLERANCE,
-) -> Report:
+) -> ExportReport:
     """Both on the same images, at every size that there is a reference for. Beyond the tolerance it raises
     ExportFailed; without one (int8) the answers need only be finite. With `pixels` both get bytes."""
-    cases: list[Case] = []
+    cases: list[CheckedBatch] = []
     for image, reference in references.items():
         for batch in batches:
-            images = pictures(batch, channels, image, seed=batch)
+            images = make_noise_images(batch, channels, image, seed=batch)
             images = as_bytes(images) if pixels else images
-            cases.append(measured(image, reference(images), candidate(images), classes))
-    report = Report(against=against, cases=tuple(cases), tolerance=tolerance)
+            cases.append(compare_outputs(image, reference(images), candidate(images), classes))
+    report = ExportReport(against=against, cases=tuple(cases), tolerance=tolerance)
     bar = float("inf") if tolerance is None else tolerance
     if not report.worst <= bar:
         case = max(cases, key=lambda case: case.relative if case.relative == case.relative else float("inf"))
@@ -132,13 +132,13 @@ def check(
     return report
 
 
-def measured(image: Pair, mine: Tensor, theirs: Tensor, classes: int) -> Case:
+def compare_outputs(image: Pair, mine: Tensor, theirs: Tensor, classes: int) -> CheckedBatch:
     if mine.shape != theirs.shape:
         raise ExportFailed(f"it gives {list(theirs.shape)} where the network gives {list(mine.shape)}")
     difference = (mine.double() - theirs.double()).abs().max().item()
     scale = mine.double().abs().max().item()
     said, heard = mine.argmax(1), theirs.argmax(1)
-    return Case(
+    return CheckedBatch(
         image=image,
         batch=len(mine),
         absolute=difference,
@@ -149,7 +149,7 @@ def measured(image: Pair, mine: Tensor, theirs: Tensor, classes: int) -> Case:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Scores:
+class ExportScores:
     """Of `count` readable images: to how many of them both gave one answer, or none where answers are never quite the
     same; of `labelled` ones, the number by which their task judges each; which could not be read."""
 
@@ -172,21 +172,21 @@ class Scores:
 
 
 @torch.inference_mode()
-def score(
+def score_export(
     reference: Forward,
     candidate: Forward,
-    pictures: Pictures,
+    scoring_images: ExportImages,
     preprocessing: Preprocessing,
     task: Task,
     *,
     outputs: int,
     pixels: bool = False,
-) -> Scores:
+) -> ExportScores:
     """Both on every image once, in the words of a task. With `pixels` both get bytes, else normalised images."""
     count, shares = 0, list[float]()
     device = torch.device("cpu")
     mine, theirs = (task.metric(outputs, device) for _ in range(2))
-    for batch in pictures.batches(preprocessing, task.targets if pictures.has_targets else CLASS_LABELS):
+    for batch in scoring_images.batches(preprocessing, task.targets if scoring_images.has_targets else CLASS_LABELS):
         if not bool(batch.valid.any()):
             continue
         images = batch.pixels if pixels else preprocessing.normalise(batch.pixels)
@@ -195,22 +195,22 @@ def score(
         same = task.agreement(own, other)
         if same is not None:
             shares.append(float(same[batch.valid].sum()))
-        if pictures.has_targets:
+        if scoring_images.has_targets:
             mine.update(own, batch)
             theirs.update(other, batch)
     if not count:
         raise DataError("none of the images could be read")
     criterion = task.criteria[0]
-    scored = read_scores(mine, theirs) if pictures.has_targets else ()
+    scored = read_scores(mine, theirs) if scoring_images.has_targets else ()
     values = [float(one.row()[criterion.name]) for one in scored]
-    return Scores(
+    return ExportScores(
         count=count,
         agree=sum(shares) if shares else None,
         criterion=criterion,
         labelled=scored[0].count if scored else 0,
         network=values[0] if values else 0.0,
         export=values[1] if values else 0.0,
-        unread=tuple(map(str, pictures.ledger.known.values())),
+        unread=tuple(map(str, scoring_images.ledger.known.values())),
     )
 
 
@@ -228,23 +228,23 @@ SECONDS: Final = 3.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pace:
+class ExportSpeed:
     """Images a second of each, at one batch size."""
 
     batch: int
     images_per_s: Mapping[str, float]
 
 
-def pace(
+def measure_speed(
     runners: Mapping[str, Forward],
     bundle: Bundle,
     *,
     pixels: bool = False,
     batch: int = BATCH,
     seconds: float = SECONDS,
-) -> Pace:
+) -> ExportSpeed:
     """Medians over rounds in which each runs once, behind a warm one."""
-    images = pictures(batch, bundle.config.channels, bundle.config.image)
+    images = make_noise_images(batch, bundle.config.channels, bundle.config.image)
     images = as_bytes(images) if pixels else images
     times: dict[str, list[float]] = {name: [] for name in runners}
     begun, rounds = time.perf_counter(), 0
@@ -254,4 +254,4 @@ def pace(
             run(images)
             times[name].append(time.perf_counter() - start)
         rounds += 1
-    return Pace(batch=batch, images_per_s={name: batch / median(found[1:]) for name, found in times.items()})
+    return ExportSpeed(batch=batch, images_per_s={name: batch / median(found[1:]) for name, found in times.items()})
