@@ -156,7 +156,7 @@ def own_network(setting: Setting, theirs: nn.Module) -> nn.Module:
     """Our network around copies of timm's weights."""
     config = setting.config
     tensors = {name: tensor.detach().clone() for name, tensor in theirs.state_dict().items()}
-    return build_from(config, import_tensors(Path("timm"), config, timm_format.table(config), tensors))
+    return build_from(config, import_tensors(Path("timm"), config, timm_format.build_table(config), tensors))
 
 
 def pictures(setting: Setting) -> tuple[Tensor, ...]:

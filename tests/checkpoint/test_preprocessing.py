@@ -143,7 +143,7 @@ HUGE = {"height": 20000, "width": 20000}
     ],
 )
 def test_a_hugging_face_folder(changed: dict[str, Any], good: bool) -> None:
-    said = {**huggingface.preprocessor(Preprocessing(image=(32, 32))), **changed}
+    said = {**huggingface.build_preprocessor(Preprocessing(image=(32, 32))), **changed}
 
     def read() -> None:
         made = huggingface.read_preprocessor(said, (32, 32))
@@ -167,15 +167,15 @@ def test_a_hugging_face_folder(changed: dict[str, Any], good: bool) -> None:
     ],
 )
 def test_a_timm_folder(changed: dict[str, Any], good: bool, network: Any) -> None:
-    said = timm.settings(network.config, Preprocessing(image=(32, 32)), None)
+    said = timm.build_settings(network.config, Preprocessing(image=(32, 32)), None)
     said["pretrained_cfg"].update(changed)
     if good:
-        made = timm.preprocessing(said, (32, 32))
+        made = timm.read_preprocessing(said, (32, 32))
         assert made is not None
         assert made.resize == 37
     else:
         with pytest.raises(ConfigError):
-            timm.preprocessing(said, (32, 32))
+            timm.read_preprocessing(said, (32, 32))
 
 
 @pytest.mark.parametrize(

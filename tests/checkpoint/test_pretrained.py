@@ -82,7 +82,7 @@ def serve(hub: Hub) -> Serve:
         torch.manual_seed(0)
         tensors = {name: tensor.detach() for name, tensor in awake(config, torch.float32).state_dict().items()}
         entry = find_public_weights(model, tag)
-        hub.files[f"/{entry.repo}/resolve/main/{entry.file}"] = save(export_tensors(timm.table(config), tensors))
+        hub.files[f"/{entry.repo}/resolve/main/{entry.file}"] = save(export_tensors(timm.build_table(config), tensors))
         return tensors
 
     return put

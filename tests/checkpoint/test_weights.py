@@ -356,11 +356,11 @@ def test_wrong_facts(facts: dict[str, Any], kind: type[Exception], complaint: st
 def foreign(tensors: Tensors, path: Path) -> None:
     """The same tensors under timm's names."""
     from vitrail.checkpoint.formats.key_table import export_tensors
-    from vitrail.checkpoint.formats.timm import table
+    from vitrail.checkpoint.formats.timm import build_table
 
     config = replace(VIT, image=(6, 9), gelu="erf")
-    names = {entry.ours: entry.names[0] for entry in table(config)}
-    whole = export_tensors(table(config), network(config).state_dict())
+    names = {entry.ours: entry.names[0] for entry in build_table(config)}
+    whole = export_tensors(build_table(config), network(config).state_dict())
     assert set(names.values()) == set(whole)
     save_file({names.get(name, name): tensor for name, tensor in tensors.items()}, path)
 

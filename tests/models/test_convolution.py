@@ -65,14 +65,14 @@ def test_standardised_kernel(form: str, eps: float) -> None:
         expected[channel] = (kernel - mean) / (
             math.sqrt(variance) + eps if form == "std+eps" else math.sqrt(variance + eps)
         )
-    np.testing.assert_allclose(module.standardised().detach().numpy(), expected, atol=1e-12, rtol=0)
+    np.testing.assert_allclose(module.standardise_kernel().detach().numpy(), expected, atol=1e-12, rtol=0)
 
 
 def test_the_two_forms_differ() -> None:
     a, b = (replace(RESNET, standardisation=form, standardisation_eps=1e-2) for form in ("std+eps", "sqrt(var+eps)"))
     one, two = conv(a), conv(b)
     two.load_state_dict(one.state_dict())
-    assert (one.standardised() - two.standardised()).abs().max() > 1e-2
+    assert (one.standardise_kernel() - two.standardise_kernel()).abs().max() > 1e-2
 
 
 def test_a_kernel_shifted_and_scaled_is_the_same_convolution() -> None:
@@ -88,7 +88,7 @@ def test_a_constant_kernel_stays_finite() -> None:
         module = conv(replace(RESNET, standardisation=form))
         with torch.no_grad():
             module.weight.fill_(0.3)
-        assert module.standardised().isfinite().all()
+        assert module.standardise_kernel().isfinite().all()
 
 
 @pytest.mark.parametrize("stride", [1, 2])
@@ -103,7 +103,7 @@ def test_convolution_pads_by_its_configs_rule(padding: str, size: tuple[int, int
     else:
         top = bottom = left = right = side // 2
     padded = F.pad(x, (left, right, top, bottom))
-    expected = F.conv2d(padded, module.standardised(), stride=stride)
+    expected = F.conv2d(padded, module.standardise_kernel(), stride=stride)
     torch.testing.assert_close(module(x), expected, atol=1e-12, rtol=0)
     assert module.bias is None
 

@@ -86,7 +86,7 @@ def test_timm_finds_the_same_intermediates() -> None:
     ours = build(config).eval()
     name, args = timm_format.architecture(config)
     theirs = timm.create_model(name, **args).eval()
-    theirs.load_state_dict(export_tensors(timm_format.table(config), dict(ours.state_dict())), strict=True)
+    theirs.load_state_dict(export_tensors(timm_format.build_table(config), dict(ours.state_dict())), strict=True)
     x = torch.randn(2, 3, 32, 48)
     with torch.no_grad():
         for norm in (False, True):

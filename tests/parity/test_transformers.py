@@ -280,7 +280,7 @@ def test_class_names_and_image_processor_go_both_ways(tmp_path: Path) -> None:
     ("change", "complaint"),
     [
         ({"num_hidden_layers": 3}, "config.json says num_hidden_layers=3, the tensors make 2"),
-        ({"hidden_act": "relu"}, "hidden_act 'relu' is no GELU"),
+        ({"hidden_act": "relu"}, "hidden_act 'relu' is not a GELU"),
         ({"hidden_size": "wide"}, "config.json says hidden_size='wide', expected a whole number above 0"),
         (
             {"intermediate_size": 700},

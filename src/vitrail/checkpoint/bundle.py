@@ -1,12 +1,10 @@
-"""A network as data, on its way in or out: config and tensors, and the card that travels with them.
+"""A network as data: its config, its tensors, and the card with everything the network itself does not know.
 
-What a foreign format cannot hold: a JSON file next to the weights, tied to them by checksum.
+The card holds preprocessing, class names and provenance. A foreign format that has no room for it gets a sidecar: a
+JSON file next to the weights, tied to them by checksum.
 
-What the classes of a network are called: its own names, ImageNet's where weights have none, or new ones.
-
-Weights of other libraries with 1,000 classes and no names are taken for ImageNet-1k's; a file, a folder or a sidecar
-that has names keeps them. A card remembers the names from before a renaming, so that data whose folders still have the
-old names can be scored.
+Class names are the network's own, ImageNet's for weights of other libraries with 1,000 classes and no names, or new
+ones from a renaming. The card remembers the old names, so that data whose folders still use them can be scored.
 """
 
 import hashlib
@@ -30,7 +28,7 @@ CLASSIFICATION: Final = "classification"  # the task of a network that says noth
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Card:
-    """What a network cannot say itself: how images are prepared, what classes are called, where it is from."""
+    """What a network does not know itself: how images are prepared, its class names, where it comes from."""
 
     preprocessing: Preprocessing
     labels: tuple[str, ...] | None = None
@@ -66,7 +64,7 @@ class Bundle:
 
 
 def get_card(network: Backbone) -> Card:
-    """What travels with a network; one that was built by itself gets the card of a network for pixels in [-1, 1]."""
+    """The card of a network; one that was built without a card gets that of a network for pixels in [-1, 1]."""
     card = network.card
     return card if isinstance(card, Card) else Card(preprocessing=Preprocessing(image=network.config.image))
 
@@ -84,7 +82,7 @@ def describe(config: ModelConfig, card: Card) -> dict[str, Any]:
 
 
 def parse_description(data: dict[str, Any]) -> tuple[ModelConfig, Card]:
-    """What `describe` wrote, checked."""
+    """Config and card from what `describe` wrote, validated."""
     try:
         config, labels, provenance = from_dict(data["config"]), data["labels"], data["provenance"]
         card = Card(
@@ -128,7 +126,7 @@ def write_sidecar(weights: Path, config: ModelConfig, card: Card, lost_fields: l
 
 
 def read_sidecar(weights: Path) -> tuple[ModelConfig, Card] | None:
-    """The sidecar's word on a weight file, or None where there is none; one that belongs to another file is refused."""
+    """Config and card from a weight file's sidecar, or None without one; a sidecar of another file is refused."""
     path = sidecar_path(weights)
     if not path.is_file():
         return None
@@ -180,8 +178,8 @@ def rename_classes(bundle: Bundle, names: Sequence[str]) -> Bundle:
     card, count = bundle.card, bundle.config.classes
     if len(names) != count:
         raise ConfigError(f"{len(names):,} names for {count:,} classes; give one for each")
-    told = {**card.provenance, **record_renaming(card.labels, names)}
-    return replace(bundle, card=replace(card, labels=tuple(names), provenance=told))
+    provenance = {**card.provenance, **record_renaming(card.labels, names)}
+    return replace(bundle, card=replace(card, labels=tuple(names), provenance=provenance))
 
 
 def record_renaming(old: Sequence[str] | None, new: Sequence[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`convert`: weights from any format to any other, tensor by tensor, with a certificate of what came out."""
+"""`convert`: weights from any format to any other, tensor by tensor, with a parity report on the result."""
 
 import json
 import shutil
@@ -178,24 +178,26 @@ def _write_settings(bundle: Bundle, folder: Path, known: Format) -> None:
     files: dict[str, Any] = {}
     if known.name == huggingface.NAME:
         card = bundle.card
-        files["config.json"] = huggingface.settings(bundle.config, card.labels, _dtype(bundle), card.multi_label)
-        files["preprocessor_config.json"] = huggingface.preprocessor(bundle.card.preprocessing)
+        files["config.json"] = huggingface.build_settings(bundle.config, card.labels, _dtype(bundle), card.multi_label)
+        files["preprocessor_config.json"] = huggingface.build_preprocessor(bundle.card.preprocessing)
     else:
-        files["config.json"] = timm.settings(bundle.config, bundle.card.preprocessing, bundle.card.labels)
+        files["config.json"] = timm.build_settings(bundle.config, bundle.card.preprocessing, bundle.card.labels)
     for name, data in files.items():
         (folder / name).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
 
 
 def _find_lost_fields(bundle: Bundle, draft: Path) -> list[str]:
-    """Fields that reading the bare format gets wrong, or must be told (a grid that is not square, heads)."""
+    """Fields that a reader of the bare format gets wrong, or needs as an argument (a non-square grid, heads)."""
     mine = bundle.config
-    for told in ((), ("image",), ("heads",), ("image", "heads")):
+    for given in ((), ("image",), ("heads",), ("image", "heads")):
         try:
-            seen = read_bundle(draft, **{name: getattr(mine, name) for name in told if hasattr(mine, name)})
+            seen = read_bundle(draft, **{name: getattr(mine, name) for name in given if hasattr(mine, name)})
         except WeightsError:
             continue
         theirs = seen.config
-        out = [f.name for f in fields(mine) if f.name in told or getattr(mine, f.name) != getattr(theirs, f.name, None)]
+        out = [
+            f.name for f in fields(mine) if f.name in given or getattr(mine, f.name) != getattr(theirs, f.name, None)
+        ]
         out += ["preprocessing"] if bundle.card.preprocessing != seen.card.preprocessing else []
         out += ["multi_label"] if bundle.card.multi_label != seen.card.multi_label else []
         out += ["task"] if bundle.card.task != seen.card.task else []

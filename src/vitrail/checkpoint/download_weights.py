@@ -234,8 +234,8 @@ def _download(path: Path, entry: PublicWeights, url: str) -> None:
 
 
 def _expected_sha256(reply: http.Reply, entry: PublicWeights, url: str, path: Path) -> str | None:
-    """The checksum that the body must have; without one, a plain file of known length, so that a truncated file is told
-    from a complete one, and a log-in page from weights."""
+    """The checksum that the body must have; without one, a plain file of known length, so that a truncated
+    file or a log-in page is not taken for weights."""
     expected = entry.sha256 or reply.linked_sha256
     if reply.linked_sha256 not in (None, expected):
         fault = f"{url} now has sha256 {reply.linked_sha256}, not the pinned {expected}"

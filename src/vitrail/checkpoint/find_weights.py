@@ -1,6 +1,6 @@
-"""Weights in, from anywhere: one of our files, a foreign file or folder, recognised by what is in it.
+"""Weights from anywhere: a path, the folder of a run, the name of bundled weights, or public weights as NAME:TAG.
 
-Weights by every name that they have: a path, a run's folder, the name of bundled ones, or NAME:TAG.
+A file is recognised by its content: one of our own, or a foreign file or folder in any format of the registry.
 """
 
 from dataclasses import fields, replace
@@ -69,9 +69,9 @@ def _foreign(raw: RawWeights, settings: dict[str, Any] | None, folder: Path | No
         some = ", ".join(list(raw.tensors)[:3])
         raise MismatchedWeights(f"{raw.path}: tensors like {some} are of no format that vitrail knows")
     known, tensors = found
-    beside, inferred = read_sidecar(raw.path), None
-    if beside is not None:
-        config, card = beside
+    sidecar, inferred = read_sidecar(raw.path), None
+    if sidecar is not None:
+        config, card = sidecar
     else:
         config = known.infer(TensorShapes(path=raw.path, tensors=tensors, settings=settings, facts=facts))
         card, inferred = _card(known, config, settings, folder), known.describe_inferred(config)
@@ -88,8 +88,8 @@ def _card(known: Format, config: ModelConfig, settings: dict[str, Any] | None, f
     card = Card(preprocessing=known.preprocessing(config.image))
     if settings is None or folder is None:
         return card
-    labels = huggingface.labels(settings, config.classes) or timm.labels(settings, config.classes)
-    prepared = timm.preprocessing(settings, config.image)
+    labels = huggingface.read_labels(settings, config.classes) or timm.read_labels(settings, config.classes)
+    prepared = timm.read_preprocessing(settings, config.image)
     processor = folder / "preprocessor_config.json"
     if known.name == huggingface.NAME and processor.is_file():
         prepared = huggingface.read_preprocessor(read_json(processor), config.image)

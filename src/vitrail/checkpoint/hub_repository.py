@@ -1,13 +1,11 @@
-"""The page that goes with weights that are handed on: what they are, what images they take, where they come from.
+"""Weights in a folder or a repository of the hub, with a model card that describes them.
 
-Everything that the file knows of itself is filled in. What only a person can say is asked for at the end, and a blank
-card (docs/model-card.md) has the same questions.
+    save_pretrained(model, "out")         # out/model.safetensors, out/README.md
+    push_to_hub(model, "owner/name")      # the same two files, on the hub
+    model = from_pretrained("out")        # or "owner/name", or any weights that vitrail reads
 
-Weights in a folder or a repository of the hub, with a card that says what they are.
-
-save_pretrained(model, "out")                      # out/model.safetensors, out/README.md
-push_to_hub(model, "owner/name")                   # the same two, on the hub
-model = from_pretrained("out")                     # or "owner/name", or any weights that vitrail reads
+The card is filled in from the file; what only a person can know is left as questions at its end. A blank card with the
+same headings is docs/model-card.md.
 """
 
 import json

@@ -1,11 +1,9 @@
-"""A parity certificate: what came back from a written file, and how far the other library's network is from ours.
+"""A parity report: which tensors a written file gives back, and how far the other library's network is from ours.
 
 Both networks run on one seeded batch. The largest difference is taken after the stem, after every block and at the
-logits, relative to the largest value there.
-
-Other people's networks, built around what was just written: only where their library is installed.
-
-Each is loaded with `strict=True`, so that a certificate also says that the other library takes the file.
+logits, relative to the largest value there. The other library's network is built around the file that was just
+written, with `strict=True`, so the report also shows that the library accepts the file. Without the library, the report
+says that it is not installed.
 """
 
 import importlib.util
@@ -82,7 +80,7 @@ def build_timm_network(config: ModelConfig) -> Any:
 
 
 def load_with_timm(name: str, args: dict[str, Any], target: Path) -> nn.Module:
-    """What timm's own loading makes of a file or of a folder: the call that people are told of."""
+    """Loads a file or a folder with timm's own functions, by the call that the documentation shows."""
     import timm
 
     if target.is_dir():

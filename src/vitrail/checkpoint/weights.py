@@ -1,7 +1,4 @@
-"""`load` and `save`: a network from any weights, and one file that says everything about it.
-
-`create_model`: a network by name or config, fresh or with public weights.
-"""
+"""`load`, `save` and `create_model`: a network from any weights, to one self-describing file, or by name."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -72,7 +72,7 @@ class FixedConv(nn.Module):
 
     def __init__(self, conv: StandardisedConv, dynamic: bool):
         super().__init__()
-        self.weight = nn.Parameter(conv.standardised().detach(), requires_grad=False)
+        self.weight = nn.Parameter(conv.standardise_kernel().detach(), requires_grad=False)
         self.stride, self.padding, self.same, self.dynamic = conv.stride, conv.padding, conv.same, dynamic
 
     def forward(self, x: Tensor) -> Tensor:

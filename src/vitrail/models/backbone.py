@@ -1,12 +1,9 @@
-"""What the rest of the package knows of a network, whatever its family: images in, logits, features or maps out.
+"""What the rest of the package knows of a network of any family: images in; logits, features or maps out.
 
-Intermediates of a forward pass, for callers that ask for them; a pass that nobody taps pays nothing.
-
-A fused kernel never holds the attention weights. Where they are asked for they are computed next to it; `explicit`
-puts them in its place, so that gradients reach them. Memory is the caller's to bound: `ViT.forward_blocks` runs any
-range of layers, so one layer's weights [B, k, T, T] are all that has to be held at a time.
-
-A network in evaluation mode for a while.
+Intermediates of a forward pass are collected by `Taps`; a pass without taps pays nothing. A fused kernel never holds
+the attention weights. On request they are computed next to it; `explicit` replaces the kernel, so that gradients reach
+them. Memory is the caller's to bound: `ViT.forward_blocks` runs any range of layers, so that the weights [B, k, T, T]
+of one layer at a time are enough.
 """
 
 import contextlib

@@ -1,13 +1,8 @@
 """A family of networks as the rest of the package sees it: one config class that answers every question. No torch.
 
-What is built from a config is a `Backbone` (backbone.py), and build.py knows which. All other code asks the two and
-never checks their types; CONTRIBUTING.md shows a family that is one file.
-
-Rules that the configs of several families share: types, choices, positive numbers, sizes that a machine can hold.
-
-A tensor's walk through a network in closed form: shape, parameters and multiply-accumulates, line by line. No torch.
-
-The sums of a walk are the model table; `config.parameters` and `config.macs` are two of them.
+A config builds a `Backbone` (backbone.py), and build.py knows which. All other code asks the two and never checks their
+types; CONTRIBUTING.md shows a family in one file. Also here: the rules that configs of several families share, and the
+closed-form cost of a network as a list of steps, each with the shape, parameters and multiply-accumulates of one layer.
 """
 
 import math
@@ -122,7 +117,7 @@ class ModelConfig(Choice, ABC):
     @property
     @abstractmethod
     def title(self) -> str:
-        """The network in words, for one without a name of the paper's."""
+        """A description for a network without a name in the paper."""
 
     @property
     @abstractmethod
@@ -242,14 +237,14 @@ def from_dict(data: dict[str, Any]) -> ModelConfig:
     for name, value in rest.items():
         if name not in known:
             raise unknown_name("config field", name, known)
-        values[name] = _typed(name, known[name].type, value)
+        values[name] = _check_type(name, known[name].type, value)
     required = [name for name, field in known.items() if field.default is MISSING and field.default_factory is MISSING]
     if missing := [name for name in required if name not in values]:
         raise ConfigError(f"incomplete model config: {', '.join(missing)} missing")
     return kind(**values)
 
 
-def _typed(name: str, kind: Any, value: Any) -> Any:
+def _check_type(name: str, kind: Any, value: Any) -> Any:
     """JSON knows no tuples and blurs 1 and 1.0; everything else must already be right."""
     if name == "backbone":
         if value is None:

@@ -1,11 +1,8 @@
-"""How fresh networks start, as in the reference code: every module says its own part in `initialise`.
+"""Building blocks of the networks: initialisation, stochastic depth, weight-standardised convolutions, and heads.
 
-Stochastic depth (Huang et al. 2016), as torchvision has it; its package would import torch's compiler as well.
-
-Weight-standardised convolutions and the two padding rules of the paper's ResNets.
-
-From tokens to logits (Eq. 4, D.3): pool, then no head, a linear layer, or a hidden tanh layer for pre-training; or a
-linear layer on each patch token, for logits per pixel.
+Every module initialises itself in `initialise`, as in the reference code. Stochastic depth (Huang et al. 2016) is
+torchvision's; its package would import torch's compiler as well. A head reads pooled tokens (Eq. 4, D.3): none, a
+linear layer, or a hidden tanh layer for pre-training; or it reads every patch token, for logits per pixel.
 """
 
 import math
@@ -71,7 +68,7 @@ class StandardisedConv(nn.Conv2d):
     def initialise(self) -> None:
         lecun_normal_(self.weight)
 
-    def standardised(self) -> Tensor:
+    def standardise_kernel(self) -> Tensor:
         if self.form == "std+eps":
             variance, mean = torch.var_mean(self.weight, dim=(1, 2, 3), correction=0, keepdim=True)
             # Below the smallest normal number nothing changes but the root's gradient, which at 0 would be infinite.
@@ -83,7 +80,7 @@ class StandardisedConv(nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         if self.same:
             input = pad_same(input, self.kernel_size[0], self.stride[0])
-        return F.conv2d(input, self.standardised(), None, self.stride, self.padding)
+        return F.conv2d(input, self.standardise_kernel(), None, self.stride, self.padding)
 
 
 def pad_same(x: Tensor, side: int, stride: int, value: float = 0.0) -> Tensor:

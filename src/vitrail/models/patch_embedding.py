@@ -1,7 +1,4 @@
-"""The patch embedding (Eq. 1): x_p E.
-
-Hybrids (3.1): a ResNet's feature map in the place of the raw image, each position its own 1x1 patch.
-"""
+"""The patch embedding x_p E of Eq. 1; in a hybrid (3.1), 1x1 patches of a ResNet's feature map."""
 
 from typing import cast
 

@@ -1,16 +1,15 @@
-"""Position embeddings (D.4): what they are, and where they enter.
+"""Position embeddings (D.4): what they are, where they enter, and how they are resized (3.2).
 
 Additive kinds (learned 1-D, two learned 2-D forms, fixed sine-cosine) give a table [1, T, D] that is added to the
 tokens: once at the stem, or at the input of each layer with a table of its own (every) or one for all (shared). The
 relative kind gives offsets [2T-1, D_h] to the attention: of the first layer (stem), of each its own, or one for all.
 The class token has a row of its own unless `position_prefix` is off; registers have none.
 
-Positions at a new resolution (3.2): the patch size stays, the grid changes, positions are resampled in 2-D.
-
-Three numerics. `reference` is what the official code computes, `scipy.ndimage.zoom(order=1)`: corner to corner,
-bilinear. `bilinear` is the half-pixel form. `bicubic` is antialiased half-pixel bicubic. All work in float64 and return
-the table's own type; the class token's row is left alone, and a table of the right size is returned as it is.
-`resample` is the first of them for a single forward pass at another size.
+At a new resolution the patch size stays, the grid changes and positions are resampled in 2-D, in one of three numerics.
+`reference` is what the official code computes, `scipy.ndimage.zoom(order=1)`: corner to corner, bilinear. `bilinear` is
+the half-pixel form. `bicubic` is antialiased half-pixel bicubic. All work in float64 and return the table's own type;
+the class token's row does not change, and a table of the right size is returned as it is. `resample_grid` is
+`reference` for a single forward pass at another size.
 """
 
 from collections.abc import Mapping
@@ -172,17 +171,17 @@ class SineTable(nn.Module):
     def __init__(self, config: ViTConfig):
         super().__init__()
         self.config = config
-        self.register_buffer("table", self._table(), persistent=False)
+        self.register_buffer("table", self._compute_table(), persistent=False)
 
-    def _table(self) -> Tensor:
+    def _compute_table(self) -> Tensor:
         return sine_positions(self.config.grid, self.config.width, torch.float64).flatten(0, 1)[None].float()
 
     def initialise(self) -> None:
-        self.table.copy_(self._table())
+        self.table.copy_(self._compute_table())
 
     def materialise(self, like: Tensor) -> None:
         """Fixed tables are in no weight file: make one where the network was built without storage."""
-        self.table = self._table().to(like.device, like.dtype)
+        self.table = self._compute_table().to(like.device, like.dtype)
 
     def forward(self, grid: Pair | None = None) -> Tensor:
         if grid is None:

@@ -142,7 +142,7 @@ class Trunk(nn.Module):
     @property
     def kernel(self) -> Tensor:
         """The filters that see the image, as standardised: [D, C, P, P]."""
-        return self.root.standardised()
+        return self.root.standardise_kernel()
 
 
 class ResNet(Backbone):
@@ -207,9 +207,9 @@ class ResNet(Backbone):
             )
         if self.config.mixing == "axial" and tuple(images.shape[2:]) != self.config.image:
             raise ImageSizeError(f"images of {tuple(images.shape)} do not fit axial tables for {self.config.image}")
-        return self._normed(self.trunk(images, found))
+        return self._apply_norm(self.trunk(images, found))
 
-    def _normed(self, x: Tensor) -> Tensor:
+    def _apply_norm(self, x: Tensor) -> Tensor:
         return x if self.norm is None else F.relu(self.norm(x), inplace=True)
 
     @property

@@ -1,14 +1,14 @@
-"""The Vision Transformer (Section 3.1, Eqs. 1-4), whole.
+"""The Vision Transformer (Section 3.1, Eqs. 1-4): class token, positions, encoder, representation.
 
     z_0  = [x_class; x_p^1 E; ...; x_p^N E] + E_pos          (1)
     z'_l = MSA(LN(z_{l-1})) + z_{l-1}                        (2)
     z_l  = MLP(LN(z'_l)) + z'_l                              (3)
     y    = LN(z_L^0)                                         (4)
 
-A hybrid differs in `embedding` alone (hybrid.py), an Axial-ViT in `blocks` (D.6).
+A hybrid differs in `embedding` alone (patch_embedding.py), an Axial-ViT in `blocks` (D.6).
 
-There is one forward pass, `encode`. Whatever else is asked of a network goes through it: some of the tokens (`keep`),
-masked ones, images of another size, a few tokens of the last layer (`queries`), intermediates (`taps`).
+There is one forward pass, `encode`, with options for a subset of the tokens (`keep`), masked tokens, images of another
+size, the first tokens of the last layer only (`queries`) and intermediates (`taps`).
 """
 
 from collections.abc import Mapping
@@ -178,6 +178,7 @@ class ViT(Backbone):
         """[x_class; registers; x_p E]: the tokens before positions, [B, T, D]."""
         self._check(images)
         patches = self.embedding(images)
+        # The class token is added here, in front of registers and patches (Eq. 1).
         prefix = [
             token.expand(patches.shape[0], -1, -1) for token in (self.class_token, self.registers) if token is not None
         ]
@@ -193,7 +194,7 @@ class ViT(Backbone):
         positions: Tensor | None = None,
     ) -> Tensor:
         """z_0 (Eq. 1): [B, C, H, W] -> [B, T, D]. `masked` patches [B, N] give way to the `mask_token` [1, 1, D] before
-        positions are added; those not in `keep` [B, M] are left out after that, so that T is prefix + M. `positions`
+        positions are added; those not in `keep` [B, M] are dropped after that, so that T is prefix + M. `positions`
         [1, T, D] are added in place of the network's own."""
         z, prefix = self.tokens(images), self.config.prefix
         if masked is not None:

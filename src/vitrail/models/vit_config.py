@@ -326,7 +326,9 @@ def vit_steps(c: ViTConfig) -> Iterator[CostStep]:
         yield CostStep(f"{c.registers} registers", (t, d), c.registers * d)
     if c.position != "none" and c.placed in ("stem", "shared"):
         yield CostStep(
-            f"positions ({c.position}{', shared by all layers' if c.placed == 'shared' else ''})", (t, d), _table(c)
+            f"positions ({c.position}{', shared by all layers' if c.placed == 'shared' else ''})",
+            (t, d),
+            _table_parameters(c),
         )
     for layer in range(1, c.depth + 1):
         yield from _block(c, layer)
@@ -356,10 +358,10 @@ def _patch_head(c: ViTConfig) -> Iterator[CostStep]:
 def _block(c: ViTConfig, layer: int) -> Iterator[CostStep]:
     t, d, m = c.tokens, c.width, c.mlp_width
     if c.position not in ("none", "relative") and c.placed == "every":
-        yield CostStep(f"block {layer}: positions ({c.position})", (t, d), _table(c))
+        yield CostStep(f"block {layer}: positions ({c.position})", (t, d), _table_parameters(c))
     bias = 3 * d * c.qkv_bias
     relative = c.position == "relative" and (layer == 1 or c.placed != "stem")
-    offsets = _table(c) if relative and c.placed == "every" else 0
+    offsets = _table_parameters(c) if relative and c.placed == "every" else 0
     for axis, length in _axes(c):
         name = f"block {layer}: {axis}"
         work = 2 * t * length * d + relative * t * (2 * length - 1) * d
@@ -377,7 +379,7 @@ def _axes(c: ViTConfig) -> list[tuple[str, int]]:
     return [("row ", columns), ("column ", rows)]
 
 
-def _table(c: ViTConfig) -> int:
+def _table_parameters(c: ViTConfig) -> int:
     """Parameters of one position table (D.4)."""
     rows, columns = c.grid
     prefix = c.width if c.class_token and c.position_prefix else 0

@@ -1,12 +1,9 @@
 """Every network by name: Table 1, Figure 4's slim Base, the hybrids and BiT ResNets, and small ones. No torch.
 
-A name is the paper's own notation ("ViT-B/16") or its slug ("vit_b_16"). Where the paper tells two networks apart by
+A name is the paper's own notation ("ViT-B/16") or its slug ("vit_b_16"). Where the paper distinguishes two networks by
 case alone, the slug spells it out: ViT-b/32 is `vit_slim_b_32`, and of ViT-g/14 and ViT-G/14 the latter is
-`vit_gigantic_14`.
-
-timm's names and keywords for the networks that both have: `vit_base_patch16_224`, `num_classes`. No torch.
-
-`create_config`: what a network is, by its name, ours or timm's. No torch.
+`vit_gigantic_14`. timm's names and keywords work for the networks that both have: `vit_base_patch16_224`,
+`num_classes`.
 """
 
 import re
@@ -196,8 +193,8 @@ def adapt_config(
 
 
 def network_name(config: ModelConfig) -> str:
-    """The paper's notation where a network has the shape of one with a name, whatever its head or pooling; else its
-    shape in words."""
+    """The paper's notation where a network has the shape of one with a name, whatever its head or pooling; else a
+    description of its shape."""
     found = next((name for name, known in ZOO.items() if known.shape == config.shape), "")
     return found or config.title
 

@@ -1,12 +1,11 @@
-"""Read a .npz archive of NumPy arrays into tensors, without NumPy's own reader.
+"""Reads a weight file of any kind into plain tensors, or refuses it in one line.
 
-That reader unpickles when asked and allocates what a header asks for. Here a header is held to a strict form, its
-size is compared with the member's before anything is allocated, and no object ever comes out of it.
+The first bytes decide the kind, never the name. Nothing in a file is run, no size in it is trusted before it is
+compared with the bytes of the file, and only vitrail's own errors leave this module.
 
-Read a weight file of any kind into plain tensors, or refuse it in one line.
-
-The kind is told by the first bytes, never by the name. Nothing in a file is run, no size in it is believed before it
-is compared with the bytes that are there, and only errors of vitrail's own leave this module.
+.npz archives are read here without NumPy's reader, which unpickles on request and allocates whatever a header asks for:
+a header must have a strict form, its size is compared with the member's before anything is allocated, and no Python
+object ever comes out of it.
 """
 
 import errno

@@ -1,25 +1,18 @@
-"""The header of a .safetensors file: which tensors lie where, checked until nothing is left to interpretation.
+"""Reads .safetensors files, and writes vitrail's own: one .safetensors file that describes and checks itself.
 
-The library's own parser refuses over-long headers, overlaps, holes and trailing bytes. It lets a name appear twice
-(the last one wins), ignores fields that it does not know and does not always say which tensor is at fault; this one
-refuses the first two and names the tensor.
+The header is parsed twice. The library refuses over-long headers, overlaps, holes and trailing bytes, but lets a name
+appear twice (the last one wins), ignores unknown fields and does not always name the tensor at fault; our parser
+refuses the first two and names the tensor. The data is read, not mapped: a mapped file that somebody shortens kills the
+process, and one that somebody rewrites changes tensors that were already checked.
 
-Read a .safetensors file into tensors of its own, and hold it to its seal when it has one.
-
-The bytes are read, not mapped: a mapped file that somebody shortens kills the process, and one that somebody
-rewrites changes tensors that were already checked.
-
-vitrail's own weight file: one .safetensors file that describes and checks itself.
-
-Any reader of safetensors opens it. The one metadata entry ``vitrail`` holds a JSON text:
+Any reader of safetensors opens our own files. The one metadata entry ``vitrail`` holds a JSON text:
 
     {"format": 1, ...description..., "checksums": {tensor: sha256 of its bytes}, "seal": sha256}
 
-The checksums cover the data. The seal covers everything else: it is taken over the eight length bytes and the whole
-header, with its own 64 digits as zeros. So any flipped bit is noticed, and a tensor at fault is named. The file is
-written next to its target and renamed onto it, so that there is at every moment one whole file under the name.
-
-Whether tensors hold numbers: a NaN in a weight file spreads to every answer, so it is found before the first one.
+The checksums cover the data. The seal covers everything else: the eight length bytes and the whole header, with its own
+64 digits as zeros. So any flipped bit is noticed, and a tensor at fault is named. A file is written next to its target
+and renamed onto it, so that a complete file is under the name at every moment. Tensors with NaN or infinity are neither
+written nor read: they would spread to every output.
 """
 
 import hashlib
@@ -184,7 +177,7 @@ def _check_cover(path: Path, entries: Iterable[TensorEntry], data_size: int) -> 
         raise corrupt(path, cause)
 
 
-# The eight-bit floats are left out: torch has no such test for them, and some have no infinity to find.
+# The eight-bit floats are not checked: torch has no such test for them, and some have no infinity to find.
 CHECKED = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128}
 
 
@@ -230,24 +223,24 @@ def open_seal(path: Path, header: SafetensorsHeader) -> Seal | None:
     text = header.metadata.get(KEY)
     if text is None:
         if all(mark in header.raw for mark in MARKS):
-            raise _altered(path, f"carries a seal but no {KEY!r} entry")
+            raise _altered_error(path, f"carries a seal but no {KEY!r} entry")
         return None
     try:
         content = cast(object, json.loads(text, object_pairs_hook=unique_pairs))
     except (ValueError, RecursionError) as error:
-        raise _altered(path, f"its description is not JSON ({shorten(error)})") from None
+        raise _altered_error(path, f"its description is not JSON ({shorten(error)})") from None
     if not isinstance(content, dict):
-        raise _altered(path, "its description is not a JSON object")
+        raise _altered_error(path, "its description is not a JSON object")
     fields = cast(dict[str, Any], content)
     _check_format(path, fields.get("format"))
     found = list(SEAL_TEXT.finditer(header.raw))
     if len(found) != 1 or fields.get("seal") != found[0][1].decode():
-        raise _altered(path, "its seal is missing or not in its place")
+        raise _altered_error(path, "its seal is missing or not in its place")
     if _seal_of(header.raw, found[0].start(1)) != fields["seal"]:
-        raise _altered(path, "its header does not match its seal")
+        raise _altered_error(path, "its header does not match its seal")
     checksums = fields.get("checksums")
     if not isinstance(checksums, dict) or set(cast(dict[str, Any], checksums)) != {e.name for e in header.entries}:
-        raise _altered(path, "its checksums and its tensors do not have the same names")
+        raise _altered_error(path, "its checksums and its tensors do not have the same names")
     description = {name: value for name, value in fields.items() if name not in RESERVED}
     return Seal(description=description, checksums=cast(dict[str, str], checksums))
 
@@ -291,13 +284,13 @@ def write_sealed(
         raise refuse(WeightsError, path, cause, "free space or choose another folder; nothing was replaced") from error
 
 
-def _altered(path: Path, cause: str) -> CorruptWeights:
+def _altered_error(path: Path, cause: str) -> CorruptWeights:
     return corrupt(path, f"altered since vitrail wrote it: {cause}")
 
 
 def _check_format(path: Path, found: object) -> None:
     if type(found) is not int or found < 1:
-        raise _altered(path, f"its format is {quote(found)}")
+        raise _altered_error(path, f"its format is {quote(found)}")
     if found > FORMAT:
         cause = f"written by a newer vitrail (format {found}, this one reads up to {FORMAT})"
         raise refuse(WeightsError, path, cause, "upgrade vitrail")

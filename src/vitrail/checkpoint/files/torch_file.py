@@ -1,12 +1,11 @@
-"""Read a file of ``torch.save``, new (zip) or old (pickle stream), through ``torch.load(weights_only=True)`` only.
+"""Reads files of ``torch.save``, new (zip) or old (pickle stream), through ``torch.load(weights_only=True)`` only.
 
-Before torch sees the file, its CRCs are compared (torch does not), its pickle is looked through and every storage is
-held to the bytes that are there. A file that fails is refused; there is no second, unsafe attempt.
+Before torch sees the file, its CRCs are compared (torch does not), its pickle is scanned and every storage is checked
+against the bytes in the file. A file that fails is refused; there is no second, unsafe attempt.
 
-Open a zip archive of tensors (.npz, .pth) with nothing left to trust but its bytes.
-
-Two programs can read one zip differently: by its end or by its start, by the first or the last of two equal names.
-An archive that leaves room for that is refused, so that what was checked here is what is read later.
+Zip archives (.npz, .pth) are opened here, too. Two programs can read one zip differently: by its end or by its start,
+by the first or the last of two equal names. An archive that leaves room for that is refused, so that what was checked
+here is what is read later.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Google's `.npz` files of ViTs and hybrids: the original layout, Linen's, and big_vision's (also scan-stacked).
+"""Google's `.npz` files: ViTs and hybrids in three layouts, and BiT ResNets (`BiT-M-R50x1.npz` and its kin).
 
     layout       attention, second norm, MLP                                positions
     original     MultiHeadDotProductAttention_1, LayerNorm_2, MlpBlock_3    Transformer/posembed_input/pos_embedding
@@ -6,11 +6,10 @@
     big_vision   as linen                                                   pos_embedding, without a class row, or none
 
 big_vision's positions are learned or, where the file has none, sine-cosine (`posemb="sincos2d"`, the released
-vit_s16_i1k): its code knows no third kind, so a file in Linen's numbers without positions is taken for one of these.
-Kernels are stored input first (HWIO, [in, out]), q, k and v apart with a dimension for heads. JAX computed with the
-tanh GELU, eps 1e-6, and the hybrid's backbone with (std + 1e-5) and SAME padding.
-
-Google's `.npz` files of BiT ResNets (`BiT-M-R50x1.npz` and its kin), with the numerics of the original code.
+vit_s16_i1k): its code has no third kind, so a file with Linen's numbering and without positions is read as one of
+these. Its blocks may be stacked by a scan. Kernels are stored input first (HWIO, [in, out]), q, k and v separately with
+a dimension for heads. JAX computed with the tanh GELU, eps 1e-6, and the hybrid's backbone with (std + 1e-5) and SAME
+padding. BiT files have the numerics of the original code.
 """
 
 import re
@@ -67,20 +66,20 @@ def recognises(names: set[str]) -> bool:
     return any("MultiHeadDotProductAttention_" in name for name in names)
 
 
-def modern(tensors: Tensors) -> Tensors:
+def modernise(tensors: Tensors) -> Tensors:
     """Without prefixes and scan stacks, so that the three layouts remain."""
     out = dict(tensors)
     for prefix in PREFIXES:
         inside = {name.removeprefix(prefix): t for name, t in out.items() if name.startswith(prefix)}
         out = inside or out  # what stands next to the prefix is optimiser state
-    out = _unstacked(out)
+    out = _unstack_scan(out)
     if "Transformer/pos_embedding" in out:
         out["pos_embedding"] = out.pop("Transformer/pos_embedding")
     dims = find_layout(set(out)).norms
-    return {name: _norm_shaped(name, tensor, dims) for name, tensor in out.items()}
+    return {name: _reshape_norm(name, tensor, dims) for name, tensor in out.items()}
 
 
-def _unstacked(tensors: Tensors) -> Tensors:
+def _unstack_scan(tensors: Tensors) -> Tensors:
     """A scanned model stores every block in one tensor with the layer in front."""
     out: Tensors = {}
     for name, tensor in tensors.items():
@@ -92,7 +91,7 @@ def _unstacked(tensors: Tensors) -> Tensors:
     return out
 
 
-def _norm_shaped(name: str, tensor: Tensor, dims: tuple[int, ...]) -> Tensor:
+def _reshape_norm(name: str, tensor: Tensor, dims: tuple[int, ...]) -> Tensor:
     """GroupNorm vectors as the layout has them, whichever way the file does."""
     norm = re.search(r"(^|/)gn(_root|_proj|\d)/(scale|bias)$", name)
     return tensor.reshape(*dims, -1) if norm and tensor.numel() else tensor
@@ -118,13 +117,13 @@ def infer(shapes: TensorShapes) -> ModelConfig:
         channels = shapes.get("conv_root/kernel", 4)[2]
         ground = (patch[0] * trunk.stride, patch[1] * trunk.stride)
     mlp_width = shapes.get(f"{BLOCK.format(0)}{layout.mlp}/Dense_0/kernel", 2)[1]
-    position: Position = "learned" if layout.position in shapes else _unstored_position(shapes, layout)
+    position: Position = "learned" if layout.position in shapes else _infer_position(shapes, layout)
     prefix = 1
     if layout.position in shapes:
         rows = shapes.get(layout.position, 3)[1]
         size, prefix = infer_image(shapes, rows, ground, token)
     else:
-        size = shapes.image or _released_image(shapes, position, (width, mlp_width), ground)
+        size = shapes.image or _infer_released_image(shapes, position, (width, mlp_width), ground)
     classes = shapes.get("head/kernel", 2)[1] if "head/kernel" in shapes else 0
     tanh = "pre_logits/kernel" in shapes
     return ViTConfig(
@@ -145,7 +144,7 @@ def infer(shapes: TensorShapes) -> ModelConfig:
     )
 
 
-def _unstored_position(shapes: TensorShapes, layout: NpzLayout) -> Position:
+def _infer_position(shapes: TensorShapes, layout: NpzLayout) -> Position:
     """The kind of positions of a file that stores none: as given, or big_vision's."""
     if "position" in shapes.facts:
         return shapes.facts["position"]
@@ -157,7 +156,7 @@ def _unstored_position(shapes: TensorShapes, layout: NpzLayout) -> Position:
     )
 
 
-def _released_image(shapes: TensorShapes, position: Position, size: tuple[int, int], patch: Pair) -> Pair:
+def _infer_released_image(shapes: TensorShapes, position: Position, size: tuple[int, int], patch: Pair) -> Pair:
     """The image size of a published network with sine-cosine positions, which no tensor tells; others must say it."""
     if position == "sincos2d" and size in HEADS and not any(RELEASED_IMAGE[i] % patch[i] for i in (0, 1)):
         return RELEASED_IMAGE
@@ -168,7 +167,7 @@ def _released_image(shapes: TensorShapes, position: Position, size: tuple[int, i
 
 
 def describe_inferred(config: ModelConfig) -> str | None:
-    """What was inferred of a file beyond its tensors, in words."""
+    """What was inferred beyond the file's tensors, as a sentence."""
     position = getattr(config, "position", "learned")
     if position == "learned":
         return None
@@ -185,7 +184,7 @@ def _infer_backbone(shapes: TensorShapes) -> ResNetConfig:
 
 def refuse_unreadable(config: ModelConfig, layout: NpzLayout) -> None:
     """Refuse to write what Google's own code would read as another network, naming the field."""
-    table(config, layout)  # what has no place at all is refused first
+    build_table(config, layout)  # what has no place at all is refused first
     config = vit_config(config, layout.name)
     if layout is BIG_VISION and config.position == "learned" and config.class_token and config.position_prefix:
         raise ExportRefused(
@@ -210,7 +209,7 @@ def _positions_of(layout: NpzLayout) -> tuple[Position, ...]:
     return ("sincos2d", "learned") if layout is BIG_VISION else ("learned",)
 
 
-def table(config: ModelConfig, layout: NpzLayout = ORIGINAL) -> list[KeyEntry]:
+def build_table(config: ModelConfig, layout: NpzLayout = ORIGINAL) -> list[KeyEntry]:
     free = ("backbone", "class_token", "pool")
     c = require_plain(layout.name, config, heads=("none", "linear", "tanh"), free=(*free, "position"))
     if c.position not in ("learned", "none", "sincos2d"):
@@ -323,7 +322,7 @@ def recognises_bit(names: set[str]) -> bool:
     return any("standardized_conv2d" in name for name in names)
 
 
-def modern_bit(tensors: Tensors) -> Tensors:
+def modernise_bit(tensors: Tensors) -> Tensors:
     """Some files number the convolutions (`standardized_conv2d_7`) or store norm vectors as [1, 1, 1, C]."""
     out = {re.sub(r"(standardized_conv2d|group_norm|conv2d)_\d+/", r"\1/", name): t for name, t in tensors.items()}
     return {name: t.flatten() if name.endswith(("/gamma", "/beta")) else t for name, t in out.items()}

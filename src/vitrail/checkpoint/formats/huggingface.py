@@ -50,7 +50,7 @@ def recognises(names: set[str]) -> bool:
     return bool(names & {"vit.embeddings.cls_token", "embeddings.cls_token", "bit.embedder.convolution.weight"})
 
 
-def modern(tensors: Tensors) -> Tensors:
+def modernise(tensors: Tensors) -> Tensors:
     """Names of transformers 5, and of bare `ViTModel` and `BitModel` folders, to those of transformers 4."""
     if "embedder.convolution.weight" in tensors:
         return {f"bit.{name}": tensor for name, tensor in tensors.items()}
@@ -113,7 +113,7 @@ def _infer_vit(get: ConfigReader) -> ViTConfig:
         )
     act = settings.get("hidden_act", "gelu")
     if act not in GELU:
-        raise MismatchedWeights(f"{shapes.path}: hidden_act {act!r} is no GELU; known: {', '.join(GELU)}")
+        raise MismatchedWeights(f"{shapes.path}: hidden_act {act!r} is not a GELU; known: {', '.join(GELU)}")
     depth, found = get.whole("num_hidden_layers", 12), shapes.count("vit.encoder.layer.{}.layernorm_before.weight")
     if depth != found:
         raise MismatchedWeights(f"{shapes.path}: config.json says num_hidden_layers={depth}, the tensors make {found}")
@@ -163,7 +163,7 @@ def _infer_bit(get: ConfigReader) -> ResNetConfig:
 
 
 @singledispatch
-def table(config: ModelConfig) -> list[KeyEntry]:
+def build_table(config: ModelConfig) -> list[KeyEntry]:
     c = require_plain(NAME, config, heads=("none", "linear", "tanh"), free=("qkv_bias",))
     if c.head == "tanh" and c.classes:
         raise ExportRefused(
@@ -183,7 +183,7 @@ def table(config: ModelConfig) -> list[KeyEntry]:
     return rows + (weight_and_bias("head.classifier", "classifier") if c.classes else [])
 
 
-@table.register
+@build_table.register
 def _bit_table(c: ResNetConfig) -> list[KeyEntry]:
     if (c.unit, c.root, c.mixing) != ("preactivation", "7x7", "convolution"):
         raise ExportRefused(
@@ -202,7 +202,7 @@ def _bit_table(c: ResNetConfig) -> list[KeyEntry]:
     return rows + (weight_and_bias("head", "classifier.1") if c.classes else [])
 
 
-def settings(
+def build_settings(
     c: ModelConfig, class_names: tuple[str, ...] | None, dtype: str, multi_label: bool = False
 ) -> dict[str, Any]:
     """The folder's `config.json`."""
@@ -256,7 +256,7 @@ def _(c: ViTConfig) -> dict[str, Any]:
     }
 
 
-def labels(settings: dict[str, Any], classes: int) -> tuple[str, ...] | None:
+def read_labels(settings: dict[str, Any], classes: int) -> tuple[str, ...] | None:
     """Class names, unless they are the LABEL_0, LABEL_1, ... that stand for none."""
     names: Any = settings.get("id2label")
     if not isinstance(names, dict) or not classes:
@@ -269,7 +269,7 @@ RESAMPLE = {"bilinear": 2, "bicubic": 3}  # Pillow's numbers
 BOX = 4  # the nearest of them to "area", which it is not
 
 
-def preprocessor(p: Preprocessing) -> dict[str, Any]:
+def build_preprocessor(p: Preprocessing) -> dict[str, Any]:
     """The folder's `preprocessor_config.json`; a centre crop needs BiT's image processor."""
     common: dict[str, Any] = {
         "do_resize": True,

@@ -1,11 +1,10 @@
-"""Key tables that read both ways: one entry ties a tensor of ours to the tensors of theirs that hold the same numbers.
+"""Key tables that read both ways: one entry ties one of our tensors to the tensors of another library with its numbers.
 
 Import walks the table from right to left, export from left to right, so that a round trip is the identity by
-construction. Every map moves numbers about and never computes with them.
+construction. An entry moves numbers and never computes with them.
 
-What a state dict does not say and a config must: heads, the grid, and the numerics of whoever wrote it.
-
-Formats that know one ViT alone: class token, learned positions at the stem, full attention, no backbone.
+`TensorShapes` infers what a state dict does not state and a config needs: heads, the grid. `require_plain` is for
+formats that hold one kind of ViT: class token, learned positions at the stem, full attention, no backbone.
 """
 
 import math
@@ -97,7 +96,7 @@ def import_tensors(path: Path, config: ModelConfig, table: Iterable[KeyEntry], t
         with torch.device("meta"):
             wanted = entry.to_theirs(torch.empty(shapes[entry.ours]))
         parts = tuple(
-            _checked(path, name, left.pop(name, None), tuple(want.shape))
+            _check_tensor(path, name, left.pop(name, None), tuple(want.shape))
             for name, want in zip(entry.names, wanted, strict=True)
         )
         out[entry.ours] = entry.to_ours(parts).contiguous()
@@ -131,7 +130,7 @@ def expected_shapes(path: Path, config: ModelConfig, theirs: Tensors) -> dict[st
         raise MismatchedWeights(f"{path}: speaks of tensors beyond any memory ({shorten(error)})") from None
 
 
-def _checked(path: Path, name: str, tensor: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+def _check_tensor(path: Path, name: str, tensor: Tensor | None, shape: tuple[int, ...]) -> Tensor:
     if tensor is None:
         raise MismatchedWeights(f"{path}: tensor {name!r} of shape {list(shape)} is missing; the file is not whole")
     if tuple(tensor.shape) != shape:

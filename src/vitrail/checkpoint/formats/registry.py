@@ -54,9 +54,9 @@ def _google(layout: google.NpzLayout) -> Format:
     return Format(
         name=layout.name,
         recognises=lambda names: google.recognises(names) and google.find_layout(names) is layout,
-        table=partial(google.table, layout=layout),
+        table=partial(google.build_table, layout=layout),
         infer=google.infer,
-        modern=google.modern,
+        modern=google.modernise,
         refuse_unreadable=partial(google.refuse_unreadable, layout=layout),
         describe_inferred=google.describe_inferred,
         preprocessing=big_vision_crop if layout is google.BIG_VISION else google_squash,
@@ -67,21 +67,25 @@ FORMATS: dict[str, Format] = {
     f.name: f
     for f in (
         Format(
-            name=timm.NAME, recognises=timm.recognises, table=timm.table, infer=timm.infer, preprocessing=imagenet_crop
+            name=timm.NAME,
+            recognises=timm.recognises,
+            table=timm.build_table,
+            infer=timm.infer,
+            preprocessing=imagenet_crop,
         ),
         Format(
             name=huggingface.NAME,
             recognises=huggingface.recognises,
-            table=huggingface.table,
+            table=huggingface.build_table,
             infer=huggingface.infer,
-            modern=huggingface.modern,
+            modern=huggingface.modernise,
         ),
         Format(
             name=torchvision.NAME,
             recognises=torchvision.recognises,
-            table=torchvision.table,
+            table=torchvision.build_table,
             infer=torchvision.infer,
-            modern=torchvision.modern,
+            modern=torchvision.modernise,
             preprocessing=imagenet_crop,
         ),
         *(_google(layout) for layout in google.LAYOUTS),
@@ -90,7 +94,7 @@ FORMATS: dict[str, Format] = {
             recognises=google_bit.recognises_bit,
             table=google_bit.bit_table,
             infer=google_bit.infer_bit,
-            modern=google_bit.modern_bit,
+            modern=google_bit.modernise_bit,
             preprocessing=google_squash,
         ),
     )

@@ -40,7 +40,7 @@ def recognises(names: set[str]) -> bool:
 
 
 @singledispatch
-def table(config: ModelConfig) -> list[KeyEntry]:
+def build_table(config: ModelConfig) -> list[KeyEntry]:
     raise ExportRefused(f"timm has no such network: {config.title}")
 
 
@@ -64,7 +64,7 @@ def infer(shapes: TensorShapes) -> ModelConfig:
     heads = args.get("num_heads")
     act = args.get("act_layer", "gelu")
     if act not in ("gelu", "gelu_tanh"):
-        raise MismatchedWeights(f"{shapes.path}: act_layer {act!r} is no GELU; known: gelu, gelu_tanh")
+        raise MismatchedWeights(f"{shapes.path}: act_layer {act!r} is not a GELU; known: gelu, gelu_tanh")
     return ViTConfig(
         width=width,
         depth=shapes.count("blocks.{}.norm1.weight"),
@@ -86,7 +86,7 @@ def infer(shapes: TensorShapes) -> ModelConfig:
     )
 
 
-@table.register
+@build_table.register
 def _vit_table(c: ViTConfig) -> list[KeyEntry]:
     if c.head == "tanh":
         raise ExportRefused(
@@ -117,7 +117,7 @@ def _vit_table(c: ViTConfig) -> list[KeyEntry]:
     return rows + (weight_and_bias("head.classifier", "head") if c.classes else [])
 
 
-@table.register
+@build_table.register
 def _resnet_table(c: ResNetConfig) -> list[KeyEntry]:
     rows = _trunk_table(c, "trunk.", "")
     if c.unit == "preactivation":
@@ -226,7 +226,7 @@ def _(c: ViTConfig) -> tuple[str, dict[str, Any]]:
     return HYBRID_NAMES[c.backbone.blocks], {**args, **common}
 
 
-def settings(c: ModelConfig, p: Preprocessing, class_names: tuple[str, ...] | None) -> dict[str, Any]:
+def build_settings(c: ModelConfig, p: Preprocessing, class_names: tuple[str, ...] | None) -> dict[str, Any]:
     """The `config.json` of a folder that `timm.create_model("local-dir:FOLDER", pretrained=True)` reads."""
     name, args = architecture(c)
     classes = args.pop("num_classes")
@@ -249,7 +249,7 @@ def settings(c: ModelConfig, p: Preprocessing, class_names: tuple[str, ...] | No
     return out | ({"label_names": list(class_names)} if class_names else {})
 
 
-def preprocessing(settings: dict[str, Any], image: Pair) -> Preprocessing | None:
+def read_preprocessing(settings: dict[str, Any], image: Pair) -> Preprocessing | None:
     """What a timm folder's config.json says of images; None where it says nothing that we can do. ConfigError where
     it asks for something absurd."""
     cfg = settings.get("pretrained_cfg", {})
@@ -264,6 +264,6 @@ def preprocessing(settings: dict[str, Any], image: Pair) -> Preprocessing | None
     return Preprocessing.from_dict({"image": image, "resize": resize, **said})
 
 
-def labels(settings: dict[str, Any], classes: int) -> tuple[str, ...] | None:
+def read_labels(settings: dict[str, Any], classes: int) -> tuple[str, ...] | None:
     names: Any = settings.get("label_names")
     return tuple(str(n) for n in names) if isinstance(names, list) and len(names) == classes else None

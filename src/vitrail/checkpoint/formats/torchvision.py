@@ -30,7 +30,7 @@ def recognises(names: set[str]) -> bool:
     return {"conv_proj.weight", "class_token"} <= names
 
 
-def modern(tensors: Tensors) -> Tensors:
+def modernise(tensors: Tensors) -> Tensors:
     """Older files name the MLP's layers `linear_1` and `linear_2`."""
     return {n.replace("mlp.linear_1.", "mlp.0.").replace("mlp.linear_2.", "mlp.3."): t for n, t in tensors.items()}
 
@@ -56,7 +56,7 @@ def infer(shapes: TensorShapes) -> ModelConfig:
     )
 
 
-def table(config: ModelConfig) -> list[KeyEntry]:
+def build_table(config: ModelConfig) -> list[KeyEntry]:
     c = require_plain(NAME, config, heads=("none", "linear", "tanh"))
     rows = [copy("class_token", "class_token"), position_entry(c, "encoder.pos_embedding")]
     rows += weight_and_bias("embedding.projection", "conv_proj")

@@ -1,26 +1,22 @@
-"""What lies where in a run's `checkpoints` folder, and what a name there promises.
+"""The layout of a run's `checkpoints` folder, what each name in it promises, and the manifest of a checkpoint.
 
-    00001000/                                whole: every byte of it was on disk before it took this name
-        shard-00000-of-00002.safetensors     what a process held, sealed
+    00001000/                                complete: every byte was on disk before it took this name
+        shard-00000-of-00002.safetensors     what one process held, sealed
         shard-00001-of-00002.safetensors
         checkpoint.json                      step, facts and the digest of every shard's header
-    .saving-00001100-TOKEN/                  being written, or cut off while it was
-    .replaced-00001000-TOKEN/                whole, and making room for a new one of the same step
+    .saving-00001100-TOKEN/                  being written, or interrupted while it was
+    .replaced-00001000-TOKEN/                complete, and making room for a new one of the same step
     .removing-00000900-TOKEN/                being removed
 
-So a crash at any moment leaves whole checkpoints under their names, and next to them only what the next start clears.
-
-The moments of a save at which a crash leaves something new behind, so that a test can crash at each of them.
-
-`checkpoint.json`: what a checkpoint is made of, and the digest that covers every byte of it.
+So a crash at any moment leaves complete checkpoints under their names, and next to them only what the next start
+clears. `reached` is called at every moment of a save at which a crash leaves something new behind, so that tests can
+crash there.
 
     {"format": 1, "step": 1000, "world": 2,
      "shards": [{"file": ..., "size": ..., "header": sha256 of its header}, ...],
      "facts": {...}, "checksum": sha256 of this file with these 64 digits as zeros}
 
-A shard's header holds the checksum of each of its tensors, so the one digest here vouches for everything.
-
-What a process gives to a checkpoint: its rows of each tensor, copied to the host without holding up the device.
+A shard's header holds the checksum of each of its tensors, so the one digest of `checkpoint.json` covers everything.
 """
 
 import contextlib
@@ -71,7 +67,7 @@ def shard_name(rank: int, world: int) -> str:
 
 
 def part_name(rank: int) -> str:
-    """The note in which a process tells the first one what became of its shard; gone once the checkpoint is whole."""
+    """The note in which a process reports its shard to the first one; removed once the checkpoint is complete."""
     return f"part-{rank:05d}.json"
 
 
@@ -191,10 +187,10 @@ class Manifest:
 
 
 def encode_facts(facts: Mapping[str, Any]) -> str:
-    """The facts as they are now, as JSON. NaN and the infinities, which JSON lacks, are kept in words; tuples come back
-    as lists."""
+    """The facts as they are now, as JSON. NaN and the infinities, which JSON lacks, are written as text; tuples become
+    lists."""
     try:
-        return json.dumps(_worded(facts), allow_nan=False)
+        return json.dumps(_encode_floats(facts), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"the facts of a checkpoint cannot be written as JSON ({shorten(error)}); use plain values"
@@ -240,31 +236,31 @@ def read_manifest(path: Path) -> Manifest:
         step=content["step"],
         world=content["world"],
         shards=tuple(ShardNote(**shard) for shard in content["shards"]),
-        facts=_numbered(content["facts"]),
+        facts=_decode_floats(content["facts"]),
     )
 
 
-def _worded(value: Any) -> Any:
+def _encode_floats(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return {FLOAT: str(value)}
     if isinstance(value, Mapping):
         fields = cast(Mapping[Any, Any], value)
         if any(not isinstance(name, str) or name == FLOAT for name in fields):
             raise TypeError(f"a name must be a text other than {FLOAT}")
-        return {name: _worded(item) for name, item in fields.items()}
+        return {name: _encode_floats(item) for name, item in fields.items()}
     if isinstance(value, list | tuple):
-        return [_worded(item) for item in cast(list[Any], value)]
+        return [_encode_floats(item) for item in cast(list[Any], value)]
     return value
 
 
-def _numbered(value: Any) -> Any:
+def _decode_floats(value: Any) -> Any:
     if isinstance(value, dict):
         fields = cast(dict[str, Any], value)
         if set(fields) == {FLOAT}:
             return float(fields[FLOAT])
-        return {name: _numbered(item) for name, item in fields.items()}
+        return {name: _decode_floats(item) for name, item in fields.items()}
     if isinstance(value, list):
-        return [_numbered(item) for item in cast(list[Any], value)]
+        return [_decode_floats(item) for item in cast(list[Any], value)]
     return value
 
 

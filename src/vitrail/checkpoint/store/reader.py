@@ -173,7 +173,7 @@ def latest(
 ) -> SavedCheckpoint | None:
     """The newest checkpoint that is whole, every byte of it checked; None where there is none at all.
 
-    One that is damaged is told of, with the file and the cause, and the one before it is tried; with none left,
+    A damaged one is reported, with the file and the cause, and the one before it is tried; with none left,
     CorruptWeights names them all. With `before`, only steps below it count.
 
     Several processes call this together and each checks its part. `agree` is how they come to the same answer: given
@@ -189,7 +189,7 @@ def latest(
             break
         step = int(chosen)
         place = list_checkpoints(folder).get(step, folder / step_name(step))  # again: the first process may have tidied
-        found, fault = _opened(place, step, part, parts)
+        found, fault = _try_open(place, step, part, parts)
         fault = agree(fault)
         if fault is not None:
             bad.append((step, fault))
@@ -216,7 +216,7 @@ def describe_fault(error: BaseException) -> str:
     return f"{type(error).__name__}: {shorten(error)}"
 
 
-def _opened(path: Path, step: int, part: int, parts: int) -> tuple[SavedCheckpoint | None, str | None]:
+def _try_open(path: Path, step: int, part: int, parts: int) -> tuple[SavedCheckpoint | None, str | None]:
     """A checkpoint and no fault, or none and its fault. What is not damage, such as a newer format, is raised:
     going back to an older checkpoint would throw a sound one away."""
     try:

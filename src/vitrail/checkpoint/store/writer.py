@@ -1,9 +1,8 @@
-"""Saving while the run goes on: a snapshot now, a thread that writes it, and the old checkpoint until the new one is
-whole.
+"""Saves while the run continues: a thread writes a snapshot; the old checkpoint stays until the new one is complete.
 
-Each process writes its own shard into one folder; the first waits until all of them stand there, lists them in
-`checkpoint.json` and gives the folder its name. They speak through files alone, because a collective from a thread
-would meet those of the training.
+Each process writes its own shard into one folder; the first waits for all of them, lists them in `checkpoint.json` and
+gives the folder its name. They communicate through files alone, because a collective from a thread would meet those of
+the training.
 """
 
 import contextlib
@@ -131,12 +130,12 @@ class CheckpointWriter:
         return self._thread is not None and self._thread.is_alive()
 
     def _save(self, step: int, snapshot: Snapshot, facts: str) -> None:
-        """The thread's whole work; whatever happens is told, and nothing is raised."""
+        """All work of the thread; failures are reported, and nothing is raised."""
         place = saving_folder(self.folder, step, self.token)
         try:
             self._write(place, step, snapshot, facts)
         except Exception as error:
-            self._failed(place, step, error)
+            self._report_failure(place, step, error)
         else:
             if self.failing and self.rank == 0:
                 self.tell(f"checkpoint of step {step} is saved; saving works again")
@@ -163,7 +162,7 @@ class CheckpointWriter:
         open_saved(place)  # nothing gets a name that could not be opened again
         sync_folder(place)
         target = self.folder / step_name(step)
-        if target.exists() and _same(target, place):
+        if target.exists() and _holds_same(target, place):
             remove(place)
             sync_folder(self.folder)
         else:
@@ -215,7 +214,7 @@ class CheckpointWriter:
             time.sleep(pause)
             pause = min(2 * pause, 0.25)
 
-    def _failed(self, place: Path, step: int, error: Exception) -> None:
+    def _report_failure(self, place: Path, step: int, error: Exception) -> None:
         cause = (
             describe_fault(error)
             if not isinstance(error, OSError) or error.filename
@@ -254,7 +253,7 @@ class CheckpointWriter:
             )
 
 
-def _same(standing: Path, fresh: Path) -> bool:
+def _holds_same(standing: Path, fresh: Path) -> bool:
     """Whether a checkpoint that already has the name is whole and holds the same."""
     try:
         old, new = open_saved(standing), open_saved(fresh)

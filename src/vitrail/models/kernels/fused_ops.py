@@ -212,9 +212,9 @@ def _(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
 
 @attention.register_fake
 def _(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    pictures, tokens, width = qkv.shape
-    logs = qkv.new_empty(pictures, heads, tokens, dtype=_exact(qkv))
-    return qkv.new_empty(pictures, tokens, width // 3), logs
+    images, tokens, width = qkv.shape
+    logs = qkv.new_empty(images, heads, tokens, dtype=_exact(qkv))
+    return qkv.new_empty(images, tokens, width // 3), logs
 
 
 @torch.library.custom_op("vitrail::attention_backward", mutates_args=())

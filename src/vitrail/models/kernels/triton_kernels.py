@@ -1,13 +1,11 @@
-"""Triton kernels for training on a GPU: GELU, and two backward passes that sum columns while they are there.
+"""Triton kernels for training on a GPU: GELU, gradients of q, k and v, and attention over at most 256 tokens.
 
-Imported where a GPU is at work and nowhere else. A column sum goes over thousands of rows, so each program sums a
-part of them (`each` rows) and the caller adds up the rest.
+Imported only where a GPU is used. A backward pass sums the columns of a gradient, which is the gradient of the bias,
+while the gradient is in registers; each program sums `each` rows and the caller adds up the rest.
 
-Triton kernels for attention over at most 256 tokens, forward and backward, a program for each head of each image.
-
-All tokens of a head fit into a tile, so the softmax needs no second look and the backward pass no second pass. q, k and
-v are read where their product left them, side by side, and so are their gradients written; these are summed over the
-tokens while they are there, which is the gradient of the bias.
+Attention runs one program for each head of each image. All tokens of a head fit into a tile, so the softmax and the
+backward pass need a single pass. q, k and v are read side by side as their product left them, and so are their
+gradients written.
 """
 
 from typing import Any
@@ -167,8 +165,8 @@ def _attention_kernel(
     rows: tl.constexpr,
     keys: tl.constexpr,
 ):
-    picture, which = tl.program_id(0) // heads, tl.program_id(0) % heads
-    first = picture.to(tl.int64) * tokens
+    image, which = tl.program_id(0) // heads, tl.program_id(0) % heads
+    first = image.to(tl.int64) * tokens
     column, key = which * head + tl.arange(0, head), tl.arange(0, keys)
     there = key < tokens
     at = (first + key)[:, None] * (3 * width) + column[None, :]
@@ -204,8 +202,8 @@ def _attention_backward_kernel(
     rows: tl.constexpr,
     keys: tl.constexpr,
 ):
-    picture, which = tl.program_id(0) // heads, tl.program_id(0) % heads
-    first = picture.to(tl.int64) * tokens
+    image, which = tl.program_id(0) // heads, tl.program_id(0) % heads
+    first = image.to(tl.int64) * tokens
     column, row = which * head + tl.arange(0, head), tl.arange(0, rows)
     inside = row < tokens
     wide = (first + row)[:, None] * (3 * width) + column[None, :]
@@ -237,7 +235,7 @@ def _attention_backward_kernel(
         sum_v += tl.sum(dv, 0)
     dq *= factor
     tl.store(grads + wide, dq.to(q.dtype), inside[:, None])
-    line = sums + picture.to(tl.int64) * (3 * width) + column
+    line = sums + image.to(tl.int64) * (3 * width) + column
     tl.store(line, tl.sum(dq, 0))
     tl.store(line + width, sum_k)
     tl.store(line + 2 * width, sum_v)
@@ -245,10 +243,10 @@ def _attention_backward_kernel(
 
 def attention(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     """[B, T, 3D] -> [B, T, D], and of each row the logarithm to base 2 of its sum of exponentials: [B, k, T]."""
-    pictures, tokens, width = _qkv_shape(qkv)
-    out, logs = qkv.new_empty(pictures, tokens, width), qkv.new_empty(pictures, heads, tokens, dtype=torch.float32)
+    images, tokens, width = _qkv_shape(qkv)
+    out, logs = qkv.new_empty(images, tokens, width), qkv.new_empty(images, heads, tokens, dtype=torch.float32)
     kernel: Any = _attention_kernel
-    kernel[(pictures * heads,)](
+    kernel[(images * heads,)](
         qkv,
         out,
         logs,
@@ -267,11 +265,11 @@ def attention(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
 
 def attention_backward(qkv: Tensor, out: Tensor, grad: Tensor, logs: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     """The gradient of `qkv` from that of the output [B, T, D], and its sums over tokens: [B, T, 3D], [B, 3D]."""
-    pictures, tokens, width = _qkv_shape(qkv)
-    grads, sums = torch.empty_like(qkv), qkv.new_empty(pictures, 3 * width, dtype=torch.float32)
+    images, tokens, width = _qkv_shape(qkv)
+    grads, sums = torch.empty_like(qkv), qkv.new_empty(images, 3 * width, dtype=torch.float32)
     rows = _tile_for(tokens)
     kernel: Any = _attention_backward_kernel
-    kernel[(pictures * heads,)](
+    kernel[(images * heads,)](
         qkv,
         out,
         grad,
