@@ -86,7 +86,7 @@ def test_a_pickle_with_a_wrong_array_is_refused() -> None:
         cifar.read_batch(data, cifar.CIFAR10[0], "here")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_a_damaged_batch_is_read_or_refused(data: st.DataObject) -> None:
     whole = bytearray(writers.cifar10_members(2)["cifar-10-batches-py/test_batch"])
@@ -288,7 +288,7 @@ def test_a_damaged_record_file_is_refused(tmp_path: Path, change: Callable[[byte
         structured_sets.index_dmlab([path])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.binary(max_size=60) | st.binary(max_size=20).map(lambda tail: writers.tf_example({"label": 3})[:-2] + tail))
 def test_any_bytes_are_an_example_or_are_not(data: bytes) -> None:
     try:

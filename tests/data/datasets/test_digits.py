@@ -34,6 +34,7 @@ def test_ink_fills_the_range_and_a_sample_is_a_picture() -> None:
     assert source.name(3) == "digits/test[3]"
 
 
+@pytest.mark.slow
 def test_they_are_those_of_scikit_learn(tmp_path: Path) -> None:
     datasets = pytest.importorskip("sklearn.datasets")
     theirs = datasets.load_digits()

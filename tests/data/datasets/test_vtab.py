@@ -44,7 +44,10 @@ def test_a_task_builds_from_its_original_files(name: str, tmp_path: Path) -> Non
         assert not seen["val"] & seen["test"]
 
 
-@pytest.mark.parametrize("name", VTAB_TASKS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow) if name.startswith("dsprites") else name for name in VTAB_TASKS],
+)
 def test_full_splits_have_the_sizes_of_the_table(name: str) -> None:
     task = VTAB_TASKS[name]
     official = SETS[task.source].splits

@@ -142,7 +142,7 @@ def all_shades(source: ImageDataset, queue: "multiprocessing.Queue[list[int]]") 
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_other_processes_read_the_same(tmp_path: Path, method: str) -> None:
     pq.write_table(table(9), tmp_path / "x.parquet", row_group_size=2)
     source = parquet.read(tmp_path / "x.parquet")["train"]

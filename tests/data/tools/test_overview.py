@@ -173,8 +173,8 @@ def test_sheet_of_what_has_no_labels_or_cannot_be_read(photos: Path) -> None:
 
 
 def test_pixels_for_a_tile_are_not_many(tmp_path: Path) -> None:
-    Image.effect_noise((1500, 1000), 60).save(tmp_path / "1.jpg")
-    Image.effect_noise((1500, 1000), 60).save(tmp_path / "2.png")
+    Image.effect_noise((900, 600), 60).save(tmp_path / "1.jpg")
+    Image.effect_noise((900, 600), 60).save(tmp_path / "2.png")
     source = open_collection(tmp_path).split("train")
     for i in range(2):
         pixels = overview.load_tile(source, i)
