@@ -15,7 +15,7 @@ from vitrail.data.prefetch import Prefetcher
 
 
 def threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "ahead"]
+    return [thread for thread in threading.enumerate() if thread.name == "prefetch"]
 
 
 def test_the_items_of_the_iterator_in_order() -> None:

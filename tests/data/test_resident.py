@@ -197,7 +197,7 @@ def test_the_host_never_waits(group: int) -> None:
 
 
 def working() -> int:
-    return sum(thread.name == "ahead" for thread in threading.enumerate())
+    return sum(thread.name == "prefetch" for thread in threading.enumerate())
 
 
 def test_the_thread_ends_with_the_iterator() -> None:

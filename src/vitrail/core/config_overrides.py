@@ -1,4 +1,4 @@
-"""Nested frozen dataclasses, changed by name, told apart, printed and stored. Knows nothing of what they configure.
+"""Nested frozen dataclasses, changed by name, compared, printed and stored. Knows nothing of what they configure.
 
     run = with_settings(run, ["optim.lr=3e-4", "augmentation.policy=RandAugment", "augmentation.policy.magnitude=9"])
 
@@ -162,7 +162,7 @@ NAMES: dict[Any, str] = {
 
 
 def describe_choices(hint: Any) -> Iterator[str]:
-    """What a value may be, in words."""
+    """Descriptions of the allowed values."""
     for member in union_members(hint):
         if is_dataclass(member):
             yield cast(type, member).__name__
@@ -182,7 +182,7 @@ def describe_tuple(kinds: tuple[Any, ...]) -> str:
 
 
 def format_value(value: Any) -> str:
-    """A value as a setting would give it."""
+    """A value as a setting would write it."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -211,7 +211,7 @@ class ConfigLine(NamedTuple):
 
 @dataclass(slots=True)
 class FieldChange:
-    """What is to become of one field: a text for its value, and changes of the fields inside it."""
+    """A requested change of one field: a text for its value, and changes of the fields inside it."""
 
     text: str | None = None
     inside: "dict[str, FieldChange]" = dataclass_field(default_factory=dict[str, "FieldChange"])
@@ -236,7 +236,7 @@ def apply_settings(config: T, settings: Iterable[str], makers: Mapping[str, Make
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """The place in the tree, and what an error or a maker needs to know of the whole."""
+    """A position in the config tree, and what errors and makers need to know about the whole."""
 
     path: str = ""
     names: list[str]
@@ -299,9 +299,9 @@ def construct(kind: type[T], values: dict[str, Any], path: str) -> T:
     try:
         return kind(**values)
     except ConfigError as error:
-        told = str(error)
-        head = f"{path}: " if path and not told.startswith(path) else ""
-        raise type(error)(f"{head}{told}") from None
+        message = str(error)
+        head = f"{path}: " if path and not message.startswith(path) else ""
+        raise type(error)(f"{head}{message}") from None
 
 
 def unknown_field(path: str, names: list[str]) -> UnknownName:
@@ -410,7 +410,7 @@ def fits(hint: Any, value: Any) -> bool:
 
 
 def diff_plain(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") -> list[str]:
-    """What differs between two plain configs, a line each: "optim.lr: 0.001 -> 0.003"."""
+    """The differences between two plain configs, one line each: "optim.lr: 0.001 -> 0.003"."""
     lines: list[str] = []
     for name in dict.fromkeys([*old, *new]):
         before, after = old.get(name, MISSING), new.get(name, MISSING)
@@ -429,7 +429,7 @@ def drop_fields(lines: Iterable[str], fields: Iterable[str]) -> list[str]:
 
 
 def format_plain(value: Any) -> str:
-    """A plain value in a line of text; of nested data the class, where it is told."""
+    """A plain value as one line of text; nested data as its class name if known."""
     if value is MISSING or value is None:
         return ABSENT if value is MISSING else NOTHING
     if isinstance(value, Mapping):

@@ -4,11 +4,9 @@ No cell is ever cut. A table that is wider than the terminal gets narrower gaps,
 that is not enough, it is turned on its side, or the first cell of a row gets a line of its own, and at last every row
 becomes a block of lines.
 
-What may reach a terminal: text, and the escape sequences that we ourselves write, never those of a file's name.
-
-Names of files, classes and tensors come from others. One with an escape sequence in it could clear the screen, retitle
-the window or forge a line; one with a direction override reads as something else. So both streams are guarded while a
-command runs, and consoles of rich's clean what they are given before they add their own colours.
+Names of files, classes and tensors come from others. An escape sequence in a name could clear the screen, retitle the
+window or forge a line; a direction override makes it read as something else. So both standard streams are escaped while
+a command runs, and rich consoles escape their input before they add colours.
 """
 
 import contextlib
@@ -138,8 +136,14 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title:
 
 def open_console() -> "Console":
     """As wide as the terminal, or as COLUMNS says; whatever reads a pipe takes lines of any length."""
-    told = os.environ.get("COLUMNS", "")
-    wide = None if sys.stdout.isatty() else int(told) if told.isascii() and told.isdecimal() and int(told) else 10**6
+    columns = os.environ.get("COLUMNS", "")
+    wide = (
+        None
+        if sys.stdout.isatty()
+        else int(columns)
+        if columns.isascii() and columns.isdecimal() and int(columns)
+        else 10**6
+    )
     return make_console(file=sys.stdout, width=wide, highlight=False)
 
 

@@ -4,22 +4,22 @@ VitrailError
 ├── ConfigError            a field has a value that its rule forbids
 │   ├── UnknownName        no such model, weights, format or field; the nearest ones are named
 │   └── ImageSizeError     the image does not fit the patch grid
-├── DataError              a collection of images cannot be used as asked; names the file or the sample
+├── DataError              a collection of images cannot be used as requested; names the file or the sample
 │   ├── SourceNotFound     neither a path nor a known name, or its files are missing; says which file goes where
-│   ├── BadImage           one file that is not an image we read: the reason, and the name where it is known
+│   ├── BadImage           one file that is not a readable image: the reason, and the name if known
 │   ├── BadLabels          an empty class, a class that train lacks, a label outside the range
 │   └── WorkerDied         a loader process ended; names the sample it was reading
-├── TrainingError          a run cannot go on; its folder says how far it came
+├── TrainingError          a run cannot continue; its folder records how far it got
 │   ├── Diverged           loss or gradient was not finite too often, or weights overflowed
-│   └── RankLost           a process of a job died or hung; names it
-├── OutOfMemory            a step does not fit into the memory of a device; says what to change
+│   └── RankLost           a process of a job died or hung; names the rank
+├── OutOfMemory            a step does not fit into device memory; says what to change
 └── WeightsError           a weight file cannot be used; names the file and the first offending tensor
     ├── UnsafeWeights      the file asks for code to run, or for memory beyond any honest need
     ├── CorruptWeights     truncated, torn, flipped, not finite, or not a weight file at all
-    ├── MismatchedWeights  well-formed, but tensors are missing, left over or of the wrong shape
-    ├── ExportFailed       what was exported does not compute what the network does; no file is left
+    ├── MismatchedWeights  well-formed, but tensors are missing, unexpected or of the wrong shape
+    ├── ExportFailed       the export does not compute what the network does; no file is left
     ├── ExportRefused      the target format cannot hold a field of this model
-    └── WeightsNotFound    not in the cache and not to be had; says which file to put where
+    └── WeightsNotFound    neither cached nor downloadable; says which file to put where
 
 The command line prints the message in one line and exits 2, so a message carries the value, the rule and the remedy.
 """
@@ -38,15 +38,15 @@ class ConfigError(VitrailError, ValueError):
 
 
 class UnknownName(ConfigError):
-    """A name that stands for nothing; the message lists the nearest known ones."""
+    """An unknown name; the message lists the nearest known ones."""
 
 
 class ImageSizeError(ConfigError):
-    """An image size that leaves pixels over, or that a model was not built for."""
+    """An image size that the patch does not divide, or that a model was not built for."""
 
 
 class DataError(VitrailError):
-    """A collection of images that cannot be used as asked."""
+    """A collection of images that cannot be used as requested."""
 
 
 class SourceNotFound(DataError):
@@ -66,7 +66,7 @@ class WorkerDied(DataError):
 
 
 class TrainingError(VitrailError):
-    """A run that cannot go on."""
+    """A run that cannot continue."""
 
 
 class Diverged(TrainingError):
@@ -78,7 +78,7 @@ class RankLost(TrainingError):
 
 
 class OutOfMemory(VitrailError, MemoryError):
-    """A step that the memory of a device does not hold, and that cannot be taken in smaller parts by itself."""
+    """A step that does not fit into device memory and cannot be split further automatically."""
 
 
 class WeightsError(VitrailError):
@@ -122,7 +122,7 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownName:
     return UnknownName(f"unknown {kind} {name!r}; {hint}")
 
 
-# What Python says of its own affairs; a person who gave a file wants to know about the file.
+# Messages about Python's internals; a person who gave a file wants to know about the file.
 INTERNAL = re.compile(
     r"literal for|could not convert|unpack|buffer|not enough values|too many values|object is not|keyword argument|"
     r"required|has no attribute|reshape|out of range|codec can't|positional|indices must|operand|Expecting|Extra data|"
@@ -131,7 +131,7 @@ INTERNAL = re.compile(
 
 
 def describe_error(error: BaseException) -> str:
-    """Why something could not be read, in words about the file and none about Python."""
+    """Why a file could not be read, in terms of the file rather than of Python."""
     text = " ".join(str(error).split())
     if isinstance(error, VitrailError) or type(error).__module__.startswith("vitrail."):
         return text

@@ -31,7 +31,7 @@ def cpu_quota() -> float | None:
             words = " ".join(Path("/sys/fs/cgroup", name).read_text("utf-8") for name in files).split()
         except OSError:
             continue
-        if len(words) == 2 and all(word.isdecimal() and int(word) for word in words):
+        if len(words) == 2 and all(number.isdecimal() and int(number) for number in words):
             return int(words[0]) / int(words[1])
     return None
 

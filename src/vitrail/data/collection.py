@@ -8,12 +8,12 @@
     set/train-{000..146}.tar    several tar files
     classes:photos/             the same, read as said: classes, splits, masks, flat, shards, parquet, saved, manifest,
                                 arrays
-    digits  shapes/colour       a set that comes with the package
+    digits  shapes/colour       a bundled set
     cifar10  cifar10:DIR        a set by name, in its usual folder or in DIR
     vtab/pets:DIR               one of the 19 tasks of VTAB
     pets@test                   one split of any of them
 
-Whatever contradicts itself is one clear error here, before anything starts.
+Contradictions raise one clear error here, before anything starts.
 """
 
 import difflib
@@ -28,6 +28,7 @@ import numpy as np
 
 from vitrail.core.atomic_files import near_paths
 from vitrail.core.errors import BadLabels, DataError, SourceNotFound
+from vitrail.core.text import join_words
 from vitrail.data.dataset import NONE, ImageDataset, Labels, RelabelledDataset
 from vitrail.data.readers.detect_format import READINGS, ReadResult, is_pattern, read_as, read_columns, read_path
 from vitrail.data.readers.folder import describe_unread, parse_split
@@ -40,7 +41,7 @@ ORDER: Final = ("train", "val", "test")
 # How labels are given, by the kind of the source; one subfolder per class for the rest.
 LABELLING: Final = {
     "tar shards": 'in a tar file an image KEY.jpg has its class number in KEY.cls, or as "label" in KEY.json; folders '
-    "inside it are no classes. Unpack it and give the folder, or pack that folder with `vitrail data pack`",
+    "inside it are not classes. Unpack it and give the folder, or pack that folder with `vitrail data pack`",
     "manifest": 'give the list a column "label", or say which column it is: LIST.csv:label=COLUMN',
     "Parquet": 'give the table a column "label"',
     "Hugging Face dataset": 'give the table a column "label"',
@@ -55,10 +56,10 @@ class Collection:
     """The splits of one set, all with the same classes."""
 
     name: str  # as it was asked for, without the split
-    kind: str  # what it was found to be, in words
-    path: Path | None  # none for a set that is in the package
+    kind: str  # a description of the format found
+    path: Path | None  # None for a bundled set
     splits: dict[str, ImageDataset]
-    notes: tuple[str, ...] = ()  # what is odd but no mistake
+    notes: tuple[str, ...] = ()  # remarks that are not errors
 
     @property
     def title(self) -> str:
@@ -70,11 +71,11 @@ class Collection:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the K classes; none where there are no labels."""
+        """The names of the K classes; empty without labels."""
         return next((source.classes for source in self.splits.values() if source.classes), ())
 
     def need_labels(self) -> None:
-        """Refuses a set that has none, with the way to give it some."""
+        """Raises BadLabels if there are no labels, and says how to provide them."""
         if not self.classes:
             folders = "put the images of each class into a folder of its own, named after it"
             if self.path is not None and (lists := sorted(self.path.glob("*.csv"))):
@@ -85,16 +86,16 @@ class Collection:
 
     @property
     def pixel_classes(self) -> tuple[str, ...]:
-        """The names of the class indices in masks; none where there are no masks."""
+        """The names of the class indices in masks; empty without masks."""
         return next((source.pixel_classes for source in self.splits.values() if source.pixel_classes), ())
 
     def need_masks(self) -> None:
-        """Refuses a set that has none, with the way to give it some."""
+        """Raises BadLabels if there are no masks, and says how to provide them."""
         if not self.pixel_classes:
             raise BadLabels(f"{self.name} has no masks: give every image one, {LAYOUTS}")
 
     def split(self, name: str) -> ImageDataset:
-        """One of the splits: by its name, or by another usual word for it."""
+        """One of the splits, by its name or a usual synonym."""
         found = self.splits.get(name) or self.splits.get(parse_split(name) or "")
         if found is None:
             raise DataError(f"{self.name} has no split {name!r}; it has {', '.join(self.splits)}")
@@ -103,7 +104,7 @@ class Collection:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DownloadOptions:
-    """Where the files of a named set are, whether to download those that are not, and who hears how far that is."""
+    """Where the files of a named set are, whether to download missing ones, and a progress callback."""
 
     root: Path | None = None
     download: bool = False
@@ -114,7 +115,7 @@ def open_collection(
     text: str | Path, *, root: Path | None = None, download: bool = False, progress: Progress | None = None
 ) -> Collection:
     """The collection that SOURCE[@SPLIT] stands for. `root` is where the files of a named set are, unless the text says
-    it; with `download` missing ones are fetched, and `progress` is told (file, bytes done, bytes in all). A Path is
+    it; with `download` missing ones are fetched, and `progress` gets (file, bytes done, bytes in all). A Path is
     always a path. With a split, that one only, with the classes of the whole."""
     if isinstance(text, Path):
         return build_collection(str(text), text, read_path(text))
@@ -136,14 +137,14 @@ def open_collection(
 
 @dataclass(frozen=True, slots=True)
 class ResolvedSource:
-    """What a text without a split may stand for: whether its files are there, and how to open it."""
+    """What a text without a split refers to: whether its files exist, and how to open it."""
 
     there: bool
     open: Callable[[], Collection]
 
 
 def resolve(text: str, fetching: DownloadOptions) -> ResolvedSource | None:
-    """The meaning of a text without a split, or none where it stands for nothing."""
+    """What a text without a split refers to; None if nothing."""
     path = Path(os.path.expanduser(text))
     if text and os.path.exists(path):
         if text in known_names():
@@ -206,7 +207,7 @@ def read_bundled(name: str) -> dict[str, ImageDataset]:
 
 
 def build_collection(name: str, path: Path | None, found: ReadResult) -> Collection:
-    """The splits in their usual order, with the same classes, checked."""
+    """The splits in their usual order, with unified classes, checked."""
     kind, splits = found
     order = sorted(splits, key=lambda split: ORDER.index(split) if split in ORDER else len(ORDER))
     agreed, notes = unify_classes(name, {split: splits[split] for split in order})
@@ -216,7 +217,7 @@ def build_collection(name: str, path: Path | None, found: ReadResult) -> Collect
 
 
 def describe_ignored(splits: dict[str, ImageDataset]) -> list[str]:
-    """A note for the files that were passed over."""
+    """Notes on ignored files."""
     counts = [(split, getattr(unwrap(source), "ignored", (0, ()))) for split, source in splits.items()]
     unread = {split: getattr(unwrap(source), "unsupported", ()) for split, source in splits.items()}
     return [
@@ -270,33 +271,29 @@ def check_masks(where: str, splits: dict[str, ImageDataset]) -> list[str]:
     for split, names in masked.items():
         if first is not None and names != masked[first]:
             raise BadLabels(
-                f"{where}: the masks of {split} have the classes {brief(list(names))}, those of {first} "
-                f"{brief(list(masked[first]))}; give all splits the same class names"
+                f"{where}: the masks of {split} have the classes {join_words(names, limit=10)}, those of {first} "
+                f"{join_words(masked[first], limit=10)}; give all splits the same class names"
             )
     return [f"{split} has no masks" for split in splits if masked and split not in masked]
 
 
 def renumber(where: str, split: str, source: ImageDataset, first: str, classes: tuple[str, ...]) -> ImageDataset:
-    """A split with the class numbers of another one."""
+    """A split with the class numbers of another split."""
     place = {name: i for i, name in enumerate(classes)}
     strange = [name for name in source.classes if name not in place]
     if strange:
         lacking = [name for name in classes if name not in set(source.classes)]
-        more = f"; {split} lacks {brief(lacking)}" if lacking else ""
+        more = f"; {split} lacks {join_words(lacking, limit=10)}" if lacking else ""
         raise BadLabels(
-            f"{where}: {split} has classes that {first} lacks: {brief(strange)}{more} "
+            f"{where}: {split} has classes that {first} lacks: {join_words(strange, limit=10)}{more} "
             f"({len(source.classes)} classes in {split}, {len(classes)} in {first})"
         )
     table = np.array([*(place[name] for name in source.classes), NONE], np.int64)  # -1 finds the last
     return RelabelledDataset(source, Labels(table[source.labels.values], source.labels.starts), classes)
 
 
-def brief(names: list[str]) -> str:
-    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
-
-
 def not_found(text: str) -> SourceNotFound:
-    """Says what was looked for, and the nearest names."""
+    """The error for an unknown source, with the nearest names."""
     name = text.partition(":")[0]
     names = [*known_names(), *near_paths(text)]
     near = difflib.get_close_matches(name, names, n=4, cutoff=0.5)

@@ -49,12 +49,12 @@ def fits_on_device(source: ImageDataset, limit: int, targets: Targets = CLASS_LA
     size, seen = None, np.unique(np.linspace(0, len(source) - 1, LOOKED_AT).astype(np.int64)) if len(source) else []
     for index in seen:
         try:
-            picture = source.open_image(int(index))
+            image = source.open_image(int(index))
         except BadImage:
             continue  # not valid on the device either, which is not a reason against it
-        if size is not None and picture.size != size:
-            return False, f"images are of several sizes, {format_size(size)} and {format_size(picture.size)}"
-        size = picture.size
+        if size is not None and image.size != size:
+            return False, f"images are of several sizes, {format_size(size)} and {format_size(image.size)}"
+        size = image.size
     if size is None:
         return False, "there is no image that can be read"
     need = bytes_needed(source, size, targets)
@@ -82,10 +82,10 @@ class WholeImage:
         self.sizes = (size,)
         self.plain = EvalView(Preprocessing(image=size))
 
-    def __call__(self, picture: EncodedImage, draws: Sequence[CounterRng]) -> tuple[Tensor, ...]:
-        if picture.size != self.sizes[0]:
+    def __call__(self, image: EncodedImage, draws: Sequence[CounterRng]) -> tuple[Tensor, ...]:
+        if image.size != self.sizes[0]:
             raise BadImage(ODD)
-        return self.plain(picture, draws)
+        return self.plain(image, draws)
 
     def geometries(self, whole: Pair, draws: Sequence[CounterRng]) -> tuple[Geometry, ...]:
         return self.plain.geometries(whole, draws)

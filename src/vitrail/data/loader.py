@@ -1,11 +1,11 @@
 """Batches for training and evaluation, each a pure function of its step.
 
-    for batch in stream(source, augmentation, batch=256, seed=0, start=1000): ...   # endless, from step 1000 on
-    for batch in sweep(source, preprocessing, batch=256): ...                       # every sample once
+    for batch in train_batches(dataset, augmentation, batch=256, seed=0, start=1000): ...  # endless, from step 1000 on
+    for batch in eval_batches(dataset, preprocessing, batch=256): ...                      # every sample once
 
-Step s of a training stream reads samples sB to sB + B - 1 of one epoch after another: no batch is short, no sample is
-dropped. A `torch.utils.data.DataLoader` asks its processes for whole steps, so the number of processes changes nothing,
-and what a run must remember of its data is the step.
+Training step s reads samples sB to sB + B - 1 of consecutive epochs: no batch is short, no sample is dropped. The
+DataLoader requests whole steps from its processes, so the number of processes changes nothing, and the step is all that
+a run must remember about its data.
 """
 
 import itertools
@@ -33,22 +33,22 @@ from vitrail.data.targets import CLASS_LABELS, Geometry, Targets
 from vitrail.data.transforms.augmentation import Augmentation, augment_views, check_geometries
 from vitrail.data.unreadable_log import UnreadableLog, UnreadableSample
 
-PATIENCE_S = 600.0  # a batch that takes longer means a store that hangs
+PATIENCE_S = 600.0  # a batch that takes longer means storage that hangs
 
 
 class Views(Protocol):
-    """From an image to one or more views of it, uint8 [3, H, W] each; what is random in them comes from the draws. The
-    geometries say where the pixels come from in an upright image of size `whole`, for targets that follow them."""
+    """One or more views of an image, uint8 [3, H, W] each; all randomness comes from the draws. Geometries say where
+    the pixels come from in an upright image of size `whole`, for targets that move with them."""
 
     @property
     def sizes(self) -> tuple[Pair, ...]: ...
-    def __call__(self, picture: EncodedImage, draws: Sequence[CounterRng]) -> tuple[Tensor, ...]: ...
+    def __call__(self, image: EncodedImage, draws: Sequence[CounterRng]) -> tuple[Tensor, ...]: ...
     def geometries(self, whole: Pair, draws: Sequence[CounterRng]) -> tuple[Geometry, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class TrainViews:
-    """The views of training. The image is decoded once for all of them."""
+    """The views of training; the image is decoded once for all of them."""
 
     augmentations: tuple[Augmentation, ...]
 
@@ -56,8 +56,8 @@ class TrainViews:
     def sizes(self) -> tuple[Pair, ...]:
         return tuple(augmentation.size for augmentation in self.augmentations)
 
-    def __call__(self, picture: EncodedImage, draws: Sequence[CounterRng]) -> tuple[Tensor, ...]:
-        return augment_views(self.augmentations, picture, draws)
+    def __call__(self, image: EncodedImage, draws: Sequence[CounterRng]) -> tuple[Tensor, ...]:
+        return augment_views(self.augmentations, image, draws)
 
     def geometries(self, whole: Pair, draws: Sequence[CounterRng]) -> tuple[Geometry, ...]:
         return tuple(each.geometry(whole, drawn) for each, drawn in zip(self.augmentations, draws, strict=True))
@@ -65,7 +65,7 @@ class TrainViews:
 
 @dataclass(frozen=True, slots=True)
 class EvalView:
-    """The view of evaluation: the preprocessing alone, nothing drawn."""
+    """The view of evaluation: preprocessing only, nothing random."""
 
     preprocessing: Preprocessing
 
@@ -73,8 +73,8 @@ class EvalView:
     def sizes(self) -> tuple[Pair, ...]:
         return (self.preprocessing.image,)
 
-    def __call__(self, picture: EncodedImage, draws: Sequence[CounterRng]) -> tuple[Tensor, ...]:
-        return (self.preprocessing.pixels(picture.rgb()),)
+    def __call__(self, image: EncodedImage, draws: Sequence[CounterRng]) -> tuple[Tensor, ...]:
+        return (self.preprocessing.pixels(image.rgb()),)
 
     def geometries(self, whole: Pair, draws: Sequence[CounterRng]) -> tuple[Geometry, ...]:
         return (self.preprocessing.geometry(whole),)
@@ -82,12 +82,12 @@ class EvalView:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Batch:
-    """B places of a step. Where `valid` is false there is no image: unreadable, or past the end of a sweep."""
+    """The B places of a step. A place that is not `valid` has no image: unreadable, or past the end of the dataset."""
 
     step: int
     views: tuple[Tensor, ...]  # uint8 [B, 3, H, W] each
-    targets: tuple[Tensor, ...]  # [B, ...]: one for each view where they move with the pixels, else one
-    sample: Tensor  # int64 [B], the place in the source; -1 past the end
+    targets: tuple[Tensor, ...]  # [B, ...]: one per view if they move with the pixels, else one
+    sample: Tensor  # int64 [B], the index in the dataset; -1 past the end
     epoch: Tensor  # int64 [B]
     valid: Tensor  # bool [B]
     unreadable: tuple[UnreadableSample, ...] = ()
@@ -99,18 +99,18 @@ class Batch:
 
     @property
     def target(self) -> Tensor:
-        """What the first view is to be learnt as."""
+        """The target of the first view."""
         return self.targets[0]
 
     def __len__(self) -> int:
         return len(self.sample)
 
     def pin_memory(self) -> "Batch":
-        """In memory that an accelerator can fetch from by itself; the DataLoader asks for this."""
+        """The batch in pinned memory; called by the DataLoader."""
         return self.map_tensors(lambda tensor: tensor.pin_memory())
 
     def to(self, device: torch.device | str) -> "Batch":
-        """On another device. Copies to the host are waited for: they could be read before they are there."""
+        """The batch on another device. Copies to the host are synchronous, so that they cannot be read too early."""
         ahead = torch.device(device).type != "cpu"
         return self.map_tensors(lambda tensor: tensor.to(device, non_blocking=ahead))
 
@@ -128,8 +128,8 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchShare:
-    """The part of every global batch that this process reads: a run of neighbours, so that a global batch is the same
-    on 1 process or 64."""
+    """The contiguous part of every global batch that this process reads, so that a global batch is the same on any
+    number of processes."""
 
     batch: int
     rank: int = 0
@@ -137,7 +137,9 @@ class BatchShare:
 
     def __post_init__(self) -> None:
         if self.batch < 1 or not 0 <= self.rank < self.world:
-            raise ConfigError(f"batch={self.batch}, rank={self.rank}, world={self.world} make no share of a batch")
+            raise ConfigError(
+                f"batch={self.batch}, rank={self.rank}, world={self.world} must be at least 1 and 0 <= rank < world"
+            )
         if self.batch % self.world:
             raise ConfigError(
                 f"a global batch of {self.batch} cannot be split over {self.world} processes; "
@@ -149,13 +151,13 @@ class BatchShare:
         return self.batch // self.world
 
     def places(self, step: int) -> NDArray[np.int64]:
-        """Where this process's part of a step lies in the stream [B / world]."""
+        """The stream positions of this process's part of a step [B / world]."""
         first = step * self.batch + self.rank * self.local
         return np.arange(first, first + self.local, dtype=np.int64)
 
 
 class StepDataset(Dataset[Batch]):
-    """Step in, batch out. This is all that a loader process runs."""
+    """Maps a step to its batch; this is what a loader process runs."""
 
     def __init__(
         self, source: ImageDataset, views: Views, share: BatchShare, seed: int, repeats: int, targets: Targets
@@ -163,14 +165,14 @@ class StepDataset(Dataset[Batch]):
         targets.check(source)
         self.source, self.views, self.share, self.seed, self.repeats = source, views, share, seed, repeats
         self.targets = targets
-        # What each loader process is reading: its pid and the sample. Shared, so that it outlives the process.
+        # The pid and current sample of each loader process, shared so that it outlives the process.
         self.reading = torch.full((1, 2), -1, dtype=torch.int64)
 
     def watch(self, workers: int) -> None:
         self.reading = torch.full((max(workers, 1), 2), -1, dtype=torch.int64).share_memory_()
 
     def at(self, step: int) -> tuple[StreamPositions, NDArray[np.bool_]]:
-        """What stands at a step's places, and which of them exist."""
+        """The samples at a step's places, and which of these exist."""
         raise NotImplementedError
 
     def __getitem__(self, step: int) -> Batch:
@@ -212,29 +214,27 @@ class StepDataset(Dataset[Batch]):
         )
 
     def fill(self, sample: int, views: list[Tensor], targets: list[Tensor], draws: list[CounterRng]) -> str | None:
-        """Puts a sample's views where they belong, and its targets where those move; the reason where that fails."""
+        """Writes a sample's views and moving targets into their places; returns the reason if it is unreadable."""
         try:
-            picture = EncodedImage(self.source.read(sample))
-            for place, pixels in zip(views, self.views(picture, draws), strict=True):
+            image = EncodedImage(self.source.read(sample))
+            for place, pixels in zip(views, self.views(image, draws), strict=True):
                 place.copy_(pixels)
             if targets:
-                target = self.targets.read(self.source, sample, picture.size)
-                for place, geometry in zip(targets, self.views.geometries(picture.size, draws), strict=True):
+                target = self.targets.read(self.source, sample, image.size)
+                for place, geometry in zip(targets, self.views.geometries(image.size, draws), strict=True):
                     place.copy_(self.targets.view(target, geometry))
         except BadImage as error:
-            fault = str(error)
+            return str(error)
         except OSError as error:
-            fault = error.strerror or str(error)
-        else:
-            return None
-        return fault
+            return error.strerror or str(error)
+        return None
 
 
-RUNNING: Final[WeakSet[StepDataset]] = WeakSet()  # those whose processes may die at any moment
+RUNNING: Final[WeakSet[StepDataset]] = WeakSet()  # loaders whose processes are alive
 
 
 class TrainSteps(StepDataset):
-    """Training: shuffled epochs, one after the other."""
+    """Training: one shuffled epoch after another."""
 
     def at(self, step: int) -> tuple[StreamPositions, NDArray[np.bool_]]:
         at = EpochOrder(len(self.source), self.seed).locate(self.share.places(step), self.repeats)
@@ -242,8 +242,8 @@ class TrainSteps(StepDataset):
 
 
 class EvalSteps(StepDataset):
-    """Evaluation: every sample once, in its own order. The last batch has places without an image, so that all batches
-    have one shape and all processes the same number of them."""
+    """Evaluation: every sample once, in order. The last batch may have places without an image, so that all batches
+    have one shape and all processes the same number of batches."""
 
     def at(self, step: int) -> tuple[StreamPositions, NDArray[np.bool_]]:
         places = self.share.places(step)
@@ -267,10 +267,10 @@ def train_batches(
     ledger: UnreadableLog | None = None,
     targets: Targets = CLASS_LABELS,
 ) -> Iterator[Batch]:
-    """The training batches from step `start` on, without end or up to `stop`. With `repeats` every sample comes so many
-    times in a row, each time drawn again (repeated augmentation); with several views each batch has them all."""
+    """The training batches from step `start` on, endless or up to `stop`. `repeats` yields every sample several times
+    in a row, each with new draws (repeated augmentation); with several augmentations each batch has several views."""
     if not len(source):
-        raise DataError("a source without images cannot be trained on")
+        raise DataError("a dataset without images cannot be trained on")
     if repeats < 1:
         raise ConfigError(f"repeats={repeats} must be at least 1")
     if isinstance(augmentations, Augmentation):
@@ -307,12 +307,12 @@ def eval_batches(
 def load_batches(
     steps: StepDataset, wanted: "range | itertools.count[int]", *, workers: int, pin: bool, ledger: UnreadableLog | None
 ) -> Iterator[Batch]:
-    """Runs the steps, in this process or in `workers` others, and hands the batches over in order."""
+    """Runs the steps in this process or in `workers` others, and yields the batches in order."""
     steps.watch(workers)
     RUNNING.add(steps)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)  # how many is the caller's choice
-        warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # nothing new
+        warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)  # the caller chooses the number
+        warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # known and harmless
         loader: DataLoader[Batch] = DataLoader(
             steps,
             batch_size=None,
@@ -321,7 +321,7 @@ def load_batches(
             collate_fn=return_unchanged,
             pin_memory=pin,
             timeout=PATIENCE_S if workers else 0,
-            generator=torch.Generator(),  # else it would draw from the global one
+            generator=torch.Generator(),  # so that the global one is not used
             worker_init_fn=leave_process_group,
         )
         batches = iter(loader)
@@ -338,21 +338,21 @@ def load_batches(
 
 
 def leave_process_group(worker: int) -> None:
-    """A loader process ends when its run does, and not by a signal to the whole group, as a terminal or `timeout` sends
-    it: the run has a step to finish then. So it has a group of its own; where a run is killed, it notices."""
+    """Gives a loader process a process group of its own, so that a signal to the run's group (a terminal's Ctrl-C,
+    `timeout`) does not end it while the run finishes its step. It notices by itself if the run is killed."""
     del worker
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)
 
 
 def return_unchanged(batch: Any) -> Any:
-    """A step is a batch already."""
+    """The collate function: a step is already a batch."""
     return batch
 
 
 def name_dead_worker(error: BaseException) -> BaseException:
-    """Torch tells of a loader process that was killed by an exception wherever the main thread happens to be, seldom
-    in here: the same error as WorkerDied, with the samples, where it is one of those."""
+    """The error as WorkerDied, with the samples being read, if it reports a killed loader process; else unchanged.
+    Torch raises that error wherever the main thread happens to be, rarely in this module."""
     if not isinstance(error, RuntimeError):
         return error
     pid = {int(number) for number in re.findall(r"pid (\d+)", str(error))}
@@ -361,13 +361,13 @@ def name_dead_worker(error: BaseException) -> BaseException:
 
 
 def describe_death(error: RuntimeError, steps: StepDataset) -> Exception:
-    """The same error with the samples that were being read, where it tells of a loader process."""
-    told = str(error)
-    if "DataLoader" not in told or "Caught" in told:  # an exception raised inside a process is a bug: it comes as it is
+    """WorkerDied with the samples being read, if the error is about a loader process; else the error itself."""
+    message = str(error)
+    if "DataLoader" not in message or "Caught" in message:  # an exception inside a process is a bug: raise it as it is
         return error
-    pids = {int(number) for group in re.findall(r"pids?(?:\(s\))? ([\d, ]+)", told) for number in group.split(",")}
+    pids = {int(number) for group in re.findall(r"pids?(?:\(s\))? ([\d, ]+)", message) for number in group.split(",")}
     rows = [(int(pid), int(sample)) for pid, sample in steps.reading.tolist()]
     mine = [sample for pid, sample in rows if pid in pids] or [sample for _, sample in rows]
     reading = ", ".join(steps.source.name(sample) for sample in mine if sample >= 0)
     when = f"while reading {reading}" if reading else "while it read no image"
-    return WorkerDied(f"a loader process ended or hung {when} ({' '.join(told.split())})")
+    return WorkerDied(f"a loader process ended or hung {when} ({' '.join(message.split())})")

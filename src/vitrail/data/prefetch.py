@@ -1,12 +1,10 @@
-"""Work that is done before it is asked for, in one thread, in order.
+"""Prefetching in one thread, in order; and small arrays packed into one copy to a device.
 
     with closing(Prefetcher(map(prepare, steps), depth=4)) as prepared:
         for step in prepared: ...
 
-What comes out is what the iterator alone would give, errors included. The thread ends when the iterator does, when
-`close` is called, when nobody holds the `Prefetcher` any longer, and when Python exits.
-
-Small arrays that go to a device together: one piece of memory, one copy, and views of it on the other side.
+The items and errors are those of the iterator itself. The thread ends when the iterator ends, when `close` is called,
+when the `Prefetcher` is garbage collected, and when Python exits.
 """
 
 import weakref
@@ -26,11 +24,10 @@ Item = TypeVar("Item")
 
 
 class _Channel(Generic[Item]):
-    """What lies between the two sides. Both queues may be put into from anywhere, a finaliser included, which locks
-    of the usual kind do not allow."""
+    """Connects both sides. SimpleQueue may be used from a finaliser, which ordinary locks do not allow."""
 
     def __init__(self, depth: int) -> None:
-        self.room: SimpleQueue[None] = SimpleQueue()  # one entry for each item that may be made
+        self.room: SimpleQueue[None] = SimpleQueue()  # one entry per item that may be produced
         self.made: SimpleQueue[tuple[Item] | BaseException] = SimpleQueue()
         self.open = True
         for _ in range(depth):
@@ -38,48 +35,48 @@ class _Channel(Generic[Item]):
 
 
 class Prefetcher(Iterator[Item]):
-    """The items of an iterator, up to `depth` of them made in advance."""
+    """The items of an iterator, up to `depth` of them computed in advance."""
 
     def __init__(self, items: Iterator[Item], depth: int) -> None:
         if depth < 1:
             raise ConfigError(f"depth={depth} must be at least 1")
-        self.table = _Channel[Item](depth)
-        # The thread knows the table but not this object, or it would keep it alive.
-        self.thread = Thread(target=_produce, args=(self.table, items), name="ahead", daemon=True)
+        self.channel = _Channel[Item](depth)
+        # The thread must not refer to this object, or it would keep it alive.
+        self.thread = Thread(target=_produce, args=(self.channel, items), name="prefetch", daemon=True)
         self.thread.start()
-        self.finish = weakref.finalize(self, _stop, self.table, self.thread)  # also called when Python exits
+        self.finish = weakref.finalize(self, _stop, self.channel, self.thread)  # also called when Python exits
 
     def __next__(self) -> Item:
         if not self.finish.alive:
             raise StopIteration
-        made = self.table.made.get()
+        made = self.channel.made.get()
         if isinstance(made, tuple):
-            self.table.room.put(None)
+            self.channel.room.put(None)
             return made[0]
         self.close()
         raise made
 
     def close(self) -> None:
-        """Ends the thread; what it made and nobody took is lost."""
+        """Ends the thread; items not yet taken are lost."""
         self.finish()
 
 
-def _produce(table: _Channel[Item], items: Iterator[Item]) -> None:
-    """What the thread runs."""
+def _produce(channel: _Channel[Item], items: Iterator[Item]) -> None:
+    """The body of the thread."""
     try:
         while True:
-            table.room.get()
-            if not table.open:
+            channel.room.get()
+            if not channel.open:
                 return
-            table.made.put((next(items),))
-    except BaseException as error:  # raised again where an item is asked for; the end is one of them
-        table.made.put(error)
+            channel.made.put((next(items),))
+    except BaseException as error:  # StopIteration included; raised again by __next__
+        channel.made.put(error)
 
 
-def _stop(table: "_Channel[Item]", thread: Thread) -> None:
-    """Lets the thread finish the item it is at, and waits for that. A forked process has no such thread."""
-    table.open = False
-    table.room.put(None)
+def _stop(channel: "_Channel[Item]", thread: Thread) -> None:
+    """Lets the thread finish its current item and waits for it."""
+    channel.open = False
+    channel.room.put(None)
     if thread is not current_thread():
         thread.join()
 
@@ -93,7 +90,7 @@ DTYPES: Final = {
 
 
 class Segment(NamedTuple):
-    """Neighbours of one kind: where they lie, how many numbers each has, its place among the arrays and its shape."""
+    """Packed arrays of one dtype: their byte range, sizes, indices among all arrays and shapes."""
 
     dtype: torch.dtype
     start: int
@@ -104,16 +101,16 @@ class Segment(NamedTuple):
 
 
 class PackedArrays:
-    """Arrays of int64, float32, uint8 or bool, packed. Packing needs no device, and may be done in any thread."""
+    """Arrays of int64, float32, uint8 or bool in one buffer. Packing needs no device and works in any thread."""
 
     __slots__ = ("bytes", "count", "runs")
 
     def __init__(self, arrays: "Sequence[NDArray[Any]]") -> None:
         if strange := [str(array.dtype) for array in arrays if array.dtype not in DTYPES]:
-            raise TypeError(f"{', '.join(strange)} has no place in a parcel")
+            raise TypeError(f"{', '.join(strange)} cannot be packed")
         self.count, self.runs, stop = len(arrays), list[Segment](), 0
         self.bytes: NDArray[np.uint8] = np.empty(sum(array.nbytes for array in arrays), np.uint8)
-        for kind, dtype in DTYPES.items():  # the widest first, so that all lie at multiples of their width
+        for kind, dtype in DTYPES.items():  # widest first, so that all are aligned
             places = [place for place, array in enumerate(arrays) if array.dtype == kind]
             if places:
                 some = [arrays[place] for place in places]
@@ -123,7 +120,7 @@ class PackedArrays:
                 np.concatenate([array.reshape(-1) for array in some], out=self.bytes[start:stop].view(kind))
 
     def to_device(self, device: torch.device) -> list[Tensor]:
-        """The arrays as tensors on the device, in the order they were given, without waiting for them."""
+        """The arrays as tensors on the device, in their original order, without waiting for the copy."""
         there = copy_to_device(self.bytes, device)
         out = [there] * self.count
         for run in self.runs:
@@ -134,6 +131,6 @@ class PackedArrays:
 
 
 def copy_to_device(array: "NDArray[Any]", device: torch.device) -> Tensor:
-    """To the device, without waiting for it."""
+    """Copies an array to the device without waiting."""
     tensor = torch.from_numpy(array)
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)

@@ -122,18 +122,18 @@ class Preprocessing:
                     f"{STRETCH} times its side, or {ALLOWED}, is allowed"
                 )
 
-    def __call__(self, picture: "Image") -> "Tensor":
+    def __call__(self, image: "Image") -> "Tensor":
         """One image to normalised pixels [3, H, W]."""
-        return self.normalise(self.pixels(picture))
+        return self.normalise(self.pixels(image))
 
-    def pixels(self, picture: "Image") -> "Tensor":
+    def pixels(self, image: "Image") -> "Tensor":
         """One image, of whatever mode and turned however, resized and cropped: uint8 [3, H, W]."""
         from torchvision.transforms.v2 import functional as F  # heavy: loaded when an image is there
 
         mode = F.InterpolationMode.BICUBIC if self.interpolation == "bicubic" else F.InterpolationMode.BILINEAR
         resize: Any = F.resize  # takes images too, whatever its annotation says
         size = list(self.image) if self.resize is None else [self.resize]
-        upright = upright_rgb(picture)
+        upright = upright_rgb(image)
         whole = (upright.height, upright.width)
         if self._is_strip(whole):
             height, width = self.image
@@ -201,10 +201,10 @@ class Preprocessing:
         top, left = (done.shape[1] - height) // 2, (done.shape[2] - width) // 2
         return done[:, top : top + height, left : left + width]
 
-    def centre(self, picture: "Image") -> tuple[float, float, float, float]:
+    def centre(self, image: "Image") -> tuple[float, float, float, float]:
         """The box of an image that resizing and cropping would leave, without making the rest: for one so long that
         the rest would fill the memory."""
-        return self._centre((picture.height, picture.width))
+        return self._centre((image.height, image.width))
 
     def _centre(self, whole: Pair) -> tuple[float, float, float, float]:
         assert self.resize is not None

@@ -1,6 +1,6 @@
 """Where the pixels of a view come from: one description by which masks, boxes and points follow their image.
 
-    geometry = augmentation.geometry(picture.size, draws)
+    geometry = augmentation.geometry(image.size, draws)
     geometry.mask(mask, 255), geometry.boxes(boxes), geometry.points(points)    # as the view shows them
     geometry.restore(predicted, 255)                                            # back onto the whole image
 

@@ -1,7 +1,7 @@
-"""What could not be read: every file once, by name and reason, counted and kept in a list.
+"""A log of unreadable files: each once, with its name and the reason.
 
-An image that cannot be read is never replaced by another. Its place in the batch stays, filled with zeros and marked
-as not valid, so that a step has the same samples whatever happens and the loss leaves the place out.
+An unreadable image is never replaced by another. Its place in the batch is filled with zeros and marked as not valid,
+so that a step always has the same samples and the loss skips the place.
 """
 
 import json
@@ -28,8 +28,8 @@ class UnreadableSample:
 
 
 class UnreadableLog:
-    """Collects what was unreadable. With a folder it writes `unreadable.jsonl` there, and goes on with one it finds;
-    with `strict` the first one is an error. `tell` hears of each file once."""
+    """Collects unreadable samples. With a folder it appends to `unreadable.jsonl` there; with `strict` the first one
+    raises BadImage. `tell` is called once per file."""
 
     def __init__(
         self,
@@ -41,19 +41,19 @@ class UnreadableLog:
         self.path = None if folder is None else folder / FILE
         self.strict, self.tell = strict, tell
         self.known: dict[str, UnreadableSample] = {}
-        self.times = 0  # how often one was met, which grows with the epochs
+        self.times = 0  # how often unreadable files were met, over all epochs
         if self.path is not None and self.path.exists():
             self.known = {entry.name: entry for entry in read_log(self.path)}
 
     def __len__(self) -> int:
-        """How many files were unreadable."""
+        """Number of unreadable files."""
         return len(self.known)
 
     def note(self, found: Iterable[UnreadableSample]) -> None:
-        """Takes what a batch met."""
+        """Adds the unreadable samples of a batch."""
         for entry in found:
             if self.strict:
-                raise BadImage(f"{entry}; without --strict such files are left out and listed")
+                raise BadImage(f"{entry}; without --strict such files are skipped and listed")
             self.times += 1
             if entry.name in self.known:
                 continue
@@ -66,7 +66,7 @@ class UnreadableLog:
 
 
 def read_log(path: Path) -> list[UnreadableSample]:
-    """The entries of a list from an earlier run; a last line that was cut off is passed over."""
+    """The entries of an existing log; an incomplete last line is ignored."""
     entries: list[UnreadableSample] = []
     lines = path.read_bytes().splitlines(keepends=True)
     for at, line in enumerate(lines):

@@ -1,1 +1,1 @@
-"""Processes, and who holds what. The only place that asks torch.distributed anything."""
+"""Process groups and sharding; the only place that calls torch.distributed."""

@@ -1,12 +1,10 @@
-"""Flags that any process may raise and that all act upon at the same step: that a signal came, that it is time to save.
+"""Exchanges between processes: flags that all act upon at the same step, and tensors that a loss needs from all.
 
-Every second step the flags go round on the CPU, in the background, and are looked at two steps later, when they have
-long come back. So a flag is seen by all within three steps, and no step waits for a device.
+Every second step `FlagSync` sums the flags on the CPU in the background; they are read two steps later. All processes
+therefore see a flag (a signal arrived, it is time to save) within three steps, and no step waits for a device.
 
-Tensors that a loss needs of all processes: gathered as they are, or summed so that gradients find their way back.
-
-Both are part of a forward pass, which the caller counts as one call; both do nothing in a world of one. A gradient here
-is that of the sum of all processes' losses, which is what the processes' own gradients add up to.
+`gather_rows` and `sum_across` are part of a forward pass, which the caller counts as one collective; with one process
+they do nothing. Gradients are those of the sum of all processes' losses.
 """
 
 from collections.abc import Callable
@@ -22,26 +20,26 @@ EVERY = 2  # steps between two rounds
 
 
 class FlagSync:
-    """The flags of a world, step by step."""
+    """Shares flags between all processes, step by step."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.sent: tuple[Tensor, Callable[[], object]] | None = None
 
     def __call__(self, step: int, flags: tuple[bool, ...]) -> tuple[bool, ...]:
-        """Which flags some process had raised, as all of them know it after this step: a process alone at once. All
-        call this after the same steps. A flag that is seen now is not sent on: whatever raised it is about to go."""
+        """The flags that any process had raised, identical in all processes; with one process, immediately. All
+        processes call this after the same steps. A flag that is reported now is not sent again."""
         if self.world.size == 1:
             return flags
         if step % EVERY:
             return (False,) * len(flags)
         seen = self._receive() or (False,) * len(flags)
-        count = torch.tensor([mine and not told for mine, told in zip(flags, seen, strict=True)], dtype=torch.int32)
+        count = torch.tensor([mine and not known for mine, known in zip(flags, seen, strict=True)], dtype=torch.int32)
         self.sent = count, self.world.all_reduce_async(count)
         return seen
 
     def _receive(self) -> tuple[bool, ...]:
-        """What went round the time before; nothing at the first time."""
+        """The flags of the previous round; empty at first."""
         if self.sent is None:
             return ()
         count, wait = self.sent
@@ -55,7 +53,7 @@ def gather_rows(tensor: Tensor, world: World) -> Tensor:
     if world.size == 1:
         return rows
     sent = rows.contiguous()
-    if sent.dtype == torch.bool:  # which not every backend sends
+    if sent.dtype == torch.bool:  # not every backend supports bool
         sent = sent.view(torch.uint8)
     out = sent.new_empty(world.size * sent.shape[0], *sent.shape[1:])
     dist.all_gather_into_tensor(out, sent)
@@ -63,8 +61,8 @@ def gather_rows(tensor: Tensor, world: World) -> Tensor:
 
 
 def sum_across(tensor: Tensor, world: World) -> Tensor:
-    """The sum over processes, in every process. All of their losses depend on what this one put in, so the gradient is
-    a sum over processes, too."""
+    """The sum over processes, in every process. All losses depend on this process's input, so the gradient is summed
+    over processes too."""
     return tensor if world.size == 1 else cast(Tensor, _Sum.apply(tensor))
 
 
@@ -72,15 +70,15 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
         del ctx
-        return _added(tensor)
+        return _all_reduce(tensor)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         del ctx
-        return _added(grads[0])
+        return _all_reduce(grads[0])
 
 
-def _added(tensor: Tensor) -> Tensor:
+def _all_reduce(tensor: Tensor) -> Tensor:
     out = tensor.contiguous().clone()
     dist.all_reduce(out)
     return out

@@ -1,15 +1,12 @@
-"""Values for a module that was built without storage (`torch.device("meta")`), after it was sharded.
+"""Which process holds and writes which rows of a tensor, and values for modules built on the meta device.
 
-A network that fits in no single process is built on the meta device, sharded, given storage for the local rows alone,
-and then filled: from a file, rows by rows, or by drawing fresh weights. Drawn weights are those that one process would
-have had from the same seed: every process draws every tensor whole, on the CPU and in the same order, one module at a
-time, and keeps its rows. The peak is one module, the price that all processes draw everything.
+A checkpoint consists of rows, however many processes there are. Unsharded tensors are identical in every process and
+written by the first. Sharded ones (FSDP2) are split along dimension 0 into runs of ceil(rows / shards), the last ones
+shorter or empty; with replicated shards (HSDP), the first replica writes.
 
-Who holds which rows of a tensor, and who writes them. A checkpoint is made of rows, whatever the world.
-
-Whole tensors are held alike by every process and written by the first. Sharded ones (FSDP2) are cut along dimension 0
-into runs of ceil(rows / shards), the last ones shorter or empty; where shards are replicated (HSDP), the first replica
-writes.
+A network that fits in no single process is built on the meta device, sharded, given storage for its local rows only,
+and then filled from a file, row by row, or with fresh weights. Fresh weights equal those of one process with the same
+seed: every process draws every full tensor on the CPU in the same order, one module at a time, and keeps its rows.
 """
 
 from collections.abc import Callable, Generator, Iterator
@@ -24,7 +21,7 @@ from vitrail.distributed.process_group import World
 
 
 def local_rows(tensor: Tensor) -> tuple[Tensor, tuple[int, ...], int]:
-    """The rows that this process holds, sharing storage; the whole tensor's shape; the first of these rows."""
+    """The rows that this process holds, sharing storage; the full tensor's shape; the index of the first row."""
     shape = tuple(tensor.shape)
     if not isinstance(tensor, DTensor):
         return tensor.detach(), shape, 0
@@ -35,7 +32,7 @@ def local_rows(tensor: Tensor) -> tuple[Tensor, tuple[int, ...], int]:
 
 
 def is_writer(tensor: Tensor, world: World) -> bool:
-    """Whether this process writes its rows: for each row of each tensor exactly one does."""
+    """Whether this process writes its rows; exactly one process does for each row."""
     if not isinstance(tensor, DTensor):
         return world.is_main
     replicas = [
@@ -58,15 +55,15 @@ def copy_rows(target: Tensor, rows: Tensor) -> None:
 
 @torch.no_grad()
 def gather_tensor(tensor: Tensor, world: World) -> Tensor:
-    """The tensor with all its rows on the CPU, in the first process; elsewhere its shape without storage. Every process
-    must call it, tensor by tensor."""
+    """The full tensor on the CPU in the main process; elsewhere a meta tensor. All processes must call this in the
+    same order."""
     world.count_collective()
     full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return full.detach().cpu() if world.is_main else torch.empty_like(full, device="meta")
 
 
 def _shard(tensor: DTensor) -> tuple[int, int]:
-    """Into how many runs of rows a tensor is cut, and which of them is here."""
+    """The number of row shards of a tensor, and the index of the local one."""
     cuts = [(axis, placement) for axis, placement in enumerate(tensor.placements) if isinstance(placement, Shard)]
     if not cuts:
         return 1, 0
@@ -82,12 +79,12 @@ def _coordinate(tensor: DTensor) -> tuple[int, ...]:
 
 
 Rows: TypeAlias = Callable[[str, tuple[int, ...], int, int], Tensor]  # (name, whole shape, first row, rows) -> rows
-DRAWING = ("reset_parameters", "initialise")  # what torch's modules and ours call the drawing of their own part
+DRAWING = ("reset_parameters", "initialise")  # how torch's modules and ours name their initialisation
 
 
 @torch.no_grad()
 def give_storage(module: nn.Module, device: torch.device) -> None:
-    """Uninitialised memory in place of what has none; what has values keeps them."""
+    """Allocates memory for meta tensors, uninitialised; other tensors keep their values."""
     tensors = [*module.named_parameters(), *module.named_buffers()]
     kept = {name: tensor.detach() for name, tensor in tensors if not tensor.is_meta}
     if len(kept) == len(tensors):
@@ -102,7 +99,7 @@ def give_storage(module: nn.Module, device: torch.device) -> None:
 
 
 def fill_parameters(module: nn.Module, rows: Rows) -> None:
-    """Every parameter from `rows`, which is asked for the local rows only. Fixed tables make themselves."""
+    """Fills every parameter from `rows`, which is asked for local rows only. Fixed tables build themselves."""
     for name, parameter in module.named_parameters():
         here, shape, start = local_rows(parameter)
         copy_rows(parameter, rows(name, shape, start, here.shape[0] if shape else 1))
@@ -110,8 +107,7 @@ def fill_parameters(module: nn.Module, rows: Rows) -> None:
 
 def draw_parameters(module: nn.Module, initialise: Callable[[Any], None]) -> None:
     """Fresh weights from torch's current seed, the same as if the module had been built with storage and then given to
-    `initialise`. Modules draw in methods of their own: torch's in `reset_parameters`, when they are built; ours in
-    `initialise`, when told to."""
+    `initialise`. Torch's modules draw in `reset_parameters` when they are built, ours in `initialise`."""
     with ExitStack() as stack:
         for part in module.modules():
             for name in DRAWING:
@@ -125,13 +121,13 @@ def draw_parameters(module: nn.Module, initialise: Callable[[Any], None]) -> Non
 
 @contextmanager
 def _with_full_tensors(part: nn.Module, name: str) -> Generator[None]:
-    """Lets a drawing method see whole tensors on the CPU, for as long as it runs."""
+    """Gives an initialisation method full tensors on the CPU while it runs."""
     method = getattr(part, name)
 
-    def drawn() -> None:
-        held = [(owner, leaf, parameter) for owner, leaf, parameter in _scope(part)]
+    def draw_full() -> None:
+        held = list(_scope(part))
         for owner, leaf, parameter in held:
-            # What stays at NaN was not drawn here, and keeps its value.
+            # A tensor that stays NaN was not drawn here and keeps its value.
             blank = torch.full(parameter.shape, torch.nan, dtype=parameter.dtype)
             setattr(owner, leaf, nn.Parameter(blank, requires_grad=parameter.requires_grad))
         method()
@@ -142,7 +138,7 @@ def _with_full_tensors(part: nn.Module, name: str) -> Generator[None]:
                 here, shape, start = local_rows(parameter)
                 copy_rows(parameter, full[start : start + here.shape[0]] if shape else full)
 
-    setattr(part, name, drawn)
+    setattr(part, name, draw_full)
     try:
         yield
     finally:

@@ -54,7 +54,7 @@ def find_device(name: str, local_rank: int = 0, world_size: int = 1) -> torch.de
 
 
 def name_device(device: torch.device) -> str:
-    """As a person would call it."""
+    """The device's name for people."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return "Apple GPU (mps)" if device.type == "mps" else "CPU"
@@ -66,7 +66,7 @@ def widest_float(device: torch.device) -> torch.dtype:
 
 
 def synchronise(device: torch.device) -> None:
-    """Waits until the device has done what it was given."""
+    """Waits until the device has finished its queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":
@@ -81,7 +81,7 @@ VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADD
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class World:
-    """Who this process is. Collectives must be called by all processes, in the same order, from one thread."""
+    """This process's rank and the collectives, which all processes must call in the same order from one thread."""
 
     rank: int = 0
     size: int = 1
@@ -97,11 +97,11 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the process that writes what is written once."""
+        """Whether this is rank 0, which writes shared files and prints."""
         return self.rank == 0
 
     def count_collective(self) -> None:
-        """Counts a call that all processes must make, so that one which stays behind is known by name."""
+        """Counts a collective call, so that the watchdog can name a rank that falls behind."""
         if self.watch is not None:
             self.watch.moves += 1
 
@@ -113,8 +113,8 @@ class World:
         return tensor
 
     def all_reduce_async(self, tensor: Tensor) -> Callable[[], object]:
-        """Begins to add a tensor up over processes, in place, while the caller goes on; what is returned waits for it.
-        With a tensor on the CPU the accelerator's queue goes on, too."""
+        """Starts to sum a tensor over processes, in place; the returned function waits for the result. With a CPU
+        tensor the accelerator's queue keeps running."""
         self.count_collective()
         if self.size == 1:
             return lambda: None
@@ -130,7 +130,7 @@ class World:
         self.count_collective()
         if self.size == 1:
             return flag
-        common = torch.tensor([int(flag)])  # on the CPU, so the accelerator's queue goes on
+        common = torch.tensor([int(flag)])  # on the CPU, so that the accelerator's queue keeps running
         dist.all_reduce(common, op=dist.ReduceOp.MIN)
         return bool(common.item())
 
@@ -161,8 +161,8 @@ class World:
 
 @contextmanager
 def join_world(device: str = "auto", *, timeout_s: float = TIMEOUT_S) -> Generator[World]:
-    """The world that torchrun's environment describes, left in an orderly way at the end. A communication error that
-    comes of a lost process is raised as RankLost, which names it."""
+    """The world that torchrun's environment describes, left in an orderly way at the end. A communication error caused
+    by a lost process becomes RankLost, which names the rank."""
     place = _read_environment(os.environ)
     chosen = find_device(device, place["LOCAL_RANK"], place["WORLD_SIZE"])
     if chosen.type == "cuda":
@@ -186,7 +186,7 @@ def join_world(device: str = "auto", *, timeout_s: float = TIMEOUT_S) -> Generat
     )
     try:
         yield world
-        world.barrier()  # nobody leaves while another still needs it
+        world.barrier()  # no process leaves while another still needs it
     except RuntimeError as error:
         lost = watch.find_missing()
         watch.leave_reason(error)
@@ -198,7 +198,7 @@ def join_world(device: str = "auto", *, timeout_s: float = TIMEOUT_S) -> Generat
         watch.leave_reason(error)
         watch.stop()
         raise
-    # After an error the group is not taken down: that would wait for those who are gone. The process ends anyway.
+    # After an error the group is not taken down: that would wait for lost processes. The process ends anyway.
     watch.stop()
     dist.destroy_process_group()
 

@@ -1,8 +1,8 @@
-"""Which process is missing. Backends say that a collective timed out; they do not say for whom it waited.
+"""Finds out which process is missing. Backends report that a collective timed out, but not which rank it waited for.
 
-Every process counts its calls that others must join, in memory, and a thread of its own tells the rendezvous' store
-once a second that it lives and how far it has come. The first process reads them all. One that gives no sign of life
-was killed or stopped; one that lives but stays behind the others hangs in its own code. Either is named, and all end.
+Every process counts its collectives, and a thread of its own writes a heartbeat with that count to the rendezvous store
+once per second. Rank 0 reads them all. A process without a heartbeat was killed or stopped; one that is alive but falls
+behind the others hangs in its own code. Either is named, and all processes end.
 """
 
 import contextlib
@@ -15,12 +15,12 @@ import time
 from dataclasses import dataclass, field
 from typing import Protocol
 
-SILENCE_S = 60.0  # a process that lives says so every second, whatever it does
-EXIT = 1  # the status of a process that its watch ended
+SILENCE_S = 60.0  # live processes send a heartbeat every second
+EXIT = 1  # exit status of a process ended by its watchdog
 
 
 class KeyValueStore(Protocol):
-    """What a watch needs of torch's store: words by key, seen by all processes."""
+    """What the watchdog needs of torch's store: texts by key, visible to all processes."""
 
     def set(self, key: str, value: str) -> None: ...
     def get(self, key: str) -> bytes: ...
@@ -30,7 +30,7 @@ class KeyValueStore(Protocol):
 
 @dataclass(slots=True)
 class Heartbeat:
-    """What was last seen of another process, and since when it has not changed, by the clock of the one who looks."""
+    """The last heartbeat of another process, and when its numbers last changed by the local clock."""
 
     beat: int = -1
     moves: int = -1
@@ -46,7 +46,7 @@ class Heartbeat:
 
 
 class RankWatchdog(threading.Thread):
-    """The thread. `moves` is what the main thread counts up; everything else is the watch's own."""
+    """The watchdog thread. The main thread increments `moves`; everything else belongs to the watchdog."""
 
     def __init__(self, store: KeyValueStore, rank: int, size: int, timeout_s: float):
         super().__init__(name="vitrail watch", daemon=True)
@@ -76,12 +76,12 @@ class RankWatchdog(threading.Thread):
         self._over.set()
 
     def leave_reason(self, error: BaseException) -> None:
-        """Leaves the reason for which this process ends, for the others to repeat."""
+        """Records why this process ends, for the others to report."""
         with contextlib.suppress(RuntimeError):  # the store may be gone before us
             self.store.set(_key("ended", self.rank), f"{type(error).__name__}: {_first_line(error)}")
 
     def find_missing(self) -> str:
-        """Who is gone, after a collective has failed: whoever says nothing for three beats. Empty where all live."""
+        """The ranks without a heartbeat for three intervals, after a collective failed; empty if all are alive."""
         try:
             with self._lock:
                 before = self._signs()
@@ -103,7 +103,7 @@ class RankWatchdog(threading.Thread):
         return [(int(beat), int(moves)) for beat, moves in (sign.split() for sign in signs)]
 
     def _find_lost(self) -> str:
-        """The verdict, or nothing. The first process judges all; the others hear it, and judge the first."""
+        """The verdict on lost ranks, or "". Rank 0 judges all; the others read its verdict and judge rank 0."""
         if self.store.check([_key("lost", 0)]):
             return self.store.get(_key("lost", 0)).decode()
         if self.rank:
@@ -142,17 +142,17 @@ class RankWatchdog(threading.Thread):
         return self.store.get(key).decode() if self.store.check([key]) else ""
 
     def _end_process(self, lost: str) -> None:
-        """Ends this process with the verdict as its last words. The main thread may wait in a kernel that no exception
-        reaches, so nothing gentler would do."""
+        """Prints the verdict and ends this process. The main thread may be blocked in a kernel that no exception can
+        interrupt, so the process exits directly."""
         with contextlib.suppress(RuntimeError):
             self.store.set(_key("lost", 0), lost)
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.write(f"rank {self.rank} stops: {lost}\n")
             if lost.startswith(f"rank {self.rank} of"):
-                faulthandler.dump_traceback(sys.stderr)  # where this one hangs
+                faulthandler.dump_traceback(sys.stderr)  # shows where this process hangs
             sys.stderr.flush()
         if self.rank == 0:
-            time.sleep(3 * self.interval)  # the store may live here: the others still have to hear it
+            time.sleep(3 * self.interval)  # the store may live here; others still need to read it
         os._exit(EXIT)
 
 

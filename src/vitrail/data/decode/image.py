@@ -256,7 +256,7 @@ def describe_failure(error: Exception, kind: str | None, part: str) -> str:
     """One short line, in our own words, on what a decoder stumbled over in the "header" or the "pixels" of a file."""
     if isinstance(error, BadImage):
         return str(error)
-    what = kind or "picture"
+    what = kind or "image"
     if isinstance(error, MemoryError):
         return f"{what} that takes more memory than there is"
     if "truncated" in str(error) or isinstance(error, EOFError):
@@ -343,17 +343,17 @@ def read_mask(data: "bytes | NDArray[np.uint8]") -> NDArray[np.uint8]:
         return np.array(data, order="C")  # which may be read-only, or a view with steps of its own
     if detect_format(data) != "PNG":
         raise BadImage(f"{detect_format(data)}; a mask is a PNG of class indices")
-    picture = EncodedImage(data)
-    assert isinstance(picture.image, PngImageFile)
+    encoded = EncodedImage(data)
+    assert isinstance(encoded.image, PngImageFile)
     try:
         check_png(data)
-        picture.image.load()
+        encoded.image.load()
     except Exception as error:
         raise BadImage(describe_failure(error, "PNG", "pixels")) from None
-    mode = picture.image.mode
+    mode = encoded.image.mode
     if mode not in ("1", "L", "P", "I") and not mode.startswith("I;16"):
         raise BadImage(f"PNG in colour ({mode}); a mask has one channel of class indices, or a palette")
-    values = np.asarray(turn_upright(picture.image, picture.orientation))
+    values = np.asarray(turn_upright(encoded.image, encoded.orientation))
     if values.dtype != np.bool_ and int(values.max()) > 255:
         raise BadImage(f"the value {int(values.max())}; class indices go up to 254, and 255 counts for nothing")
     return values.astype(np.uint8) // np.uint8(WIDENED.get(data[BIT_DEPTH], 1) if mode == "L" else 1)

@@ -119,9 +119,9 @@ class Augmentation:
         cut = self.crop.cut(whole, draws)
         return Geometry(whole=whole, box=cut.box, inner=cut.inner, pad=cut.pad, flip=bool(self.flips(draws)[0]))
 
-    def __call__(self, picture: EncodedImage, draws: CounterRng) -> Tensor:
+    def __call__(self, encoded: EncodedImage, draws: CounterRng) -> Tensor:
         """One image to pixels [3, H, W], uint8; `draws` belong to one sample and view."""
-        return augment_views([self], picture, [draws])[0]
+        return augment_views([self], encoded, [draws])[0]
 
     def finish(self, image: "Image", whole: Pair, cut: Cut, draws: CounterRng) -> Tensor:
         """Everything after decoding. `whole` is the full size of the image, which may be decoded at a smaller scale."""
@@ -135,12 +135,12 @@ class Augmentation:
 
 
 def augment_views(
-    augmentations: Sequence[Augmentation], picture: EncodedImage, draws: Sequence[CounterRng]
+    augmentations: Sequence[Augmentation], encoded: EncodedImage, draws: Sequence[CounterRng]
 ) -> tuple[Tensor, ...]:
     """Several views of one image, decoded once at the scale that the most demanding view needs."""
-    whole = picture.size
+    whole = encoded.size
     cuts = [each.crop.cut(whole, drawn) for each, drawn in zip(augmentations, draws, strict=True)]
-    image = picture.rgb(min(cut.scale for cut in cuts))
+    image = encoded.rgb(min(cut.scale for cut in cuts))
     return tuple(
         each.finish(image, whole, cut, drawn) for each, cut, drawn in zip(augmentations, cuts, draws, strict=True)
     )
