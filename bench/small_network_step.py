@@ -57,9 +57,9 @@ def serve(run: Run, device: str, steps: int, pipe: Connection) -> None:
     with join_world(device) as world, tempfile.TemporaryDirectory() as folder:
         train = pictures(run)
         run = resolve(run, train, world)
-        with open_folder(Path(folder) / "run", run, train, world, command={}, force=False, tell=str) as out:
+        with open_folder(Path(folder) / "run", run, train, world, command={}, force=False, log=str) as out:
             training = Training(run, train, world, out, NullObserver())
-            stream = training.parts.feed.stream(0, run.steps)
+            stream = training.parts.batches.iterate(0, run.steps)
             count = WARM
             while count:
                 start = time.perf_counter()

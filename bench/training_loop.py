@@ -102,10 +102,10 @@ def measure(args: argparse.Namespace, folder: Path) -> Result:
     )
     with join_world(args.device) as world:
         run = resolve(run, splits, world)
-        with open_folder(folder / "run", run, splits, world, command={}, force=False, tell=print) as out:
+        with open_folder(folder / "run", run, splits, world, command={}, force=False, log=print) as out:
             training = Training(run, splits, world, out, NullObserver())
             parts = training.parts
-            stream = parts.feed.stream(0, run.steps)
+            stream = parts.batches.iterate(0, run.steps)
             fixed = parts.objective.inputs(next(stream), seed=0, step=0)
 
             def bare() -> None:

@@ -8,7 +8,7 @@ versions of other libraries are masked, nothing else is. A comment right before 
     <!-- not run: reason -->    the block needs the network, or a file that does not come with the package
     <!-- exit 2 -->             the command of the block ends with this status
 
-docs/quickstart.md is walked in a clone of its own, server and all, by tests/test_stranger.py. Every `vitrail` line of
+docs/quickstart.md is walked in its own clone, server and all, by tests/test_quickstart_path.py. Every `vitrail` line of
 every page, also where it is not run, is one that the command line would take. The examples lie in the folder.
 
 Tables between `<!-- table: name -->` and `<!-- end -->` are generated; `python -m tests.test_docs` writes them again.

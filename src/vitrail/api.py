@@ -38,9 +38,8 @@ from vitrail.recipes.run_request import RunCommand
 from vitrail.tasks.scoring import score_network
 from vitrail.train import loop
 from vitrail.train.observer import Observer
-from vitrail.train.report.page import METRICS, read_metrics
-from vitrail.train.run_folder.files import BEST
-from vitrail.train.run_folder.metric_rows import headline
+from vitrail.train.run_folder.files import BEST, METRICS
+from vitrail.train.run_folder.metric_rows import headline, read_metrics
 from vitrail.train.scoring import TrainingResult as RunResult
 
 
@@ -200,7 +199,7 @@ def trained(result: RunResult, choices: tuple[str, ...]) -> Trained:
     """The scores are those of the weights that the run stands for."""
     watch: dict[str, Any] | None = result.watch
     if watch is not None and result.weights.name == BEST:
-        watch = result.best.applied_to(watch)
+        watch = result.best.apply_to(watch)
     scores: dict[str, dict[str, Any]] = {row["split"]: row for row in (watch, result.test) if row is not None}
     first = headline(result.test or watch or {})
     return Trained(

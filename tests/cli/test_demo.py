@@ -1,4 +1,4 @@
-"""The last lines of the demo, and how little it says on the way. The whole of it is run by tests/test_stranger.py."""
+"""The last lines of the demo, and how little it says on the way. tests/test_quickstart_path.py runs all of it."""
 
 import sys
 from pathlib import Path

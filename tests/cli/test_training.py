@@ -171,7 +171,7 @@ def test_a_sweep_that_was_stopped_goes_on_by_its_folder(
     said = lines(capsys)[0].splitlines()
     assert said[0] == f"{out}: a sweep, 1 of 2 points tried"
     assert "optim.lr=1e-3: " in said[1]
-    assert said[-1] == f"  go on with: vitrail pretrain --resume {out}"
+    assert said[-1] == f"  resume with: vitrail pretrain --resume {out}"
     assert main(["pretrain", "--resume", str(out), "--device", "cpu"]) == 0
     assert "best on dev: optim.lr=" in lines(capsys)[0]
     assert json.loads((out / "status.json").read_text())["state"] == "done"
@@ -274,7 +274,7 @@ def test_a_signal_ends_it_with_status_0_and_the_command_to_go_on(
             os.killpg(process.pid, number) if loaders else process.send_signal(number)
     process.stdout.close()
     assert process.wait(60) == 0, "".join(said)
-    assert f"go on with: vitrail pretrain --resume {tmp_path / 'run'}" in said[-1]
+    assert f"resume with: vitrail pretrain --resume {tmp_path / 'run'}" in said[-1]
     assert json.loads((tmp_path / "run/status.json").read_text())["state"] == "interrupted"
 
 

@@ -135,6 +135,7 @@ def interrupt_at(step: int) -> Callable[[Objective, int], None]:
     return after_step
 
 
+@pytest.mark.slow
 def test_it_is_trained_and_resumed(run: Path, tmp_path: Path) -> None:
     """To the bit what a training is that nobody stops."""
     settings = [word for setting in SETTINGS for word in ("--set", setting)]

@@ -34,6 +34,7 @@ def test_it_is_known_by_name() -> None:
     assert Rotations in ObjectiveConfig.registered()
 
 
+@pytest.mark.slow
 def test_it_trains_and_resumes_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(command(tmp_path / "whole")) == 0
     with monkeypatch.context() as patch:

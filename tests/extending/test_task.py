@@ -91,6 +91,7 @@ def test_it_predicts(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert json.loads(capsys.readouterr().out)["value"] == pytest.approx(value, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_it_is_finetuned(run: Path, tmp_path: Path) -> None:
     """One output is enough for it, where classes have to be two, and its objective's own fields can be set."""
     settings = {"objective.weight": 2.0}

@@ -235,7 +235,7 @@ def test_twenty_steps_are_bit_identical(tmp_path: Path, one_thread: None) -> Non
     assert run.model is not None
     start = build_fresh_network(run.model, SEED)
     generator = torch.Generator().manual_seed(3)
-    with open_folder(tmp_path / "run", run, shown, world, command={}, force=False, tell=lambda text: None) as folder:
+    with open_folder(tmp_path / "run", run, shown, world, command={}, force=False, log=lambda text: None) as folder:
         training = Training(run, shown, world, folder, NullObserver())
         network = training.parts.objective.network
         for name, parameter in network.named_parameters():
@@ -249,7 +249,7 @@ def test_twenty_steps_are_bit_identical(tmp_path: Path, one_thread: None) -> Non
         )
         losses: list[float] = []
         training.observer.progress = lambda row: losses.append(row["loss"]) if row["kind"] == "train" else None  # type: ignore[method-assign]
-        training.go()
+        training.run()
         training.close()
     tensors = torch.from_numpy(pixels).permute(0, 3, 1, 2)
     order = [int(number) for number in ORDER.split()]

@@ -13,7 +13,7 @@ from vitrail.models.build import build
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import adapt_config, model_config
-from vitrail.train.metrics import image_bytes
+from vitrail.train.resolve import image_bytes
 
 PATCHES = replace(VIT, head="patches")
 KINDS = {

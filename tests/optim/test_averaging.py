@@ -6,7 +6,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from tests.optim.slow import gradients, params
-from vitrail.core.errors import ConfigError, MismatchedWeights
+from vitrail.core.errors import ConfigError
 from vitrail.optim.averaging import Average
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -67,45 +67,24 @@ def test_it_starts_at_the_weights_and_follows_where_they_stand_still():
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_swapped(device):
+def test_swap_in(device):
     parameters, average = made(0.9, device)
     move(parameters, 1)
     average.update()
     weights = {name: p.detach().clone() for name, p in parameters.items()}
     averages = {name: tensor.clone() for name, tensor in average.state().items()}
     places = {name: p.data_ptr() for name, p in parameters.items()}
-    with average.swapped():
+    with average.swap_in():
         assert all(torch.equal(p, averages[f"average/{name}"]) for name, p in parameters.items())
         assert all(torch.equal(tensor, averages[name]) for name, tensor in average.state().items())
         assert {name: p.data_ptr() for name, p in parameters.items()} == places
     assert all(torch.equal(p, weights[name]) for name, p in parameters.items())
-    with pytest.raises(KeyboardInterrupt), average.swapped():
+    with pytest.raises(KeyboardInterrupt), average.swap_in():
         raise KeyboardInterrupt
     assert all(torch.equal(p, weights[name]) for name, p in parameters.items())
     assert all(torch.equal(tensor, averages[name]) for name, tensor in average.state().items())
 
 
-def test_a_state_goes_and_comes_back():
-    parameters, average = made(0.9)
-    again, resumed = made(0.9)
-    for step in range(3):
-        move(parameters, step)
-        move(again, step)
-        average.update()
-    resumed.restore({name: tensor.clone() for name, tensor in average.state().items()})
-    for step in range(3, 6):
-        for some, its in ((parameters, average), (again, resumed)):
-            move(some, step)
-            its.update()
-    assert all(torch.equal(tensor, average.state()[name]) for name, tensor in resumed.state().items())
-
-
-def test_what_does_not_fit_is_refused():
-    _, average = made(0.9)
-    state = average.state()
-    with pytest.raises(MismatchedWeights, match="averaged weights: 'average/p2' is missing"):
-        average.restore({name: tensor for name, tensor in state.items() if name != "average/p2"})
-    with pytest.raises(MismatchedWeights, match="'average/p9' is left over"):
-        average.restore({**state, "average/p9": torch.zeros(1)})
+def test_a_factor_of_one_is_refused():
     with pytest.raises(ConfigError, match=r"average=1\.0"):
         made(1.0)

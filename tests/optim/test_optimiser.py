@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.optim.slow import Reference, gradients, grouped, params, put
-from vitrail.core.errors import ConfigError, MismatchedWeights
+from vitrail.core.errors import ConfigError
 from vitrail.optim.config import Optim
 from vitrail.optim.optimiser import Optimiser
 
@@ -225,7 +225,8 @@ def test_a_state_goes_and_comes_back(optim, device):
     with torch.no_grad():
         for name, parameter in resumed.params.items():
             parameter.copy_(kept[name])
-    resumed.restore({name: kept[name] for name in resumed.state()})
+    for name, tensor in resumed.state().items():  # the tensors themselves: what a checkpoint restores
+        tensor.copy_(kept[name])
     assert bits(everything(resumed)) == bits(kept)
     for step in range(4, 8):
         go(optimiser, parameters, step)
@@ -244,25 +245,6 @@ def test_the_state_is_there_from_the_start(optim):
     assert not any(tensor.any() for tensor in state.values())
     assert state[f"{kinds[0]}/p0"].dtype == getattr(torch, optim.momentum_type)
     assert optim.kind == "sgd" or state["exp_avg_sq/p0"].dtype == torch.float32
-
-
-def test_a_state_that_does_not_fit_is_refused_and_changes_nothing():
-    parameters, optimiser = made(KINDS["adamw"])
-    go(optimiser, parameters, 0)
-    before = bits(everything(optimiser))
-    state = {name: torch.zeros_like(tensor) for name, tensor in optimiser.state().items()}
-    cases = {
-        r"state of the optimiser: 'exp_avg/p1' is missing": {
-            name: tensor for name, tensor in state.items() if name != "exp_avg/p1"
-        },
-        r"'momentum/p0' is left over": {**state, "momentum/p0": torch.zeros(5, 3)},
-        r"'exp_avg_sq/p0' has shape \(3, 5\), but \(5, 3\)": {**state, "exp_avg_sq/p0": torch.zeros(3, 5)},
-        r"'count' has shape \(1,\)": {**state, "count": torch.zeros(1)},
-    }
-    for match, given_state in cases.items():
-        with pytest.raises(MismatchedWeights, match=match):
-            optimiser.restore(given_state)
-        assert bits(everything(optimiser)) == before
 
 
 @optims

@@ -19,31 +19,31 @@ from vitrail.optim.schedules import check_warmup, learning_rate
 def test_every_step(decay, warmup, end, total):
     schedule = Schedule(decay=decay, warmup=warmup, end=end, milestones=(0.07, 0.3, 0.57, 0.9))
     wanted = slow.schedule(schedule, 3e-3, total)
-    assert [learning_rate(schedule, 3e-3, step, total) for step in range(total)] == pytest.approx(
+    assert [learning_rate(step, schedule, base=3e-3, total=total) for step in range(total)] == pytest.approx(
         wanted, rel=1e-12, abs=1e-18
     )
 
 
 def test_the_papers_corners():
     schedule = Schedule(decay="linear", warmup=10_000, end=1e-5)
-    assert learning_rate(schedule, 1e-3, 0, 312_000) == 0
-    assert learning_rate(schedule, 1e-3, 5_000, 312_000) == 5e-4
-    assert learning_rate(schedule, 1e-3, 10_000, 312_000) == 1e-3
-    assert learning_rate(schedule, 1e-3, 312_000, 312_000) == 1e-5
-    assert learning_rate(schedule, 1e-3, 400_000, 312_000) == 1e-5
+    assert learning_rate(0, schedule, base=1e-3, total=312_000) == 0
+    assert learning_rate(5_000, schedule, base=1e-3, total=312_000) == 5e-4
+    assert learning_rate(10_000, schedule, base=1e-3, total=312_000) == 1e-3
+    assert learning_rate(312_000, schedule, base=1e-3, total=312_000) == 1e-5
+    assert learning_rate(400_000, schedule, base=1e-3, total=312_000) == 1e-5
     cosine = Schedule(decay="cosine", warmup=100)
-    assert learning_rate(cosine, 0.03, 300, 500) == pytest.approx(0.015)
-    assert learning_rate(cosine, 0.03, 500, 500) == 0
+    assert learning_rate(300, cosine, base=0.03, total=500) == pytest.approx(0.015)
+    assert learning_rate(500, cosine, base=0.03, total=500) == 0
 
 
 def test_bits_milestones_are_met_to_the_step():
     schedule = Schedule(decay="steps")
-    rates = [learning_rate(schedule, 3e-3, step, 500) for step in range(500)]
+    rates = [learning_rate(step, schedule, base=3e-3, total=500) for step in range(500)]
     assert [step for step in range(1, 500) if rates[step] != rates[step - 1]] == [150, 300, 450]
     assert rates[::150] == pytest.approx([3e-3, 3e-4, 3e-5, 3e-6])
     for percent in range(1, 100):
         one = Schedule(decay="steps", milestones=(percent / 100,))
-        assert [learning_rate(one, 1.0, step, 100) for step in (percent - 1, percent)] == [1.0, 0.1]
+        assert [learning_rate(step, one, base=1.0, total=100) for step in (percent - 1, percent)] == [1.0, 0.1]
 
 
 @given(
@@ -54,7 +54,7 @@ def test_bits_milestones_are_met_to_the_step():
 )
 def test_up_then_never_up_again_and_within_bounds(decay, warmup, total, base):
     schedule = Schedule(decay=decay, warmup=warmup)
-    rates = [learning_rate(schedule, base, step, total) for step in range(total + 1)]
+    rates = [learning_rate(step, schedule, base=base, total=total) for step in range(total + 1)]
     assert all(0 <= value <= base and math.isfinite(value) for value in rates)
     if decay != "steps":  # whose first milestones may lie inside the warm-up
         assert rates[: warmup + 1] == sorted(rates[: warmup + 1])
@@ -64,6 +64,6 @@ def test_up_then_never_up_again_and_within_bounds(decay, warmup, total, base):
 @pytest.mark.parametrize(("warmup", "total"), [(500, 500), (500, 100), (0, 0)])
 def test_a_warm_up_that_leaves_nothing_is_refused(warmup, total):
     schedule = Schedule(warmup=warmup)
-    for ask in (lambda: learning_rate(schedule, 1e-3, 0, total), lambda: check_warmup(schedule, total)):
+    for ask in (lambda: learning_rate(0, schedule, base=1e-3, total=total), lambda: check_warmup(schedule, total)):
         with pytest.raises(ConfigError, match=rf"schedule\.warmup={warmup} .*number of steps, {total}"):
             ask()

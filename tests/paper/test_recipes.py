@@ -178,7 +178,8 @@ def test_row_of_the_hyper_rule(row: tuple[str, int, int, int, int, tuple[int, ..
     assert (run.optim.kind, run.optim.lr, run.optim.momentum, run.optim.weight_decay) == ("sgd", 0.003, 0.9, 0.0)
     for step in {0, 1, warmup - 1, warmup, steps - 1, *(at + by for at in supports for by in (-1, 0, 1))}:
         wanted = 0.003 * step / warmup if step < warmup else 0.003 / 10 ** sum(at < step for at in supports)
-        assert learning_rate(run.schedule, run.optim.lr, step, steps) == pytest.approx(wanted, rel=1e-12), step
+        rate = learning_rate(step, run.schedule, base=run.optim.lr, total=steps)
+        assert rate == pytest.approx(wanted, rel=1e-12), step
     assert run.mix.mixup == mixup
     assert run.data.source == {"flowers": "flowers102"}.get(name, name)
 

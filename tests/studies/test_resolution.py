@@ -15,7 +15,7 @@ from vitrail.models.zoo import adapt_config
 from vitrail.recipes.digits import finetune_digits
 from vitrail.studies import find_study
 from vitrail.studies.paper.resolution import PRETRAINING
-from vitrail.train.assemble import build_starting_network
+from vitrail.train.assemble import load_starting_network
 from vitrail.train.grid.plan import Coordinate
 
 STUDY = find_study("resolution")
@@ -91,7 +91,7 @@ def started(weights: str, positions: str, size: int, seed: int = 0, config: ViTC
     run = replace(run, augmentation=replace(run.augmentation, crop=replace(run.augmentation.crop, size=(size, size))))
     model = adapt_config(config, image_size=size)
     run = replace(run, model=model, preprocessing=load(weights, image_size=size).card.preprocessing)
-    return build_starting_network(run, labels, {}).state_dict()["position.tables.0.table"][0]
+    return load_starting_network(run, len(labels))[0].state_dict()["position.tables.0.table"][0]
 
 
 def test_resized_positions_are_those_of_the_weights(weights):
@@ -122,7 +122,7 @@ def test_positions_of_two_tables_are_drawn_too(tmp_path):
         model=adapt_config(config, image_size=32),
         preprocessing=load(run.weights, image_size=32).card.preprocessing,
     )
-    tables = build_starting_network(run, tuple("0123456789"), {}).state_dict()
+    tables = load_starting_network(run, 10)[0].state_dict()
     assert torch.equal(tables["position.tables.0.prefix"], torch.ones(1, 1, 16))
     for name in ("rows", "columns"):
         assert tables[f"position.tables.0.{name}"].shape == (8, 8)

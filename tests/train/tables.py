@@ -85,7 +85,7 @@ MEANINGS = {
     "baseline": "the [closed form](fit.md#in-every-fine-tuning) next to the score; auto: in every fine-tuning where "
     "it can be computed",
     "log": "steps between two rows of metrics",
-    "bad_steps": "updates left out, because loss or gradient was not finite, that end the run",
+    "bad_steps": "updates skipped, because loss or gradient was not finite, that end the run",
 }
 
 

@@ -133,6 +133,7 @@ class Counting(Watching):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_it_says_how_far_it_is(tmp_path: Path, weights: str) -> None:
     watching = Counting()
     go(tuning(weights, steps=3), tmp_path / "run", watching)
@@ -142,6 +143,7 @@ def test_it_says_how_far_it_is(tmp_path: Path, weights: str) -> None:
     assert {total for done, total in moves if done == total} == {total for _, total in moves}
 
 
+@pytest.mark.slow
 def test_an_interrupt_meanwhile_leaves_a_run_that_can_be_resumed(tmp_path: Path, weights: str) -> None:
     out = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
@@ -169,6 +171,7 @@ def test_a_run_shows_it_everywhere(tmp_path: Path, weights: str) -> None:
     assert len(list((tmp_path / "cache" / "features").iterdir())) == 2  # train and dev are of one set
 
 
+@pytest.mark.slow
 def test_training_is_the_same_with_it_and_without(tmp_path: Path, weights: str) -> None:
     for name in ("on", "off"):
         go(tuning(weights, baseline=name), tmp_path / name)
@@ -177,6 +180,7 @@ def test_training_is_the_same_with_it_and_without(tmp_path: Path, weights: str) 
     assert not rows(tmp_path / "off", "baseline")
 
 
+@pytest.mark.slow
 def test_a_resume_keeps_it_and_computes_nothing(tmp_path: Path, weights: str, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "run"
     first = go(tuning(weights), out)
@@ -191,6 +195,7 @@ def test_a_resume_keeps_it_and_computes_nothing(tmp_path: Path, weights: str, mo
     go(tuning(weights, baseline="off"), out)  # a field that may change freely
 
 
+@pytest.mark.slow
 def test_a_start_that_was_killed_early_takes_what_is_kept(
     tmp_path: Path, weights: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +223,7 @@ def test_a_start_that_was_killed_early_takes_what_is_kept(
     assert begin().rows == first.rows
 
 
+@pytest.mark.slow
 def test_a_run_may_start_from_it(tmp_path: Path, weights: str) -> None:
     zero = go(tuning(weights), tmp_path / "zero")
     still = tuning(weights, start="closed-form", optim=Optim(kind="sgd", lr=1e-12, momentum=0.9), name="still")
@@ -246,6 +252,7 @@ def test_a_run_may_start_from_it(tmp_path: Path, weights: str) -> None:
     assert go(tuning(weights), tmp_path / "zero").state == "done"
 
 
+@pytest.mark.slow
 def test_the_start_is_replayed_with_its_head(tmp_path: Path, weights: str) -> None:
     run = tuning(weights, start="closed-form")
     out = tmp_path / "run"
@@ -270,7 +277,7 @@ def test_by_itself_it_is_there_however_short_the_run(weights: str) -> None:
     assert is_enabled(replace(auto, start="closed-form"), splits)
     assert resolve(auto, splits, ALONE).baseline == "on"
     for change in ({"baseline": "on"}, {"start": "closed-form"}):
-        with pytest.raises(ConfigError, match="needs weights whose features"):
+        with pytest.raises(ConfigError, match="needs the features"):
             is_enabled(replace(auto, weights="", **change), splits)
 
 
@@ -282,6 +289,7 @@ def test_a_run_without_it_says_why(tmp_path: Path, weights: str) -> None:
     assert rows(tmp_path / "run", "baseline") == []
 
 
+@pytest.mark.slow
 def test_where_the_closed_form_is_better_the_run_says_so(tmp_path: Path, weights: str) -> None:
     watching = Watching()
     slow = Optim(kind="sgd", lr=1e-9)
@@ -294,13 +302,14 @@ def test_where_the_closed_form_is_better_the_run_says_so(tmp_path: Path, weights
     assert "beats this fine-tuning" in (tmp_path / "run/report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_start_at_the_closed_form_that_only_gets_worse_is_kept(tmp_path: Path, weights: str) -> None:
     """The start is scored, so that the run stands for it where no later weights are better."""
     harmful = Optim(kind="sgd", lr=30.0)
     run = tuning(weights, start="closed-form", steps=4, schedule=Schedule(decay="constant"), optim=harmful)
     watching = Watching()
     result = go(replace(run, evaluation=Evaluation(every=2)), tmp_path / "run", watching)
-    assert any("stands for its start" in note for note in watching.notes)
+    assert any("keeps its initial weights" in note for note in watching.notes)
     assert [row["step"] for row in rows(tmp_path / "run", "watch")] == [0, 2, 4]
     assert result.best.step == 0
     assert result.test is not None
@@ -310,6 +319,7 @@ def test_a_start_at_the_closed_form_that_only_gets_worse_is_kept(tmp_path: Path,
     )
 
 
+@pytest.mark.slow
 def test_large_sets_are_sampled(tmp_path: Path, weights: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LEARNT", 200)
     monkeypatch.setattr(module, "SCORED", 50)
@@ -322,6 +332,7 @@ def test_large_sets_are_sampled(tmp_path: Path, weights: str, monkeypatch: pytes
     assert any("200 of 1,293 images to learn from, 100 of 504 to score" in note for note in watching.notes)
 
 
+@pytest.mark.slow
 def test_one_that_fails_does_not_stop_a_run(tmp_path: Path, weights: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*args: Any, **more: Any) -> Any:
         raise vitrail.core.errors.DataError("the network overflows")
@@ -354,6 +365,7 @@ def work(world: World, run: Run, out: str, cache: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
+@pytest.mark.slow
 def test_two_processes_agree_on_it(tmp_path: Path, weights: str, sharding: str) -> None:
     run = tuning(weights, start="closed-form", sharding=sharding)
     one, other = together(work, run, str(tmp_path / "pair"), str(tmp_path / "cache"))

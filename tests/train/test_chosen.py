@@ -64,7 +64,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> Shown:
     found, present, evaluate = Shown(), loop.present, loop.Training.evaluate
 
     def noted(*args: Any, chosen: int, **others: Any) -> None:
-        found.scored, found.chosen = args[3], chosen
+        found.scored, found.chosen = args[2], chosen
         present(*args, chosen=chosen, **others)
 
     def spoilt(self: loop.Training) -> None:
@@ -118,7 +118,7 @@ def accuracy(weights: Path, split: str) -> float:
         return float(np.mean(network(images).argmax(-1).numpy() == source.labels.values))
 
 
-@pytest.mark.parametrize("average", [0.0, 0.5])
+@pytest.mark.parametrize("average", [0.5, pytest.param(0.0, marks=pytest.mark.slow)])
 def test_the_score_of_the_end_and_the_report_are_of_the_best_weights(
     tmp_path: Path, shown: Shown, average: float
 ) -> None:
@@ -144,6 +144,7 @@ def test_the_score_of_the_end_and_the_report_are_of_the_best_weights(
         assert f"{last:.2%}" not in text
 
 
+@pytest.mark.slow
 def test_without_a_split_for_the_end_a_resumed_run_shows_its_best_weights(tmp_path: Path, shown: Shown) -> None:
     def kill(row: dict[str, Any]) -> None:
         if row["kind"] == "train" and row["step"] == 18:

@@ -21,7 +21,7 @@ import torch
 from tests.forked import reports
 from vitrail import __version__
 from vitrail.core.errors import ConfigError
-from vitrail.data.datasets.file_formats import masked_crc, records
+from vitrail.data.datasets.file_formats import masked_crc, read_records
 from vitrail.evaluation.result import describe_working_tree
 from vitrail.train.run_folder import files as lock
 from vitrail.train.run_folder import run
@@ -70,7 +70,7 @@ class TestOpening:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
         with monkeypatch.context() as patch:
-            patch.setattr(run, "replacing", refuse)
+            patch.setattr(run, "replace_on_success", refuse)
             with pytest.raises(ConfigError, match=r"cannot be written \(Permission denied\); .* another --out"):
                 opened(tmp_path)
         opened(tmp_path).close()  # the lock was given back
@@ -79,7 +79,7 @@ class TestOpening:
         with opened(tmp_path / "run", rank=1) as folder:
             folder.note("hello")
             folder.record({"step": 1})
-            folder.status("running", step=1)
+            folder.set_status("running", step=1)
             folder.rewind(0)
             folder.write_json("a.json", {})
             assert (folder.path, folder.warnings, folder.next) == (tmp_path / "run", [], "")
@@ -117,13 +117,13 @@ class TestConfig:
             opened(tmp_path, config=other)
         assert str(caught.value) == (
             f"{tmp_path} holds a run with another config (optim.lr: 0.001 -> 0.003; optim.betas: 0.9,0.999 -> "
-            "0.9,0.99; mix: (absent) -> (none)); add --force to go on with the new one, or give another --out"
+            "0.9,0.99; mix: (absent) -> (none)); add --force to continue with the new one, or give another --out"
         )
         assert (tmp_path / "config.json").read_bytes() == before
         with opened(tmp_path, config=other, force=True) as folder:
             assert folder.warnings[0] == "config changed by --force: optim.lr: 0.001 -> 0.003"
             assert (tmp_path / "config.json").read_bytes() == before  # until it is known that it can be resumed
-            folder.taken_up()
+            folder.write_tables()
         assert load(tmp_path / "config.json") == other
 
     @pytest.mark.parametrize("free", [{"data.workers"}, {"data"}, {"data.*"}])
@@ -146,14 +146,14 @@ class TestConfig:
         with pytest.raises(ConfigError, match=r"config\.json is damaged"):
             opened(tmp_path)
         with opened(tmp_path, force=True) as folder:
-            folder.taken_up()
+            folder.write_tables()
         assert load(tmp_path / "config.json")["name"] == "tiny"
 
 
 class TestLock:
     @pytest.fixture(autouse=True)
     def _impatient(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(lock, "PATIENCE", 0.0)
+        monkeypatch.setattr(lock, "LOCK_PATIENCE_S", 0.0)
 
     def test_a_second_process_is_refused(self, tmp_path: Path) -> None:
         def work(out: int) -> None:
@@ -197,7 +197,7 @@ class TestLock:
             os.close(into)
 
     def test_a_look_does_not_keep_a_job_out(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(lock, "PATIENCE", 10.0)
+        monkeypatch.setattr(lock, "LOCK_PATIENCE_S", 10.0)
         opened(tmp_path).close()
         code = (
             "import fcntl, sys, time; file = open(sys.argv[1]); fcntl.flock(file, fcntl.LOCK_SH);"
@@ -281,7 +281,7 @@ class TestTensorBoard:
             folder.record({"step": 300, "kind": "train", "loss": 0.25, "name": "x", "flag": True, "huge": 1e300})
         (path,) = (tmp_path / "tensorboard").iterdir()
         assert path.name.startswith("events.out.tfevents.")
-        first, second = (data for _, data in records(path))
+        first, second = (data for _, data in read_records(path))
         assert first[9:] == bytes([field(2, 0), 0, field(3, 2), 13]) + b"brain.Event:2"
         assert abs(struct.unpack("<d", second[1:9])[0] - time.time()) < 100
         loss = bytes([field(1, 2), 10]) + b"train/loss" + bytes([field(2, 5)]) + struct.pack("<f", 0.25)
@@ -295,7 +295,7 @@ class TestTensorBoard:
         with opened(tmp_path) as folder:
             folder.rewind(3)
         (path,) = (tmp_path / "tensorboard").iterdir()
-        _, second = (data for _, data in records(path))
+        _, second = (data for _, data in read_records(path))
         assert second[9:] == bytes([field(2, 0), 4, field(7, 2), 2, field(1, 0), 1])  # START: nothing from step 4 on
 
     def test_its_own_reader(self, tmp_path: Path) -> None:
@@ -336,12 +336,12 @@ class TestNotes:
 
     def test_status(self, tmp_path: Path) -> None:
         with opened(tmp_path) as folder:
-            folder.status("running", step=3, total=10)
-            folder.status("running", step=4)
+            folder.set_status("running", step=3, total=10)
+            folder.set_status("running", step=4)
             found = load(tmp_path / "status.json")
             assert [found[name] for name in ("state", "step", "steps", "next")] == ["running", 4, 10, COMMAND["go_on"]]
             assert not is_done(tmp_path)
-            folder.status("done", step=10, message="all steps done")
+            folder.set_status("done", step=10, message="all steps done")
             found = load(tmp_path / "status.json")
             assert [found[name] for name in ("state", "step", "message", "next")] == ["done", 10, "all steps done", ""]
             assert is_done(tmp_path)
@@ -382,7 +382,7 @@ class TestFullDisk:
             for step in range(2, 300):
                 folder.record({"step": step, "text": "x" * 30})
             folder.note("checkpoint of step 200 was not saved: No space left on device")
-            folder.status("failed", step=299, message="no room")
+            folder.set_status("failed", step=299, message="no room")
             assert "No space left" in (folder.path / "log.txt").read_text()
             assert load(folder.path / "status.json")["message"] == "no room"
             full = [text for text in said if "cannot be written (No space left on device)" in text]
@@ -393,7 +393,7 @@ class TestFullDisk:
             rubbish.unlink()
             folder.record({"step": 300})
             folder.note("goes on")
-            folder.status("running", step=300)
+            folder.set_status("running", step=300)
             assert [row["step"] for row in read_rows(folder.path / "metrics.jsonl")] == list(range(1, 301))
             assert "metrics.jsonl is written again" in "".join(said)
             assert (folder.path / ".reserve").stat().st_size == 128 << 10
@@ -409,14 +409,14 @@ class TestFullDisk:
             resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
             for step in range(3):
                 folder.record({"step": step})
-                folder.status("running", step=step)
+                folder.set_status("running", step=step)
                 folder.note(f"note {step}")
                 folder.write_json("more.json", {})
             folder.rewind(1)
             resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
             folder.record({"step": 3})
             folder.note("after")
-            folder.status("done", step=3)
+            folder.set_status("done", step=3)
             folder.close()
             os.write(out, json.dumps([said]).encode() + b"\n")
 
@@ -441,7 +441,7 @@ class TestFullDisk:
 class TestStory:
     def begun(self, tmp_path: Path) -> RunFolder:
         folder = opened(tmp_path)
-        folder.status("running", step=0, total=500)
+        folder.set_status("running", step=0, total=500)
         folder.record({"step": 120, "kind": "train", "loss": 2.345678, "accuracy": 0.5})
         for step in (50, 100):
             (tmp_path / "checkpoints" / f"{step:08}").mkdir(parents=True)
@@ -474,7 +474,7 @@ class TestStory:
             "  checkpoints: the newest is of step 100 (2 in all); the save of step 150 was cut off, which does no harm"
         ) in rest
         assert "  unreadable images: 1, listed in unreadable.jsonl" in rest
-        assert rest[-1] == "  go on with: vitrail pretrain --resume runs/tiny"
+        assert rest[-1] == "  resume with: vitrail pretrain --resume runs/tiny"
 
     def test_killed_before_it_began(self, tmp_path: Path) -> None:
         opened(tmp_path).close()
@@ -494,23 +494,23 @@ class TestStory:
     def test_ended(self, state: Any, words: str, tmp_path: Path) -> None:
         with self.begun(tmp_path) as folder:
             folder.note("a word before the end")
-            folder.status(state, step=130, message="because")
+            folder.set_status(state, step=130, message="because")
             (tmp_path / "report.html").touch()
             (tmp_path / "last.safetensors").touch()
         first, *rest = describe_run(tmp_path).splitlines()
         assert first.startswith(f"{tmp_path}: {words}")
-        assert "  it said: because" in rest
+        assert "  message: because" in rest
         assert "  weights: last.safetensors" in rest
         assert f"  report: {tmp_path / 'report.html'}" in rest
         assert any("a word before the end" in line for line in rest) == (state != "done")
-        assert ("  go on with: vitrail pretrain --resume runs/tiny" in rest) == (state not in ("done", "diverged"))
+        assert ("  resume with: vitrail pretrain --resume runs/tiny" in rest) == (state not in ("done", "diverged"))
 
     def test_after_a_power_cut(self, tmp_path: Path) -> None:
         self.begun(tmp_path).close()
         (tmp_path / "status.json").write_bytes(b"")
         first, *rest = describe_run(tmp_path).splitlines()
         assert "no longer in use, step 120; status.json cannot be read, as after a power cut" in first
-        assert rest[-1] == "  go on with: vitrail pretrain --resume runs/tiny"
+        assert rest[-1] == "  resume with: vitrail pretrain --resume runs/tiny"
 
     def test_no_run_at_all(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"holds no run: there is no command\.json"):

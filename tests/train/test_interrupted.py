@@ -66,6 +66,7 @@ def rows(out: Path, kind: str) -> list[dict[str, Any]]:
     return [row for row in found if row["kind"] == kind]
 
 
+@pytest.mark.slow
 def test_the_first_row_after_a_resume_is_of_all_the_steps_since_the_row_before(tmp_path: Path) -> None:
     run = tiny_run(steps=20, keep=Keep(steps=7))  # a row every 5 steps, so 14 lies between two
     go(run, tmp_path / "whole")
@@ -85,6 +86,7 @@ def test_sums_of_another_objective_are_not_added_to() -> None:
     assert meter.state() == {"total": 1.0, "count": 1.0, "hits": 1.0}
 
 
+@pytest.mark.slow
 def test_a_run_killed_after_its_last_score_has_it_once(tmp_path: Path) -> None:
     run = tiny_run(
         steps=8, data=Data(source="digits", dev=0.05, workers=0), evaluation=Evaluation(every=4), average=0.0

@@ -28,14 +28,17 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return digest_of(out)
 
 
-@pytest.mark.parametrize("point", [name for name in CRASH_POINTS if name.startswith(("manifest", "checkpoint"))])
+POINTS = [name for name in CRASH_POINTS if name.startswith(("manifest", "checkpoint"))]
+
+
+@pytest.mark.parametrize("point", [POINTS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in POINTS[1:])])
 def test_killed_inside_the_second_save(tmp_path: Path, undisturbed: str, point: str) -> None:
     assert ended(start(RUN, tmp_path / "run", point, times=2)) == -signal.SIGKILL
     assert ended(start(RUN, tmp_path / "run")) == 0
     assert digest_of(tmp_path / "run") == undisturbed
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))])
 def test_killed_at_random(tmp_path: Path, undisturbed: str, seed: int) -> None:
     done = trial(RUN, tmp_path / "run", seed=seed, usual_s=1.0)
     assert done.digest == undisturbed

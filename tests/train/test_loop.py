@@ -92,7 +92,7 @@ def test_a_run_leaves_a_folder_that_tells_everything(tmp_path: Path) -> None:
     network = vitrail.load(out / "last.safetensors")
     provenance = network.card.provenance  # type: ignore[union-attr]
     assert provenance["cost"]["images"] == 640
-    assert network.card.labels == open_splits(Data(source="digits")).classes  # type: ignore[union-attr]
+    assert network.card.labels == open_splits(Data(source="digits")).class_names  # type: ignore[union-attr]
     assert result.test is not None
     assert result.test["count"] == 360
 
@@ -141,7 +141,7 @@ def test_the_written_weights_are_the_averaged_ones_and_score_as_the_run_said(tmp
     assert np.mean(said == splits.watch.labels.values) == pytest.approx(result.watch["accuracy"])
 
 
-@pytest.mark.parametrize("moment", [5, 20])
+@pytest.mark.parametrize("moment", [5, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_signal_saves_and_going_on_gives_the_same_weights(tmp_path: Path, moment: int) -> None:
     go(tiny_run(), tmp_path / "whole")
 
@@ -162,6 +162,7 @@ def test_a_signal_saves_and_going_on_gives_the_same_weights(tmp_path: Path, mome
     assert trained == sorted(set(trained))
 
 
+@pytest.mark.slow
 def test_a_second_interrupt_stops_at_once(tmp_path: Path) -> None:
     def stop(row: dict[str, Any]) -> None:
         os.kill(os.getpid(), signal.SIGINT)
@@ -186,6 +187,7 @@ def weights(out: Path) -> dict[str, Tensor]:
     return vitrail.load(out / "last.safetensors").state_dict()
 
 
+@pytest.mark.slow
 def test_accumulation_is_exact(tmp_path: Path) -> None:
     for micro in (16, 8, 5, 1):  # with 5 the last micro-batch holds one image
         go(tiny_run(**PLAIN, micro=micro), tmp_path / str(micro))
@@ -195,6 +197,7 @@ def test_accumulation_is_exact(tmp_path: Path) -> None:
             torch.testing.assert_close(tensor, whole[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_number_of_loader_processes_changes_nothing(tmp_path: Path) -> None:
     for workers in (0, 2):
         data = replace(tiny_run().data, resident="off", workers=workers)
@@ -220,6 +223,7 @@ def test_other_pictures_are_another_run(tmp_path: Path) -> None:
         go(other, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_another_network_in_the_checkpoint_is_refused(tmp_path: Path) -> None:
     go(tiny_run(steps=8), tmp_path / "run")
     deeper = tiny_run(steps=12, model=replace(tiny_run().model, depth=3))  # type: ignore[type-var]
@@ -259,7 +263,7 @@ def test_an_update_that_is_not_finite_is_left_out_and_counted(tmp_path: Path, mo
     skipped = [row["skipped"] for row in watching.rows if row["kind"] == "train"][-1]
     order = EpochOrder(len(open_splits(run.data).train), run.seed).locate(np.arange(6400), 1)
     assert skipped == (order.sample == POISON).sum() > 2
-    assert any("left out" in note for note in watching.notes)
+    assert any("skipped" in note for note in watching.notes)
     assert all(tensor.isfinite().all() for tensor in weights(result.folder).values())
 
 
@@ -277,30 +281,30 @@ def test_too_many_of_them_end_the_run_which_names_step_and_pictures(
     assert name in bad["pictures"]
     assert "diverged" in (out / "report.html").read_text()
     again = replay(read_run(out), open_splits(run.data), out, bad["step"], ALONE)
-    assert not again.finite
-    assert again.seen[0].name == name
-    assert sum(not np.isfinite(one.loss) for one in again.seen) == 1
+    assert not again.is_finite
+    assert again.images[0].name == name
+    assert sum(not np.isfinite(one.loss) for one in again.images) == 1
 
 
 def test_out_of_memory_at_the_start_halves_the_micro_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = TrainingStep.gradients
+    honest = TrainingStep.compute_gradients
 
     def short(self: TrainingStep, inputs: tuple[Tensor, ...], step: int | None, micro: int) -> ObjectiveOutput:
         if micro > 4:
             raise torch.OutOfMemoryError("no more")
         return honest(self, inputs, step, micro)
 
-    monkeypatch.setattr(TrainingStep, "gradients", short)
+    monkeypatch.setattr(TrainingStep, "compute_gradients", short)
     watching = Watching()
     assert go(tiny_run(steps=8, micro=16), tmp_path / "run", watching).state == "done"
     assert [note for note in watching.notes if "out of memory" in note] == [
-        "out of memory with 16 images at once: going on with 8, and 2 micro-batches a step",
-        "out of memory with 8 images at once: going on with 4, and 4 micro-batches a step",
+        "out of memory with 16 images at once: continuing with 8, in 2 micro-batches per step",
+        "out of memory with 8 images at once: continuing with 4, in 4 micro-batches per step",
     ]
 
 
 def test_out_of_memory_halves_odd_micro_batches_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest, seen = TrainingStep.gradients, set[int]()
+    honest, seen = TrainingStep.compute_gradients, set[int]()
 
     def short(self: TrainingStep, inputs: tuple[Tensor, ...], step: int | None, micro: int) -> ObjectiveOutput:
         if micro > 4:
@@ -308,12 +312,12 @@ def test_out_of_memory_halves_odd_micro_batches_too(tmp_path: Path, monkeypatch:
         seen.add(micro)
         return honest(self, inputs, step, micro)
 
-    monkeypatch.setattr(TrainingStep, "gradients", short)
+    monkeypatch.setattr(TrainingStep, "compute_gradients", short)
     watching = Watching()
     assert go(tiny_run(steps=8, batch=13, micro=13, mix=Mix()), tmp_path / "run", watching).state == "done"
     assert [note for note in watching.notes if "out of memory" in note] == [
-        "out of memory with 13 images at once: going on with 5, and 3 micro-batches a step",
-        "out of memory with 5 images at once: going on with 2, and 7 micro-batches a step",
+        "out of memory with 13 images at once: continuing with 5, in 3 micro-batches per step",
+        "out of memory with 5 images at once: continuing with 2, in 7 micro-batches per step",
     ]
     assert seen == {2}
 
@@ -321,7 +325,7 @@ def test_out_of_memory_halves_odd_micro_batches_too(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("run", "from_step", "said"),
     [
-        (tiny_run(steps=12, micro=16), 10, "at step 10 with 16 images at once; go on with .* --set micro=8"),
+        (tiny_run(steps=12, micro=16), 10, "at step 10 with 16 images at once; resume with .* --set micro=8"),
         (tiny_run(steps=12, micro=1), 0, "at step 0 with 1 image at once; not even one fits"),
         (selfsup_run("moco"), 0, "at step 0 with 16 images at once; its images are compared with each other"),
     ],
@@ -330,24 +334,25 @@ def test_out_of_memory_halves_odd_micro_batches_too(tmp_path: Path, monkeypatch:
 def test_out_of_memory_that_halving_cannot_help_says_what_can(
     run: Run, from_step: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = TrainingStep.gradients
+    honest = TrainingStep.compute_gradients
 
     def short(self: TrainingStep, inputs: tuple[Tensor, ...], step: int | None, micro: int) -> ObjectiveOutput:
         if step is not None and step >= from_step:
             raise torch.OutOfMemoryError("no more")
         return honest(self, inputs, step, micro)
 
-    monkeypatch.setattr(TrainingStep, "gradients", short)
+    monkeypatch.setattr(TrainingStep, "compute_gradients", short)
     with pytest.raises(OutOfMemory, match=said):
         go(run, tmp_path / "run")
     assert "out of memory at step" in json.loads((tmp_path / "run" / "status.json").read_text())["message"]
     assert "out of memory at step" in (tmp_path / "run" / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_is_being_written_when_a_run_fails_is_finished_before_the_folder_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = TrainingStep.gradients
+    honest = TrainingStep.compute_gradients
 
     def slow(point: str) -> None:
         if point == "shard: before sync":
@@ -359,12 +364,13 @@ def test_a_checkpoint_that_is_being_written_when_a_run_fails_is_finished_before_
         return honest(self, inputs, step, micro)
 
     monkeypatch.setattr(points, "reached", slow)
-    monkeypatch.setattr(TrainingStep, "gradients", short)
+    monkeypatch.setattr(TrainingStep, "compute_gradients", short)
     with pytest.raises(RuntimeError, match="something else"):
         go(tiny_run(steps=12, keep=Keep(steps=4)), tmp_path / "run")
     assert sorted(list_checkpoints(tmp_path / "run" / FOLDER)) == [4, 8]
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_said_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saves = [0]
 
@@ -385,6 +391,7 @@ def test_a_full_disk_is_said_and_the_run_goes_on(tmp_path: Path, monkeypatch: py
     assert digest_of(tmp_path / "run") == digest_of(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path) -> None:
     go(tiny_run(), tmp_path / "whole")
 
@@ -440,6 +447,7 @@ def test_a_search_chooses_on_dev_and_ends_on_all_pictures(tmp_path: Path) -> Non
     assert [point.value for point in again.points] == [point.value for point in found.points]
 
 
+@pytest.mark.slow
 def test_a_dry_run_says_what_to_expect_and_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = tiny_run(average=0.9999, batch=2000, micro=0)
@@ -509,6 +517,7 @@ def test_with_strict_data_the_run_fails_but_keeps_what_it_had(tmp_path: Path) ->
     assert steps[0] == int(np.flatnonzero(order.sample == bad)[0]) // 4
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_at_the_end_loses_nothing_in_silence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -519,7 +528,7 @@ def test_a_disk_that_is_full_at_the_end_loses_nothing_in_silence(
     go(tiny_run(), tmp_path / "whole")
     monkeypatch.setattr(points, "reached", full)
     with pytest.raises(
-        TrainingError, match=r"checkpoint could not be written \(last.safetensors was\); there is no checkpoint"
+        TrainingError, match=r"checkpoint could not be written \(last.safetensors was\); there is no earlier checkpoint"
     ):
         go(tiny_run(), tmp_path / "run")
     assert json.loads((tmp_path / "run/status.json").read_text())["state"] == "failed"
@@ -528,6 +537,7 @@ def test_a_disk_that_is_full_at_the_end_loses_nothing_in_silence(
     assert digest_of(tmp_path / "run") == digest_of(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_failed_save_is_tried_again_between_those_that_are_due(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -544,6 +554,7 @@ def test_a_failed_save_is_tried_again_between_those_that_are_due(
     assert saves[0] == 5  # the four that are due, and one again
 
 
+@pytest.mark.slow
 def test_weights_with_a_hidden_layer_in_their_head_are_fine_tuned_and_gone_on_with(tmp_path: Path) -> None:
     model = replace(tiny_run().model, head="tanh")  # type: ignore[type-var]
     first = go(tiny_run(steps=8, model=model), tmp_path / "first").folder / "last.safetensors"
@@ -566,6 +577,7 @@ def test_weights_with_a_hidden_layer_in_their_head_are_fine_tuned_and_gone_on_wi
         assert provenance["cost"]["images"] == 640
 
 
+@pytest.mark.slow
 def test_a_resume_keeps_its_micro_batch_unless_another_is_asked_for(tmp_path: Path) -> None:
     def stop(step: int) -> Watching:
         def look(row: dict[str, Any]) -> None:

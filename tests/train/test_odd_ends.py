@@ -72,6 +72,7 @@ class Killed(BaseException):
     """In a test what a signal that nothing can catch is outside."""
 
 
+@pytest.mark.slow
 def test_the_ledger_counts_every_picture_however_often_a_run_stops(tmp_path: Path) -> None:
     def kill(row: dict[str, Any]) -> None:
         if row["kind"] == "train" and row["step"] == 15:
@@ -88,6 +89,7 @@ def test_the_ledger_counts_every_picture_however_often_a_run_stops(tmp_path: Pat
     assert vitrail.load(tmp_path / "run/last.safetensors").card.provenance["cost"]["images"] == 640  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_a_run_killed_when_it_had_just_stopped_early_ends_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,6 +143,7 @@ def test_weights_that_overflow_at_the_end_are_an_explosion_and_no_matter_of_room
     assert "overflowed" in (tmp_path / "run/report.html").read_text()
 
 
+@pytest.mark.slow
 def test_what_was_saved_before_weights_overflowed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = loop.Training.update
 
@@ -157,6 +160,7 @@ def test_what_was_saved_before_weights_overflowed_is_named(tmp_path: Path, monke
     assert go(tiny_run(steps=8, average=0.0), tmp_path / "run").state == "done"
 
 
+@pytest.mark.slow
 def test_what_force_could_not_do_leaves_the_config_as_it_was(tmp_path: Path) -> None:
     go(tiny_run(steps=8), tmp_path / "run")
     before = [(tmp_path / "run" / name).read_bytes() for name in ("config.json", "command.json")]
@@ -175,6 +179,7 @@ def test_a_folder_in_which_nothing_was_trained_takes_the_corrected_command(tmp_p
     assert any("optim.freeze" in note and "nothing" in note for note in watching.notes)
 
 
+@pytest.mark.slow
 def test_a_point_of_a_search_that_explodes_is_the_last_and_the_others_count(tmp_path: Path) -> None:
     run = tiny_run(steps=12, optim=Optim(kind="sgd", lr=0.01), schedule=Schedule(), bad_steps=3, average=0.0)
     watching = Watching()
@@ -188,6 +193,7 @@ def test_a_point_of_a_search_that_explodes_is_the_last_and_the_others_count(tmp_
         run_sweep(run, {"optim.lr": (1e30, 2e30)}, out=tmp_path / "none", world=ALONE, observer=watching)
 
 
+@pytest.mark.slow
 def test_a_search_changes_settings_as_the_command_line_does(tmp_path: Path) -> None:
     run = tiny_run(epochs=0.1, steps=0)
     found = run_sweep(run, {"steps": (8, 9)}, out=tmp_path / "run", world=ALONE, change=with_changes)
@@ -195,6 +201,7 @@ def test_a_search_changes_settings_as_the_command_line_does(tmp_path: Path) -> N
     assert found.final.step in (8, 9)
 
 
+@pytest.mark.slow
 def test_the_last_run_of_a_search_has_nothing_to_lose_patience_with(tmp_path: Path) -> None:
     run = tiny_run(steps=8, evaluation=Evaluation(every=4, patience=9))
     found = run_sweep(run, {"optim.lr": (0.001,)}, out=tmp_path / "run", world=ALONE)
@@ -202,6 +209,7 @@ def test_the_last_run_of_a_search_has_nothing_to_lose_patience_with(tmp_path: Pa
     assert found.final.step == 8
 
 
+@pytest.mark.slow
 def test_a_loader_process_that_is_killed_is_named_wherever_the_run_is(tmp_path: Path) -> None:
     def kill(row: dict[str, Any]) -> None:
         if row["kind"] == "train" and row["step"] == 10:
@@ -232,6 +240,7 @@ def test_which_split_is_scored_may_change_and_changed_pictures_are_named_by_thei
         go(run, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_what_was_chosen_for_other_processes_is_chosen_anew(tmp_path: Path) -> None:
     go(tiny_run(steps=8, micro=0), tmp_path / "run")
     run = read_run(tmp_path / "run")

@@ -147,5 +147,5 @@ def test_a_selection_that_takes_some_is_no_list_of_what_to_leave_out(tmp_path: P
     whole = collection(4, 2)
     taken = Selection(source=whole.split("train").fingerprint, rule={"name": "dev"}, indices=np.array([0, 1]))
     taken.save(tmp_path / "dev.json")
-    with pytest.raises(DataError, match=r"data.without=.*dev.json says which images to take"):
+    with pytest.raises(DataError, match=r"data.without=.*dev.json lists images to keep"):
         split_collection(whole, Data(source="made", without=str(tmp_path / "dev.json"), test="none"))

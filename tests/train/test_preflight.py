@@ -32,7 +32,7 @@ def masked_run(folder: Path) -> Run:
 def test_masks_that_cannot_be_used_are_named_and_classes_are_those_of_pixels(tmp_path: Path) -> None:
     run = masked_run(tmp_path)
     found = dry_run(run, open_splits(run.data, SEGMENTATION), World(device=torch.device("cpu")))
-    assert "2 classes of pixels" in found.figures["pictures"]
+    assert "2 classes of pixels" in found.figures["images"]
     bad = next(text for text in found.warnings if "cannot be read" in text)
     assert bad.startswith("1 of 6 ")
     assert "5.png: mask" in bad

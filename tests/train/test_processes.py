@@ -82,7 +82,9 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("sharding", ["ddp", "fsdp", "hsdp"])
+@pytest.mark.parametrize(
+    "sharding", ["ddp", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("fsdp", "hsdp"))]
+)
 def test_two_processes_end_where_one_does(tmp_path: Path, one: Path, sharding: str) -> None:
     out = tmp_path / sharding
     assert together(work, plain_run(sharding), str(out)) == ["done", "done"]
@@ -90,6 +92,7 @@ def test_two_processes_end_where_one_does(tmp_path: Path, one: Path, sharding: s
 
 
 @pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
+@pytest.mark.slow
 def test_a_run_goes_on_in_another_number_of_processes(tmp_path: Path, one: Path, sharding: str) -> None:
     out = tmp_path / "run"
     together(work, plain_run(sharding, steps=10), str(out))
@@ -102,6 +105,7 @@ def test_a_run_goes_on_in_another_number_of_processes(tmp_path: Path, one: Path,
     close(out, one)
 
 
+@pytest.mark.slow
 def test_one_process_hands_over_to_two(tmp_path: Path, one: Path) -> None:
     out = tmp_path / "run"
     train(plain_run(), out=out, world=ALONE)
@@ -115,6 +119,7 @@ def test_one_process_hands_over_to_two(tmp_path: Path, one: Path) -> None:
 
 
 @pytest.mark.parametrize(("sharding", "rank", "step"), [("ddp", 0, 4), ("fsdp", 1, 5)])
+@pytest.mark.slow
 def test_a_signal_to_one_process_stops_all_at_the_same_step_soon(
     tmp_path: Path, one: Path, sharding: str, rank: int, step: int
 ) -> None:
@@ -129,6 +134,7 @@ def test_a_signal_to_one_process_stops_all_at_the_same_step_soon(
     close(out, one)
 
 
+@pytest.mark.slow
 def test_the_first_process_s_clock_says_when_all_save(tmp_path: Path) -> None:
     out = tmp_path / "run"
     run = replace(plain_run("ddp"), log=1000, evaluation=Evaluation(every=10), keep=Keep(minutes=1e-6, last=9))
@@ -136,6 +142,7 @@ def test_the_first_process_s_clock_says_when_all_save(tmp_path: Path) -> None:
     assert sorted(int(place.name) for place in (out / "checkpoints").iterdir()) == [4, 8, 10]
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_refused_is_refused_to_all(tmp_path: Path) -> None:
     out = tmp_path / "run"
     together(work, plain_run("ddp", steps=7), str(out))

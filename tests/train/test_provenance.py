@@ -79,6 +79,7 @@ def test_the_weights_of_a_run_know_which_images_they_were_trained_on(photos: Pat
     assert find_exposure(provenance, digits.split("train")).seen.all()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_its_record_and_a_forced_one_adds_to_it(photos: Path, tmp_path: Path) -> None:
     go(a_run(photos), tmp_path / "run")
     before = provenance_of(tmp_path / "run" / "last.safetensors")[KEY]
@@ -129,7 +130,7 @@ def work(world: World, run: Run, out: str) -> str:
 
 def test_images_to_score_that_are_trained_on_are_told_of(photos: Path, tmp_path: Path) -> None:
     def notes(out: Path) -> list[str]:
-        return [line for line in (out / "log.txt").read_text().splitlines() if "trained on, too" in line]
+        return [line for line in (out / "log.txt").read_text().splitlines() if "are also trained on" in line]
 
     go(a_run(photos), tmp_path / "run")
     assert not notes(tmp_path / "run")

@@ -14,8 +14,7 @@ from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import ZOO, model_config, network_name
 from vitrail.train.data import open_splits
 from vitrail.train.dry_run import dry_run
-from vitrail.train.metrics import balance_micro_batch, fit_micro_batch
-from vitrail.train.resolve import resolve, summarise_run
+from vitrail.train.resolve import balance_micro_batch, fit_micro_batch, resolve, summarise_run
 
 ALONE = World(device=torch.device("cpu"))
 

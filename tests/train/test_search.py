@@ -116,6 +116,7 @@ def test_a_sweep_that_is_killed_resumes_to_the_same_bits(
     assert record(out)["state"] == "done"
 
 
+@pytest.mark.slow
 def test_a_point_that_fails_is_reported_behind_the_others_and_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,6 +153,7 @@ def test_a_folder_of_an_older_version_resumes(tmp_path: Path) -> None:
     assert [json.loads(row)["step"] for row in rows if json.loads(row)["kind"] == "watch"] == [4, 8]
 
 
+@pytest.mark.slow
 def test_a_finished_point_of_other_settings_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
     out, other = tmp_path / "run", replace(RUN, seed=3)
     sweep(out)

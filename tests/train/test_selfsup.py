@@ -37,9 +37,9 @@ from vitrail.train.config import Data, Evaluation, Keep, Run
 from vitrail.train.data import open_splits
 from vitrail.train.dry_run import dry_run, replay
 from vitrail.train.loop import train
-from vitrail.train.report.page import read_metrics
 from vitrail.train.resolve import estimate_memory, resolve, summarise_run
 from vitrail.train.resume import read_run
+from vitrail.train.run_folder.metric_rows import read_metrics
 from vitrail.train.scoring import TrainingResult
 
 
@@ -81,6 +81,7 @@ def cut_back(out: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", UNLABELLED)
+@pytest.mark.slow
 def test_killed_in_a_save_and_gone_on_with_it_ends_with_the_same_bits(tmp_path: Path, kind: str) -> None:
     """Heads, teacher and centre included: the digest is of all that is in the checkpoint."""
     run = selfsup_run(kind)
@@ -101,6 +102,7 @@ def test_killed_in_a_save_and_gone_on_with_it_ends_with_the_same_bits(tmp_path: 
 
 
 @pytest.mark.parametrize("kind", ["masked", "mae"])
+@pytest.mark.slow
 def test_two_processes_end_where_one_does(tmp_path: Path, kind: str) -> None:
     """And a checkpoint of two is resumed by one."""
     go(plain_run(kind), tmp_path / "one")
@@ -112,6 +114,7 @@ def test_two_processes_end_where_one_does(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["mae", pytest.param("dino", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_sharded_it_ends_where_it_does_whole(tmp_path: Path, kind: str) -> None:
     """The network and its teacher have no storage before they are sharded; heads have."""
     go(plain_run(kind), tmp_path / "one")
@@ -164,6 +167,7 @@ def test_another_seed_draws_other_heads() -> None:
 
 
 @pytest.mark.parametrize("kind", ["masked", "dino"])
+@pytest.mark.slow
 def test_what_is_written_is_a_network_without_a_head_that_can_be_fine_tuned(tmp_path: Path, kind: str) -> None:
     go(selfsup_run(kind, precision="bfloat16"), tmp_path / "run")
     network = vitrail.load(tmp_path / "run" / "last.safetensors")
@@ -184,6 +188,7 @@ def test_what_is_written_is_a_network_without_a_head_that_can_be_fine_tuned(tmp_
 
 
 @pytest.mark.parametrize("kind", UNLABELLED)
+@pytest.mark.slow
 def test_the_run_is_stored_and_found_again(tmp_path: Path, kind: str) -> None:
     run = selfsup_run(kind, steps=6)
     go(run, tmp_path / "run")
@@ -276,6 +281,7 @@ def test_samples_that_are_compared_stay_together() -> None:
 @pytest.mark.parametrize(
     "kind", ["masked", "mae", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("moco", "dino"))]
 )
+@pytest.mark.slow
 def test_a_step_in_bfloat16_is_one_graph(kind: str) -> None:
     """As a GPU compiles it. Weights and the fixed tables of every network are cast; what the objective holds is not."""
     run = selfsup_run(kind)
@@ -284,7 +290,7 @@ def test_a_step_in_bfloat16_is_one_graph(kind: str) -> None:
     splits = open_splits(run.data)
     parts = assemble(resolve(run, splits, ALONE), splits, ALONE, UnreadableLog(), saved=None)
     whole = PrecisionWrapper(parts.objective, ALONE.device, "bfloat16", cast_weights=True)
-    inputs = parts.objective.inputs(next(iter(parts.feed.stream(0, 1))), seed=0, step=0)
+    inputs = parts.objective.inputs(next(iter(parts.batches.iterate(0, 1))), seed=0, step=0)
     torch.compiler.reset()  # of what other tests have compiled
     compiled = torch.compile(whole, backend="eager", fullgraph=True, dynamic=False)
     assert compiled(*inputs).total.detach() == whole(*inputs).total.detach()
@@ -310,7 +316,7 @@ def test_cost_and_memory_are_those_of_the_objective(kind: str) -> None:
     trained = sum(parameter.numel() for parameter in parts.objective.parameters() if parameter.requires_grad)
     assert state == 16 * trained + 4 * (held - trained)  # value, gradient and two moments; of a teacher the value
     assert each >= estimate_memory(replace(run, objective=Classification()), ALONE)[1]
-    assert len(parts.feed.augmentations) == {"moco": 2, "dino": 3}.get(kind, 1)
+    assert len(parts.batches.augmentations) == {"moco": 2, "dino": 3}.get(kind, 1)
     assert not run.objective.labelled
 
 
@@ -323,15 +329,16 @@ def test_the_cost_of_a_classification_is_that_of_its_network() -> None:
 
 
 @pytest.mark.parametrize("kind", ["mae", "moco"])
+@pytest.mark.slow
 def test_a_dry_run_and_a_step_again(tmp_path: Path, kind: str) -> None:
     run = selfsup_run(kind, steps=6)
     forecast = dry_run(run, open_splits(run.data), ALONE)
     assert forecast.run.model is not None
     work = forecast.run.objective.macs_per_image(forecast.run.model)
-    assert forecast.figures["compute"].startswith(f"{6 * work * 16 / 1e12:,.3g} TFLOP a step")
+    assert forecast.figures["compute"].startswith(f"{6 * work * 16 / 1e12:,.3g} TFLOP per step")
     go(run, tmp_path / "run")
     again = replay(run, open_splits(run.data), tmp_path / "run", 3, ALONE)
-    assert again.finite
+    assert again.is_finite
     assert len(again.seen) == 16
     mean = sum(one.loss for one in again.seen) / 16
     assert again.loss == pytest.approx(mean, rel=0.3)  # dropout draws otherwise

@@ -115,6 +115,7 @@ def test_the_numbers_are_those_of_the_weights_that_were_written(runs: dict[str, 
         assert result.watch["similarity"] == pytest.approx(found.similarity, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_scoring_leaves_no_trace_in_training(tmp_path: Path, runs: dict[str, tuple[Path, TrainingResult]]) -> None:
     torch.set_num_threads(1)
     for kind, (out, _) in runs.items():
@@ -126,6 +127,7 @@ def test_scoring_leaves_no_trace_in_training(tmp_path: Path, runs: dict[str, tup
         assert rows_in(often, "watch")[1::2] == rows_in(out, "watch"), "one is not like the other, whatever came before"
 
 
+@pytest.mark.slow
 def test_the_loss_is_the_objectives_own_on_views_that_stay_the_same(
     runs: dict[str, tuple[Path, TrainingResult]],
 ) -> None:
@@ -133,7 +135,7 @@ def test_the_loss_is_the_objectives_own_on_views_that_stay_the_same(
         splits = open_splits(run_of(kind).data)
         run = resolve(run_of(kind), splits, ALONE)
         parts = assemble(run, splits, ALONE, UnreadableLog(), saved=None)
-        scorer = Scorer(run=run, parts=parts, splits=splits, world=ALONE, ledger=UnreadableLog())
+        scorer = Scorer(parts)
         row = scorer.score("watch", 0)
         assert scorer.score("watch", 0) == row
         objective = parts.objective.eval()
@@ -150,6 +152,7 @@ def test_the_loss_is_the_objectives_own_on_views_that_stay_the_same(
 @pytest.mark.parametrize(
     ("kind", "sharding"), [("masked", "fsdp"), ("moco", "ddp"), pytest.param("dino", "fsdp", marks=pytest.mark.slow)]
 )
+@pytest.mark.slow
 def test_two_processes_have_the_row_of_one(
     tmp_path: Path, runs: dict[str, tuple[Path, TrainingResult]], kind: str, sharding: str
 ) -> None:

@@ -26,7 +26,7 @@ from vitrail.models.zoo import SLUGS, ZOO, adapt_config, list_models, model_conf
 from vitrail.optim.config import Optim
 from vitrail.recipes.launch import RUNS
 from vitrail.studies.paper.inference_speed import NetworkSpeeds, choose_sizes, draw_random_weights, measure_speeds
-from vitrail.train import metrics as memory
+from vitrail.train import resolve as memory
 
 
 def run_models(options: ModelsOptions) -> int:
@@ -358,7 +358,7 @@ def show_memory(networks: list[CostedNetwork], options: CostOptions) -> None:
     rows: list[list[str]] = []
     for one in networks:
         config = adapt_config(one.config, image_size=training_size(one, options), classes=options.classes)
-        state = memory.state_bytes(config, Optim(), low=True, average=False)
+        state = memory.state_bytes(config.parameters, Optim(), low=True, average=False)
         for recompute in (False, True) if config.can_recompute else (False,):
             each = memory.image_bytes(config, low=True, recompute=recompute)
             room = [card * 1e9 - memory.CUDA_OWN - state for card in CARDS]

@@ -8,16 +8,15 @@ from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from vitrail.core.errors import ConfigError
-from vitrail.optim import optimiser as foreach
-from vitrail.optim.optimiser import local, refill
+from vitrail.optim.optimiser import copy_, local
 
 
 class Average:
     """e ← f·e + (1 - f)·w after every step, from e = w at the start, over parameters sharded or whole.
 
-    The average remembers about 1/(1 - f) steps. In a run that is not much longer than that, 10,000 steps at 0.9999, the
-    weights of the start still weigh f^steps: 37% then, 95% after 500. A masked step leaves the parameters as they
-    are and the average follows them all the same: the formula holds for every step of the loop, whatever the step did.
+    The average remembers about 1/(1 - f) steps. In a run that is not much longer than that, the initial weights still
+    count for f^steps: 37% after 10,000 steps at 0.9999, 95% after 500. A skipped update leaves the parameters as they
+    are; the average follows them all the same.
     """
 
     def __init__(self, params: Mapping[str, Tensor], factor: float) -> None:
@@ -35,26 +34,23 @@ class Average:
             self._follow(_local(self._averages), _local(self._params), None)
 
     @contextmanager
-    def swapped(self) -> Generator[None]:
-        """The averages in the parameters' place, and the parameters back, to the bit, however the block ends. Averages
-        are not to be updated within."""
+    def swap_in(self) -> Generator[None]:
+        """Puts the averages in place of the parameters, and the parameters back, to the bit, however the block ends.
+        Do not update the averages inside."""
         with torch.no_grad():
             params = _local(self._params)
             kept = [parameter.clone() for parameter in params]
         try:
             with torch.no_grad():
-                foreach.copy_(params, _local(self._averages))
+                copy_(params, _local(self._averages))
             yield
         finally:
             with torch.no_grad():
-                foreach.copy_(params, kept)
+                copy_(params, kept)
 
     def state(self) -> dict[str, Tensor]:
         """The averages under names like "average/blocks.0.mlp.expand.weight"; the tensors themselves, not copies."""
         return {f"average/{name}": tensor for name, tensor in self._averages.items()}
-
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        refill(self.state(), tensors, "averaged weights")
 
 
 def _local(tensors: Mapping[str, Tensor]) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""What the optimiser is told. Values are the paper's words; 0 turns a thing off."""
+"""Configuration of the optimiser and the learning rate schedule. Values are the paper's; 0 turns a feature off."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
@@ -12,9 +12,10 @@ Decay: TypeAlias = Literal["cosine", "linear", "steps", "constant"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Optim:
-    """Adam with decoupled decay, or SGD with momentum. Decay falls on kernels alone and is scaled by the current rate,
-    θ ← θ - lr·λ·θ, as in the paper's time. `layer_decay` d gives layer l of L the rate lr·d^(L+1-l); `freeze` names
-    what stays as it is: "embedding", "blocks:N" (embedding and the first N blocks), "all" (everything but the head)."""
+    """Adam with decoupled weight decay, or SGD with momentum. Only kernels decay, scaled by the current rate,
+    θ ← θ - lr·λ·θ, as was usual when the paper appeared. `layer_decay` d gives layer l of L the rate lr·d^(L+1-l).
+    `freeze` names what stays fixed: "embedding", "blocks:N" (embedding and the first N blocks), "all" (everything but
+    the head)."""
 
     kind: Kind = "adamw"
     lr: float = 1e-3
@@ -31,18 +32,17 @@ class Optim:
         for name, value, kinds in (("kind", self.kind, Kind), ("momentum_type", self.momentum_type, MomentumType)):
             if value not in get_args(kinds):
                 raise unknown_name(f"optim.{name}", str(value), get_args(kinds))
-        if not self.lr > 0:
-            raise ConfigError(f"optim.lr={self.lr} must be above 0")
-        for name in ("weight_decay", "clip"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"optim.{name}={getattr(self, name)} must not be below 0")
-        for name in ("momentum", "second"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"optim.{name}={getattr(self, name)} must be at least 0 and below 1")
-        if not self.eps > 0:
-            raise ConfigError(f"optim.eps={self.eps} must be above 0")
-        if not 0 < self.layer_decay <= 1:
-            raise ConfigError(f"optim.layer_decay={self.layer_decay} must be above 0 and at most 1")
+        for name, is_valid, rule in (
+            ("lr", self.lr > 0, "above 0"),
+            ("weight_decay", self.weight_decay >= 0, "at least 0"),
+            ("clip", self.clip >= 0, "at least 0"),
+            ("momentum", 0 <= self.momentum < 1, "at least 0 and below 1"),
+            ("second", 0 <= self.second < 1, "at least 0 and below 1"),
+            ("eps", self.eps > 0, "above 0"),
+            ("layer_decay", 0 < self.layer_decay <= 1, "above 0 and at most 1"),
+        ):
+            if not is_valid:
+                raise ConfigError(f"optim.{name}={getattr(self, name)} must be {rule}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +59,6 @@ class Schedule:
         if self.decay not in get_args(Decay):
             raise unknown_name("schedule.decay", str(self.decay), get_args(Decay))
         if self.warmup < 0 or self.end < 0:
-            raise ConfigError(f"schedule.warmup={self.warmup} and schedule.end={self.end} must not be below 0")
+            raise ConfigError(f"schedule.warmup={self.warmup} and schedule.end={self.end} must be at least 0")
         if list(self.milestones) != sorted(self.milestones) or not all(0 < at < 1 for at in self.milestones):
             raise ConfigError(f"schedule.milestones={self.milestones} must ascend between 0 and 1")

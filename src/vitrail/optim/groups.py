@@ -1,8 +1,8 @@
-"""Which parameter gets which decay and rate, and which stays as it is: decided by the module that holds it.
+"""Parameter groups: which parameters decay, at which rate each is updated, and which are frozen.
 
-Layers are counted as in the paper's figures: whatever comes before the encoder's blocks (patch embedding, a hybrid's
-backbone, class token, registers, positions) is layer 0, block i is layer i + 1, and the last norm, the head and all
-that an objective adds around its network come last. A ResNet's stages stand for blocks and its root for the embedding.
+Layers are counted as in the paper's figures: everything before the encoder's blocks (patch embedding, a hybrid's
+backbone, class token, registers, positions) is layer 0, block i is layer i + 1, and the last norm, the head and
+whatever an objective adds around its network come last. In a ResNet the stages are the blocks, the root the embedding.
 """
 
 import re
@@ -14,22 +14,14 @@ from torch import nn
 from vitrail.core.errors import ConfigError
 from vitrail.optim.config import Optim
 
-KERNELS = (
-    nn.Linear,
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
-)
-LAST = ("norm", "head")  # what a network calls the modules behind its blocks
+KERNELS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+LAST = ("norm", "head")  # names of the modules after the blocks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParameterGroup:
-    """Parameters that are updated alike. `rate` multiplies the learning rate; names are those of
-    `named_parameters()`, behind the prefix that was asked for."""
+    """Parameters that share weight decay and rate. `rate` multiplies the learning rate; names are those of
+    `named_parameters()`, with a prefix."""
 
     names: tuple[str, ...]
     params: tuple[nn.Parameter, ...]
@@ -38,12 +30,10 @@ class ParameterGroup:
 
 
 def freeze(module: nn.Module, optim: Optim) -> None:
-    """Takes the gradient from what `optim.freeze` names. Comes before `groups`, and before sharding."""
+    """Turns off the gradient of what `optim.freeze` names. Call it before `group_parameters`, and before sharding."""
     network = unwrap_network(module)
-    frozen = _frozen(network, optim.freeze)
-    for parameter in network.parameters():
-        if parameter in frozen:
-            parameter.requires_grad_(False)
+    for parameter in _frozen(network, optim.freeze):
+        parameter.requires_grad_(False)
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise ConfigError(f"optim.freeze={optim.freeze!r} leaves nothing to train: the network has no head")
 
@@ -77,13 +67,13 @@ def unwrap_network(module: nn.Module) -> nn.Module:
 
 
 def list_blocks(network: nn.Module) -> list[nn.Module]:
-    """What layers are counted by: an encoder's blocks, a ResNet's stages; none where there are neither."""
+    """The encoder's blocks or the ResNet's stages; empty if there are neither."""
     blocks = getattr(network, "blocks", None)
     return list(blocks) if isinstance(blocks, nn.ModuleList | nn.Sequential) else []
 
 
 def _layers(module: nn.Module) -> dict[nn.Parameter, int]:
-    """The layer of each of the network's parameters; those around the network are left out."""
+    """The layer of each parameter of the network, without those that an objective adds."""
     network = unwrap_network(module)
     blocks = list_blocks(network)
     layers = dict.fromkeys(network.parameters(), 0)

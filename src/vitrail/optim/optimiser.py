@@ -1,23 +1,16 @@
-"""The optimiser: groups of parameters, their moments, and a step that never asks the device for a number.
+"""The optimiser: groups of parameters, their moments, and a step that never waits for the device.
 
-Clipping by the global norm, as two small functions: the loop folds the factor into the gradients' divisor.
+The rules are Adam with decoupled weight decay (Section 4.1) and SGD with momentum (fine-tuning). torch's fused kernels
+apply them in one pass: they divide the gradient, and leave everything as it is, to the bit, where the step is to be
+skipped. They only support float32, so an accumulator in bfloat16 is widened for the update and rounded when it is
+stored; the update itself sees the sum before rounding, as in the reference. optax also multiplies such an accumulator
+by the decay in its own type: 0.9 is 0.8984375 there, and here too.
 
-Work on lists of tensors, element by element, in a few kernels for a whole network.
-
-As nothing here looks beyond an element, it works on shards: `local` gives what this process holds of a sharded tensor,
-and the sharded tensor sees what is written there.
-
-One update of a list of parameters: Adam with decoupled decay (Section 4.1), and SGD with momentum (fine-tuning).
-
-torch's fused kernels do it, in one pass: they divide the gradient and leave everything as it is, to the bit, where told
-to. They know nothing but float32, so an accumulator in bfloat16 is widened for the update, which therefore sees the
-sum before it is rounded, and rounded when it is put back; that is how the reference does it. optax multiplies such an
-accumulator by the decay in its own type too: 0.9 is 0.8984375 there, and so it is here.
-
-Named tensors that go into a checkpoint, and back in place or not at all.
+Everything works element by element on lists of tensors, so it works on shards: `local` is what this process holds of
+a sharded tensor, and writing to it changes the sharded tensor.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
 
@@ -26,7 +19,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from vitrail.core.errors import ConfigError, MismatchedWeights
+from vitrail.core.errors import ConfigError
 from vitrail.optim.config import Optim
 from vitrail.optim.groups import ParameterGroup
 
@@ -40,8 +33,8 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor:
 
 
 def clip_factor(norm: Tensor, limit: float) -> Tensor:
-    """What gradients of this norm are multiplied by so as not to pass the limit: min(1, limit / (norm + 1e-6)), to the
-    letter what torch's clipping does. A limit of 0 clips nothing."""
+    """The factor that scales gradients of this norm down to the limit: min(1, limit / (norm + 1e-6)), exactly as in
+    torch. A limit of 0 clips nothing."""
     return (limit / (norm + 1e-6)).clamp(max=1.0) if limit else torch.ones_like(norm)
 
 
@@ -51,25 +44,19 @@ aten: Any = torch.ops.aten  # torch._foreach_* are these
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The shard that this process holds; a tensor that is not sharded is its own. Only where gradients are off."""
+    """The shard that this process holds, or the tensor itself if it is not sharded. Only without gradients."""
     to_local = getattr(tensor, "to_local", None)
     return tensor if to_local is None else cast(Tensor, to_local())
 
 
 def chunk(tensors: Sequence[Tensor], limit: int = 1 << 26) -> Iterator[slice]:
-    """Stretches of about `limit` elements, so that what is allocated along the way stays small next to the network."""
+    """Slices of about `limit` elements each, so that temporary copies stay small compared with the network."""
     start = size = 0
     for at, tensor in enumerate(tensors, start=1):
         size += tensor.numel()
         if size >= limit or at == len(tensors):
             yield slice(start, at)
             start, size = at, 0
-
-
-def copies(tensors: Tensors, dtype: torch.dtype) -> Tensors:
-    fresh = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
-    copy_(fresh, tensors)
-    return fresh
 
 
 def copy_(into: Tensors, tensors: Tensors) -> None:
@@ -83,8 +70,8 @@ def scale_(tensors: Tensors, factor: Tensor) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpdateInputs:
-    """What an update is made on, as this process holds it. `moments` are Adam's two or SGD's one; `counts` holds, for
-    each parameter, the updates made before; where `skip`, 0-dim and float32, is 1 and not 0, nothing may change."""
+    """The tensors of one update, as this process holds them. `moments` are Adam's two or SGD's one; `counts` has the
+    number of earlier updates of each parameter; if `skip`, 0-dim and float32, is 1 instead of 0, nothing may change."""
 
     params: Tensors
     grads: Tensors
@@ -95,7 +82,7 @@ class UpdateInputs:
     divisor: Tensor
     skip: Tensor
 
-    def part(self, where: slice) -> "UpdateInputs":
+    def take(self, where: slice) -> "UpdateInputs":
         return replace(
             self,
             params=self.params[where],
@@ -106,17 +93,18 @@ class UpdateInputs:
 
 
 def apply_update(work: UpdateInputs, optim: Optim) -> None:
-    """One step of the optimiser's rule. Gradients are spent, and so are the counts."""
+    """Applies the optimiser's rule once. Modifies gradients and counts in place."""
     rule = _adamw if optim.kind == "adamw" else _sgd
     if optim.momentum_type == "float32":
         rule(work, optim)
         return
     for where in chunk(work.params):
-        part = work.part(where)
+        part = work.take(where)
         narrow, *others = part.moments
-        wide = copies(narrow, torch.float32)
+        wide = [torch.empty_like(tensor, dtype=torch.float32) for tensor in narrow]
+        copy_(wide, narrow)
         decay = float(torch.tensor(optim.momentum, dtype=torch.bfloat16))
-        if optim.kind == "adamw" and optim.momentum:  # its kernel takes the same β for the gradient and the correction
+        if optim.kind == "adamw" and optim.momentum:  # the kernel uses one β for both the gradient and the correction
             scale_(wide, 1 + (decay / optim.momentum - 1) * (1 - work.skip))
             rule(replace(part, moments=(wide, *others)), optim)
         else:
@@ -148,7 +136,7 @@ def _adamw(work: UpdateInputs, optim: Optim) -> None:
 
 
 def _sgd(work: UpdateInputs, optim: Optim) -> None:
-    """m ← μ·m + g, θ ← θ - lr·λ·θ - lr·m: no Nesterov, and decay that does not go through m as the kernel's would."""
+    """m ← μ·m + g, θ ← θ - lr·λ·θ - lr·m: no Nesterov, and weight decay that bypasses m."""
     if work.weight_decay:
         scale_(work.params, 1 - (1 - work.skip) * (work.lr * work.weight_decay))
     sgd(
@@ -160,39 +148,20 @@ def _sgd(work: UpdateInputs, optim: Optim) -> None:
         found_inf=work.skip,
         weight_decay=0.0,
         momentum=optim.momentum,
-        lr=cast(float, work.lr),  # tensors too, whatever its annotation says
+        lr=cast(float, work.lr),  # a tensor works too, despite the annotation
         dampening=0.0,
         nesterov=False,
         maximize=False,
     )
 
 
-@torch.no_grad()
-def refill(own: Mapping[str, Tensor], given: Mapping[str, Tensor], whose: str) -> None:
-    """Copies given tensors into one's own of the same names and shapes; a mismatch is refused before anything changes.
-    Types may differ, for a run that goes on with another accumulator. Sharded tensors take shards of the same kind."""
-    for name, tensor in own.items():
-        if name not in given:
-            raise MismatchedWeights(f"{whose}: {name!r} is missing; these are of another network or optimiser")
-        if given[name].shape != tensor.shape:
-            raise MismatchedWeights(
-                f"{whose}: {name!r} has shape {tuple(given[name].shape)}, but {tuple(tensor.shape)} is wanted; "
-                "these are of another network"
-            )
-    for name in given:
-        if name not in own:
-            raise MismatchedWeights(f"{whose}: {name!r} is left over; these are of another network or optimiser")
-    for name, tensor in own.items():
-        local(tensor).copy_(local(given[name]))
-
-
 MOMENTS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum",)}
 
 
 class Optimiser:
-    """Adam with decoupled decay or SGD with momentum, over float32 parameters, sharded or whole. The state is there
-    from the start, as zeros, so that a checkpoint before the first step is like any other. Masked steps do not count
-    in `count`, the number of updates, from which Adam corrects its moments."""
+    """Adam with decoupled weight decay or SGD with momentum, over float32 parameters, sharded or whole. The state
+    exists from the start, as zeros, so that a checkpoint before the first step is like any other. Skipped steps do not
+    add to `count`, the number of updates, by which Adam corrects its moments."""
 
     def __init__(self, groups: Sequence[ParameterGroup], optim: Optim) -> None:
         self.groups, self.optim = list(groups), optim
@@ -215,11 +184,11 @@ class Optimiser:
 
     @torch.no_grad()
     def step(self, lr: float | Tensor, *, divisor: Tensor, ok: Tensor) -> None:
-        """One update by the gradients over `divisor`, or, where `ok` is false, no change at all, to the bit, whatever
-        the gradients hold. Both are 0-dim and on the device. Gradients are spent: call `zero_grad` next. A parameter
-        without a gradient is left alone, decay included."""
+        """One update with the gradients divided by `divisor`; if `ok` is false, nothing changes, to the bit, whatever
+        the gradients hold. Both are 0-dim and on the device. Modifies the gradients: call `zero_grad` next. Parameters
+        without a gradient stay as they are and do not decay either."""
         skip = 1 - ok.float()
-        # The kernels want a count of its own for each tensor, and raise it.
+        # The kernels increment the counts, and want one per tensor.
         counts = list(self._count.expand(len(self.params)).clone().unbind())
         for group in self.groups:
             names = [name for name in group.names if self.params[name].grad is not None]
@@ -242,16 +211,13 @@ class Optimiser:
             parameter.grad = None
 
     def gradients(self) -> Tensors:
-        """Those that are there, for the norm."""
+        """The gradients that exist, for the norm."""
         return [parameter.grad for parameter in self.params.values() if parameter.grad is not None]
 
     def state(self) -> dict[str, Tensor]:
-        """All that a resume needs, under names like "exp_avg/blocks.0.mlp.expand.weight"; the tensors themselves, not
+        """Everything a resume needs, under names like "exp_avg/blocks.0.mlp.expand.weight"; the tensors themselves, not
         copies, sharded as the parameters are."""
         moments = {
             f"{kind}/{name}": tensor for kind, tensors in self._moments.items() for name, tensor in tensors.items()
         }
         return {"count": self._count, **moments}
-
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        refill(self.state(), tensors, "state of the optimiser")

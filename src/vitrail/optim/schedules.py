@@ -6,36 +6,33 @@ from vitrail.core.errors import ConfigError
 from vitrail.optim.config import Schedule
 
 
-def learning_rate(schedule: Schedule, base: float, step: int, total: int) -> float:
-    """The rate of a step, counted from 0, in a run of `total` steps. With p the part of the way from the end of the
-    warm-up to the end of the run: linear and cosine fall from `base` to `end` along p, steps (BiT) divides by ten at
-    each milestone; the warm-up multiplies all of them by step/warmup, so that the first step has rate 0."""
+def learning_rate(step: int, schedule: Schedule, *, base: float, total: int) -> float:
+    """The learning rate of a step, counted from 0, in a run of `total` steps.
+
+    Linear and cosine decay fall from `base` to `schedule.end` between the end of the warm-up and the end of the run;
+    "steps" (BiT) divides by ten at each milestone. The warm-up multiplies all of them by step/warmup, so the first
+    step has rate 0.
+    """
     check_warmup(schedule, total)
-    return _decayed(schedule, base, step, total) * _warmed(schedule, step)
+    warmup = min(1.0, step / schedule.warmup) if schedule.warmup else 1.0
+    progress = min(max((step - schedule.warmup) / (total - schedule.warmup), 0.0), 1.0)
+    match schedule.decay:
+        case "constant":
+            rate = base
+        case "linear":
+            rate = schedule.end + (base - schedule.end) * (1 - progress)
+        case "cosine":
+            rate = schedule.end + (base - schedule.end) * 0.5 * (1 + math.cos(math.pi * progress))
+        case "steps":
+            # The quotient, correctly rounded, reaches a fraction such as 0.07 where the product 0.07·100 passes it.
+            rate = base / 10 ** sum(step / total >= milestone for milestone in schedule.milestones)
+    return rate * warmup
 
 
 def check_warmup(schedule: Schedule, total: int) -> None:
-    """Refuses a warm-up that leaves no step for the rest of the schedule."""
+    """Raises ConfigError if the warm-up leaves no step for the rest of the schedule."""
     if schedule.warmup >= total:
         raise ConfigError(
             f"schedule.warmup={schedule.warmup} must be below the number of steps, {total}; shorten the warm-up "
             f"(schedule.warmup={total // 10} is a tenth) or lengthen the run"
         )
-
-
-def _decayed(schedule: Schedule, base: float, step: int, total: int) -> float:
-    way = min(max((step - schedule.warmup) / (total - schedule.warmup), 0.0), 1.0)
-    match schedule.decay:
-        case "constant":
-            return base
-        case "linear":
-            return schedule.end + (base - schedule.end) * (1 - way)
-        case "cosine":
-            return schedule.end + (base - schedule.end) * 0.5 * (1 + math.cos(math.pi * way))
-        case "steps":
-            # The quotient, correctly rounded, meets a fraction such as 0.07 where the product 0.07·100 passes it.
-            return base / 10 ** sum(step / total >= milestone for milestone in schedule.milestones)
-
-
-def _warmed(schedule: Schedule, step: int) -> float:
-    return min(1.0, step / schedule.warmup) if schedule.warmup else 1.0

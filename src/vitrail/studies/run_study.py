@@ -42,9 +42,8 @@ from vitrail.train.grid import plan as grid
 from vitrail.train.grid.engine import run_grid
 from vitrail.train.grid.plan import OUTCOME, Cell, CellOutcome, PreparedCell, read_outcome
 from vitrail.train.grid.workers import DeviceSlot
-from vitrail.train.report.page import read_metrics
 from vitrail.train.run_folder.files import BEST, COMMAND, CONFIG, LAST, METRICS, is_done, read_json
-from vitrail.train.run_folder.metric_rows import best_of, headline, scores
+from vitrail.train.run_folder.metric_rows import best_of, headline, read_metrics, scores
 
 STUDY: Final = "study.json"
 CELLS: Final = "cells"

@@ -1,9 +1,9 @@
-"""Puts a run's parts together: network, objective, optimiser, average, data.
+"""Builds the parts of a run: network, objective, optimiser, average, batches.
 
-The network that a run starts from: fresh, or somebody's weights with a new head and resized positions (3.2).
+A run starts from a fresh network, or from existing weights with a new head and resized positions (3.2).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from vitrail.checkpoint.bundle import Bundle, Card
+from vitrail.checkpoint.bundle import Card
 from vitrail.checkpoint.find_weights import find_weights
 from vitrail.checkpoint.store.reader import SavedCheckpoint
 from vitrail.checkpoint.weights import build_network, head_changes, replace_head_and_resize
@@ -39,100 +39,35 @@ from vitrail.train.resume import collect_state, restore_state
 from vitrail.train.step import TrainingStep
 
 REGULARISERS = ("dropout", "attention_dropout", "stochastic_depth")
-
-
-def wanted_otherwise(config: ModelConfig, run: ResolvedRun) -> dict[str, Any]:
-    """The regularisers that a run wants otherwise than the weights' own config."""
-    return {
-        name: getattr(run.model, name) for name in REGULARISERS if hasattr(config, name) and hasattr(run.model, name)
-    }
-
-
-def build_starting_network(
-    run: ResolvedRun, labels: tuple[str, ...], facts: Mapping[str, Any], *, fresh: bool = False
-) -> Model:
-    """In training mode, on the CPU; without labels it has no head. With `fresh` the weights are not looked at: a
-    checkpoint will bring others. The card will tell the `facts`, too."""
-    provenance: dict[str, Any] = {}
-    if run.weights and not fresh:
-        bundle = find_weights(run.weights)
-        other = wanted_otherwise(bundle.config, run)
-        moved = bundle.config.image != run.model.image
-        head = head_changes(bundle.config, len(labels), "patches" if run.model.has_patch_head else "linear")
-        bundle = replace_head_and_resize(with_config(bundle, other), image_size=run.model.image, head=head)
-        if moved and run.positions == "drawn":
-            bundle = redraw_positions(bundle, run.seed)
-        model = build_network(bundle)
-        provenance = {"from": {"weights": run.weights, **bundle.card.provenance}}
-    else:
-        model = build_fresh_network(run.model, run.seed)
-        run.objective.prepare_head(model)
-    return attach_card(model, run, labels, provenance, facts)
-
-
-def attach_card(
-    model: Model, run: ResolvedRun, labels: tuple[str, ...], provenance: dict[str, Any], facts: Mapping[str, Any]
-) -> Model:
-    """With the card that its weights will carry, and in training mode."""
-    model.card = Card(preprocessing=run.preprocessing, labels=labels or None, provenance=provenance, **facts)
-    return model.train()
-
-
-def build_bare_network(run: ResolvedRun, labels: tuple[str, ...], facts: Mapping[str, Any]) -> Model:
-    """Without storage: where a network is sharded no process need ever hold it whole."""
-    provenance = {"from": {"weights": run.weights}} if run.weights else {}
-    return attach_card(build_on_meta(run.model), run, labels, provenance, facts)
-
-
-def initialise_sharded(module: nn.Module, run: ResolvedRun) -> None:
-    """Gives a sharded network without values those that `starting_network` would have drawn."""
-    network: Any = module.network
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(start_seed(run.seed))
-        draw_parameters(network, initialise)
-    run.objective.prepare_head(network)
-
-
-def fill_fixed_tables(module: nn.Module) -> None:
-    """Fixed tables make themselves; all else a checkpoint brings."""
-    for part in module.modules():
-        if getattr(part, "fixed", False) and callable(fill := getattr(part, "initialise", None)):
-            fill()
-
-
-def with_config(bundle: Bundle, changes: dict[str, Any]) -> Bundle:
-    return replace(bundle, config=adapt_config(bundle.config, **changes))
-
-
-def redraw_positions(bundle: Bundle, seed: int) -> Bundle:
-    """With the grid's positions as a network of this size would start with; a class token keeps its own."""
-    drawn = build_fresh_network(bundle.config, seed).state_dict()
-    return replace(bundle, tensors=network_class(bundle.config).redraw_positions(bundle.tensors, drawn, bundle.config))
-
-
-def build_fresh_network(config: ModelConfig, seed: int) -> Model:
-    """Initialised from the run's seed alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(start_seed(seed))
-        return build(config)
-
-
-def start_seed(seed: int) -> int:
-    return int(hash_keys(hash_word("initialise"), seed)[0] >> 1)
-
-
-Values: TypeAlias = Callable[[nn.Module], None]  # gives them to a module that has storage and nothing in it
+InitialValues: TypeAlias = Callable[[nn.Module], None]  # fills a module whose storage is still empty
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parts:
+    """Everything a run consists of, from its configuration to its optimiser."""
+
+    run: ResolvedRun
+    splits: DataSplits
+    world: World
+    ledger: UnreadableLog
     objective: Objective
     parallel: Parallel
     optimiser: Optimiser
     average: Average | None
     step: TrainingStep
-    feed: TrainBatches
+    batches: TrainBatches
     cost: RunCost
+
+    @property
+    def is_sharded(self) -> bool:
+        return self.run.sharding in ("fsdp", "hsdp")
+
+    @property
+    def evaluation_precision(self) -> Any:
+        return "autocast" if self.world.device.type == "cuda" else "float32"
+
+    def state(self) -> dict[str, Tensor]:
+        return collect_state(self.objective, self.optimiser, self.average)
 
 
 def assemble(
@@ -144,39 +79,27 @@ def assemble(
     saved: SavedCheckpoint | None,
     head: tuple[Tensor, Tensor] | None = None,
 ) -> Parts:
-    """Everything in its place, with the values of a checkpoint where there is one; `head` is what the last layer
-    starts with instead of zeros."""
+    """Builds everything, with the values of a checkpoint if there is one; `head` is what the last layer starts with
+    instead of zeros."""
     network, values = make_network(run, splits, world, saved, head)
     objective, parallel = place_objective(run, splits, world, network, values)
     optimiser = Optimiser(group_parameters(objective, run.optim), run.optim)
     average = Average(dict(objective.named_parameters()), run.average) if run.average else None
     if saved is not None:
         restore_state(collect_state(objective, optimiser, average), saved)
+    graphs, views, targets = run.compile in RECORDED, objective.views(run.augmentation), targets_of(run.objective)
+    seeded: dict[str, Any] = {"world": world, "seed": run.seed}
     return Parts(
+        run=run,
+        splits=splits,
+        world=world,
+        ledger=ledger,
         objective=objective,
         parallel=parallel,
         optimiser=optimiser,
         average=average,
-        step=TrainingStep(
-            objective,
-            parallel,
-            optimiser,
-            average,
-            world=world,
-            seed=run.seed,
-            clip=run.optim.clip,
-            graphs=run.compile in RECORDED,
-        ),
-        feed=TrainBatches(
-            splits.train,
-            objective.views(run.augmentation),
-            run.data,
-            batch=run.batch,
-            seed=run.seed,
-            world=world,
-            ledger=ledger,
-            targets=targets_of(run.objective),
-        ),
+        step=TrainingStep(objective, parallel, optimiser, average, clip=run.optim.clip, graphs=graphs, **seeded),
+        batches=TrainBatches(splits.train, views, run.data, batch=run.batch, ledger=ledger, targets=targets, **seeded),
         cost=RunCost(
             macs=run.objective.macs_per_image(run.model),
             samples=len(splits.train),
@@ -192,24 +115,74 @@ def make_network(
     world: World,
     saved: SavedCheckpoint | None,
     head: tuple[Tensor, Tensor] | None,
-) -> tuple[Model, Values | None]:
-    """The network of the start; or one without storage where it will be sharded, and what gives it values then."""
+) -> tuple[Model, InitialValues | None]:
+    """The network that the run starts from, with the card that its weights will carry, in training mode. A network that
+    will be sharded has no storage yet, and comes with a function that fills it."""
     task = task_of(run.objective)
     labels = () if task is None else splits.class_names
-    facts = {} if task is None else {"task": task.name, **task.card_facts(run.objective, splits.train)}
+    facts: dict[str, Any] = {} if task is None else {"task": task.name, **task.card_facts(run.objective, splits.train)}
+    values, provenance = None, {}
     if run.sharding in ("fsdp", "hsdp") and world.size > 1 and not (run.weights and saved is None):
-        network = build_bare_network(run, labels, facts)
-        return network, fill_fixed_tables if saved is not None else partial(initialise_sharded, run=run)
-    network = build_starting_network(run, labels, facts, fresh=saved is not None)
+        network = build_on_meta(run.model)  # no process ever needs to hold all of it
+        provenance = {"from": {"weights": run.weights}} if run.weights else {}
+        values = fill_fixed_tables if saved is not None else partial(initialise_sharded, run=run)
+    elif run.weights and saved is None:
+        network, provenance = load_starting_network(run, len(labels))
+    else:
+        network = build_fresh_network(run.model, run.seed)
+        run.objective.prepare_head(network)
+    network.card = Card(preprocessing=run.preprocessing, labels=labels or None, provenance=provenance, **facts)
     if head is not None:
         put_head(network, head)
-    return network, None
+    return network.train(), values
+
+
+def load_starting_network(run: ResolvedRun, num_classes: int) -> tuple[Model, dict[str, Any]]:
+    """The network of `run.weights` with the run's regularisers, image size and a new head; and its provenance."""
+    bundle = find_weights(run.weights)
+    moved = bundle.config.image != run.model.image
+    head = head_changes(bundle.config, num_classes, "patches" if run.model.has_patch_head else "linear")
+    known = [name for name in REGULARISERS if hasattr(bundle.config, name) and hasattr(run.model, name)]
+    config = adapt_config(bundle.config, **{name: getattr(run.model, name) for name in known})
+    bundle = replace_head_and_resize(replace(bundle, config=config), image_size=run.model.image, head=head)
+    if moved and run.positions == "drawn":  # the grid's positions as in a fresh network; a class token keeps its own
+        fresh = build_fresh_network(bundle.config, run.seed).state_dict()
+        tensors = network_class(bundle.config).redraw_positions(bundle.tensors, fresh, bundle.config)
+        bundle = replace(bundle, tensors=tensors)
+    return build_network(bundle), {"from": {"weights": run.weights, **bundle.card.provenance}}
+
+
+def build_fresh_network(config: ModelConfig, seed: int) -> Model:
+    """Initialised from the run's seed alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(start_seed(seed))
+        return build(config)
+
+
+def initialise_sharded(module: nn.Module, run: ResolvedRun) -> None:
+    """Fills a sharded network with the values that `build_fresh_network` would have drawn."""
+    network: Any = module.network
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(start_seed(run.seed))
+        draw_parameters(network, initialise)
+    run.objective.prepare_head(network)
+
+
+def fill_fixed_tables(module: nn.Module) -> None:
+    """Fixed tables fill themselves; everything else comes from a checkpoint."""
+    for part in module.modules():
+        if getattr(part, "fixed", False) and callable(fill := getattr(part, "initialise", None)):
+            fill()
+
+
+def start_seed(seed: int) -> int:
+    return int(hash_keys(hash_word("initialise"), seed)[0] >> 1)
 
 
 def place_objective(
-    run: ResolvedRun, splits: DataSplits, world: World, network: Model, values: Values | None
+    run: ResolvedRun, splits: DataSplits, world: World, network: Model, values: InitialValues | None
 ) -> tuple[Objective, Parallel]:
-    """The objective around the network, on its devices, with the values that the run starts from."""
+    """Builds the objective around the network, on its devices, with the values that the run starts from."""
     network.class_token_only = True
     objective = build_objective(
         run.objective,
@@ -223,7 +196,7 @@ def place_objective(
     )
     if objective.config.needs_whole_batch and run.batch // world.size > run.micro:
         raise ConfigError(
-            f"micro={run.micro} would cut the {run.batch // world.size} samples of a process's batch, but this "
+            f"micro={run.micro} would split the {run.batch // world.size} samples of a process's batch, but this "
             "objective compares the samples of a batch; use a smaller batch, more processes or recompute=on"
         )
     freeze(objective, run.optim)

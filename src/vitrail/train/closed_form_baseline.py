@@ -1,9 +1,9 @@
-"""The number that a fine-tuning has to beat: the closed-form classifier (4.1) on the frozen features it starts from.
+"""The number that fine-tuning has to beat: the closed-form classifier (4.1) on the frozen features it starts from.
 
-It is computed once, before the first step, by the first process: from the images that are trained on, or some of
-them, with its penalty chosen on a tenth of those, and scored on the splits that the run is scored on. It draws nothing
-from torch's generators, so a run with it and one without end with the same bits. `RUN/baseline.safetensors` keeps it; a
-resume takes the scores from the metrics. With start=closed-form it is also the head that the run starts with.
+It is computed once, before the first step, by the main process: from the training images, or a sample of them, with its
+penalty chosen on a tenth of those, and scored on the run's own splits. It draws nothing from torch's generators, so a
+run ends with the same bits with and without it. `RUN/baseline.safetensors` keeps it; a resumed run reads the scores
+from the metrics. With start=closed-form it is also the head that the run starts with.
 """
 
 import shlex
@@ -34,22 +34,21 @@ from vitrail.tasks.registry import task_of
 from vitrail.train.config import ResolvedRun, Run
 from vitrail.train.data import DataSplits, count_workers
 from vitrail.train.observer import Advance, count_batches, get_advance, ignore_advance
-from vitrail.train.report.page import read_metrics
 from vitrail.train.run_folder.files import METRICS
-from vitrail.train.run_folder.metric_rows import describe_score
+from vitrail.train.run_folder.metric_rows import describe_score, read_metrics
 from vitrail.train.run_folder.run import RunFolder
 
 FILE: Final = "baseline.safetensors"
 KIND: Final = "vitrail baseline 1"
-LEARNT: Final = 10_000  # images that it is made from, at most
-SCORED: Final = 5_000  # of a split, at most
+LEARNT: Final = 10_000  # training images, at most
+SCORED: Final = 5_000  # images of a split, at most
 
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Baseline:
-    """Rows of metrics, one a split that is scored, and the head to start with: weight [K, D] and bias [K]."""
+    """Rows of metrics, one per scored split, and the head to start with: weight [K, D] and bias [K]."""
 
     rows: tuple[Row, ...] = ()
     head: tuple[Tensor, Tensor] | None = None
@@ -59,33 +58,24 @@ class Baseline:
         return {row["split"]: row for row in self.rows}
 
 
-def scored_splits(splits: DataSplits) -> dict[str, ImageDataset]:
-    found = {splits.watch_name: splits.watch, splits.test_name: splits.test}
-    return {name: source for name, source in found.items() if source is not None}
-
-
 def is_enabled(run: Run, splits: DataSplits) -> bool:
-    """Whether a run has a baseline: every fine-tuning has, unless it was said otherwise or cannot be. What cannot be
-    and was asked for is refused."""
-    task = task_of(run.objective)
+    """Whether a run has a baseline: every fine-tuning has, unless it is turned off or impossible. ConfigError if it is
+    requested and impossible."""
+    task, is_requested = task_of(run.objective), run.baseline == "on" or run.start == "closed-form"
     if task is None or not task.has_closed_form:
         return False
-    if not run.weights:
-        if run.baseline == "on" or run.start == "closed-form":
-            asked = "start=closed-form" if run.start == "closed-form" else "baseline=on"
-            raise ConfigError(f"{asked} needs weights whose features it can take; it is for vitrail finetune")
-        return False
-    if run.baseline != "auto" or run.start == "closed-form":
-        return run.baseline == "on" or run.start == "closed-form"
-    return not find_obstacle(run, splits)
+    if is_requested and not run.weights:
+        requested = "start=closed-form" if run.start == "closed-form" else "baseline=on"
+        raise ConfigError(f"{requested} needs the features of existing weights; it is for vitrail finetune")
+    return is_requested or (bool(run.weights) and run.baseline == "auto" and not find_obstacle(run, splits))
 
 
 def find_obstacle(run: Run, splits: DataSplits) -> str:
-    """Why a fine-tuning cannot be compared with the closed form, in words; nothing where it can."""
+    """Why fine-tuning cannot be compared with the closed form; "" if it can."""
     task = task_of(run.objective)
     if task is None or not task.has_closed_form:
         return "the objective learns without labels" if task is None else f"{task.name} has no closed form"
-    if not scored_splits(splits):
+    if not splits.scored:
         return "no split is scored; --set data.dev=0.1 holds out a part"
     if splits.train.labels.multiple:
         return "images may have several labels"
@@ -93,18 +83,18 @@ def find_obstacle(run: Run, splits: DataSplits) -> str:
 
 
 def compare_scores(closed: Mapping[str, Row], scores: Iterable[Row | None], run: ResolvedRun) -> str:
-    """A sentence where the closed form beats the fine-tuning on the first split that both are scored on, or where the
-    run started from it and nothing later was better; else nothing."""
+    """A sentence if the closed form beats the fine-tuning on the first split that both are scored on, or if the run
+    started from it and nothing later was better; else ""."""
     for row in scores:
         if row is not None and "accuracy" in row and (beaten := closed.get(row["split"])):
             if row["step"] == 0:
-                return "no step was better than the closed form at the start, so the run stands for its start"
+                return "no step was better than the closed form at the start, so the run keeps its initial weights"
             if row["accuracy"] >= beaten["accuracy"]:
                 return ""
             fit = f"vitrail fit {shlex.quote(run.weights)} {shlex.quote(run.data.source)} --out fitted.safetensors"
             return (
                 f"a linear classifier on the frozen features beats this fine-tuning on {row['split']}: "
-                f"{beaten['accuracy']:.2%} against {row['accuracy']:.2%}. To have it: {fit}"
+                f"{beaten['accuracy']:.2%} against {row['accuracy']:.2%}. To get it: {fit}"
             )
     return ""
 
@@ -112,27 +102,23 @@ def compare_scores(closed: Mapping[str, Row], scores: Iterable[Row | None], run:
 def prepare_baseline(
     run: ResolvedRun, splits: DataSplits, world: World, folder: RunFolder, observer: Any, *, resumed: bool
 ) -> Baseline:
-    """The baseline of a run that starts, computed or kept from an earlier start; that of one that goes on, as its
-    metrics tell it. `observer` hears what is going on."""
+    """The baseline of a new run, computed or kept from an earlier start; for a resumed run, from its metrics."""
+    known = [row for row in read_metrics(folder.path / METRICS)[0] if row.get("kind") == "baseline"]
     if resumed:
-        known = [row for row in read_metrics(folder.path / METRICS)[0] if row.get("kind") == "baseline"]
         return Baseline(rows=tuple(world.broadcast(known)))
-    if run.baseline != "on":
-        return Baseline()
-    found, refused = Baseline(), ""
-    if world.is_main:
+    found, problem = Baseline(), ""
+    if run.baseline == "on" and world.is_main:
         try:
             found = compute_baseline(run, splits, world, folder.path, observer)
         except (VitrailError, torch.OutOfMemoryError) as error:
-            refused = " ".join(str(error).split())
-    found, refused = world.broadcast((found, refused))
-    if refused and run.start == "closed-form":
-        raise TrainingError(f"the head to start with could not be computed ({refused}); start=zero goes without")
-    if refused:
-        folder.note(f"no closed-form baseline: {refused}")
-    known = {row["split"] for row in read_metrics(folder.path / METRICS)[0] if row.get("kind") == "baseline"}
+            problem = " ".join(str(error).split())
+    found, problem = world.broadcast((found, problem))
+    if problem and run.start == "closed-form":
+        raise TrainingError(f"the head to start with could not be computed ({problem}); start=zero does without it")
+    if problem:
+        folder.note(f"no closed-form baseline: {problem}")
     for row in found.rows:
-        if row["split"] not in known:
+        if row["split"] not in {row["split"] for row in known}:
             folder.record(row, describe_score(row))
         observer.progress(row)
     return found
@@ -145,34 +131,30 @@ def compute_baseline(run: ResolvedRun, splits: DataSplits, world: World, folder:
         kept = read_weights(folder / FILE)
         if kept.description is not None and kept.description.get("facts") == facts:
             return baseline_from(run, kept.tensors, kept.description["rows"])
-    except WeightsError:  # none yet, or a damaged one: made again
+    except WeightsError:  # missing or damaged: computed again
         pass
     learnt = sample_stratified(splits.train, LEARNT)
-    scored = {name: sample_stratified(source, SCORED) for name, source in scored_splits(splits).items()}
-    count, all_of_them = sum(map(len, scored.values())), sum(map(len, scored_splits(splits).values()))
+    scored = {name: sample_stratified(source, SCORED) for name, source in splits.scored.items()}
+    counts = ((len(learnt), len(splits.train)), (sum(map(len, scored.values())), sum(map(len, splits.scored.values()))))
+    images, to_score = (f"{some:,}" if some == total else f"{some:,} of {total:,}" for some, total in counts)
     observer.log(
-        "first a linear classifier on the frozen features, to compare with: "
-        f"{counted(len(learnt), len(splits.train))} images to learn from, {counted(count, all_of_them)} to score; "
-        "--set baseline=off skips it"
+        f"first a linear classifier on the frozen features, to compare with: {images} images to learn from, {to_score} "
+        "to score; --set baseline=off skips it"
     )
-    taking = FeatureExtractor(run=run, model=model.to(world.device), world=world, advance=get_advance(observer))
-    features, labels = taking.features(learnt)
+    extractor = FeatureExtractor(run=run, model=model.to(world.device), world=world, advance=get_advance(observer))
+    features, labels = extractor.features(learnt)
     labels = keep_single_labels(labels)
     usable = labels >= 0
     if not usable.any():
-        raise DataError(f"none of {len(labels):,} training images has one label")
+        raise DataError(f"none of {len(labels):,} training images has exactly one label")
     head = fit_head(features[usable], labels[usable], len(splits.class_names))
-    rows = [row_of(name, head, int(usable.sum()), *taking.features(source)) for name, source in scored.items()]
+    rows = [score_head(name, head, int(usable.sum()), *extractor.features(source)) for name, source in scored.items()]
     tensors = {"weight": head.weight, "bias": head.bias}
     try:
         write_sealed(folder / FILE, tensors, {"kind": KIND, "facts": facts, "rows": rows})
-    except WeightsError as error:  # a start after a kill computes it again
-        observer.log(f"the closed form could not be kept: {error}")
+    except WeightsError as error:  # a resumed run computes it again
+        observer.log(f"the closed form could not be saved: {error}")
     return baseline_from(run, tensors, rows)
-
-
-def counted(some: int, whole: int) -> str:
-    return f"{some:,}" if some == whole else f"{some:,} of {whole:,}"
 
 
 def baseline_from(run: ResolvedRun, tensors: dict[str, Tensor], rows: list[Row]) -> Baseline:
@@ -180,7 +162,7 @@ def baseline_from(run: ResolvedRun, tensors: dict[str, Tensor], rows: list[Row])
     return Baseline(rows=tuple(rows), head=(tensors["weight"], tensors["bias"]) if warm else None)
 
 
-def row_of(split: str, head: RidgeHead, learnt: int, features: Tensor, labels: Tensor) -> Row:
+def score_head(split: str, head: RidgeHead, learnt: int, features: Tensor, labels: Tensor) -> Row:
     right, count = score_predictions(head.predict(features)[0], labels)
     return {
         "kind": "baseline",
@@ -194,8 +176,8 @@ def row_of(split: str, head: RidgeHead, learnt: int, features: Tensor, labels: T
 
 
 def load_frozen_network(run: ResolvedRun) -> Model:
-    """The weights at the run's image size. A hidden layer of the head goes with the head (3.2); a linear one stays, so
-    that features which other commands have kept are found."""
+    """The weights at the run's image size. A hidden layer of the head is removed with the head (3.2); a linear head
+    stays, so that features cached by other commands are found."""
     bundle = replace_head_and_resize(find_weights(run.weights), None, run.model.image)
     if getattr(bundle.config, "head", "") == "tanh":
         bundle = replace_head_and_resize(bundle, 0)
@@ -203,12 +185,12 @@ def load_frozen_network(run: ResolvedRun) -> Model:
 
 
 def describe_inputs(run: ResolvedRun, splits: DataSplits, model: Model) -> dict[str, Any]:
-    """What it depends on, as plain data."""
+    """Everything the baseline depends on, as plain data."""
     return {
         "network": hash_network(model),
         "preprocessing": [str(value) for value in run.preprocessing.to_dict().items()],
         "pictures": splits.fingerprint,
-        "splits": list(scored_splits(splits)),
+        "splits": list(splits.scored),
         "limits": [LEARNT, SCORED],
         "versions": [__version__, torch.__version__],
     }
@@ -216,8 +198,8 @@ def describe_inputs(run: ResolvedRun, splits: DataSplits, model: Model) -> dict[
 
 @dataclass(kw_only=True, slots=True)
 class FeatureExtractor:
-    """Features of sources. A part of a small set is looked up in the features of the whole: train and dev, and every
-    point of a search, share them."""
+    """Features of datasets. A part of a small dataset is looked up in the features of the whole, which train and dev
+    and all points of a sweep share."""
 
     run: ResolvedRun
     model: Model
@@ -228,15 +210,15 @@ class FeatureExtractor:
     def features(self, source: ImageDataset) -> tuple[Tensor, Tensor]:
         """Features [N, D] and labels [N] or [N, M]."""
         if not (isinstance(source, SubsetDataset) and len(source.source) <= LEARNT):
-            return self.extracted(source)[:2]
+            return self.extract(source)[:2]
         whole = source.source
         if id(whole) not in self.wholes:
-            self.wholes[id(whole)] = self.extracted(whole)
+            self.wholes[id(whole)] = self.extract(whole)
         features, labels, samples = self.wholes[id(whole)]
         mine = torch.isin(samples, torch.from_numpy(source.indices))
         return features[mine], labels[mine]
 
-    def extracted(self, source: ImageDataset) -> tuple[Tensor, Tensor, Tensor]:
+    def extract(self, source: ImageDataset) -> tuple[Tensor, Tensor, Tensor]:
         prepared, world = self.run.preprocessing, self.world
         found = load_or_extract(
             self.model, source, prepared, world.device, batches=self.batches, folder=cache_folder("features")
@@ -246,7 +228,7 @@ class FeatureExtractor:
     def batches(self, source: ImageDataset) -> Iterator[Batch]:
         cuda = self.world.device.type == "cuda"
         size = min(256 if cuda else 64, len(source))
-        resident = self.run.data.resident == "on"  # a set so small that processes would take longer
+        resident = self.run.data.resident == "on"  # so small that processes would be slower
         workers = 0 if resident else count_workers(self.run.data, self.world)
         found = eval_batches(source, self.run.preprocessing, batch=size, workers=workers, pin=cuda)
         return count_batches(found, "closed form", len(source), self.advance)
@@ -259,7 +241,7 @@ def read_head(folder: Path) -> tuple[Tensor, Tensor]:
 
 
 def put_head(model: nn.Module, head: tuple[Tensor, Tensor]) -> None:
-    """Sets the last layer of a network that was built for as many classes."""
+    """Sets the last layer of a network built for the same number of classes."""
     last: Any = getattr(model.head, "classifier", model.head)
     with torch.no_grad():
         last.weight.copy_(head[0])

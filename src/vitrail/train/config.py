@@ -137,7 +137,7 @@ class RunRequest:
     keep: Keep = field(default_factory=Keep)
     baseline: Switch = "auto"  # closed form on the frozen features, to compare with; auto: wherever it can be
     log: int = 10  # steps between two lines of metrics
-    bad_steps: int = 10  # updates left out for a loss or gradient that is not finite, before the run gives up
+    bad_steps: int = 10  # updates skipped for a loss or gradient that is not finite, before the run gives up
 
     def __post_init__(self) -> None:
         check_choices(self)

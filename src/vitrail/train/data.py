@@ -1,11 +1,5 @@
-"""Which images a run sees: the training split, the one that is watched, the one for the end.
+"""The images of a run: the splits it trains and scores on, their provenance, and their batches on the device."""
 
-What the weights of a run will say of the images they were trained on.
-
-Batches on the device: from loader processes, or from a set that lies there whole; and what is swept for scores.
-"""
-
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +10,7 @@ import torch
 from vitrail.checkpoint.bundle import record_renaming
 from vitrail.checkpoint.store.reader import SavedCheckpoint
 from vitrail.core.errors import BadLabels, ConfigError, DataError
+from vitrail.core.processes import available_cores
 from vitrail.data import loader
 from vitrail.data.collection import Collection, open_collection
 from vitrail.data.dataset import ImageDataset, total_bytes
@@ -24,8 +19,8 @@ from vitrail.data.loader import Batch, EvalView, Views
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.splits import Selection, dev_split, share_split
 from vitrail.data.targets import CLASS_LABELS, Targets
-from vitrail.data.training_record import KEY as KEY
 from vitrail.data.training_record import (
+    KEY,
     MOST_BYTES,
     MOST_IMAGES,
     Hashes,
@@ -43,92 +38,96 @@ from vitrail.tasks.task import Task
 from vitrail.train.config import Data
 from vitrail.train.observer import Advance, ignore_advance
 
+READING: Final = "reading the images"
+GPU_SHARE = 0.25  # of a GPU's free memory that resident images may take
+HOST_BYTES = 1 << 30  # of the host's memory
+KEPT_BYTES = 1 << 28  # evaluation images that stay on the device between two scorings
+MAX_WORKERS = 16
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataSplits:
-    """The splits of a run by their part in it. `classes` are the names of the network's outputs, none without labels.
-    `chooses` says whether the watched one may choose the best weights: one without labels cannot, and the split that is
-    scored at the end may not. `without` is what was left out of the training split."""
+    """The splits of a run by role. `class_names` are the names of the network's outputs, empty without labels;
+    `without` is the selection that was removed from the training split."""
 
     title: str
     class_names: tuple[str, ...]
     train: ImageDataset
     watch: ImageDataset | None
     test: ImageDataset | None
-    watch_name: str  # the name of the split, "" for none
+    watch_name: str  # name of the watched split, "" for none
     test_name: str
     notes: tuple[str, ...] = ()
-    others: dict[str, ImageDataset] = field(
-        default_factory=dict[str, ImageDataset]
-    )  # all splits but the one to train on
+    others: Mapping[str, ImageDataset] = field(default_factory=dict[str, ImageDataset])  # all but the training split
     without: Selection | None = None
-    renamed: dict[str, Any] = field(default_factory=dict[str, Any])  # what the data call the classes, if otherwise
+    renamed: dict[str, Any] = field(default_factory=dict[str, Any])  # the data's own class names, if different
     out_of: int = 0  # images of the split that the training images were chosen from
 
     @property
     def can_select_best(self) -> bool:
+        """Whether the watched split may choose the best weights: it needs labels, and must not be the test split."""
         return self.watch is not None and bool(self.class_names) and self.watch_name != self.test_name
 
     @property
+    def scored(self) -> dict[str, ImageDataset]:
+        """The watched split and the test split, by name, as far as they exist."""
+        splits = {self.watch_name: self.watch, self.test_name: self.test}
+        return {name: split for name, split in splits.items() if split is not None}
+
+    @property
     def fingerprint(self) -> dict[str, str]:
-        """Of each split, whether it is scored or not: another order, another label or another file is another one."""
-        parts = {"train": self.train, **self.others}
-        return {name: part.fingerprint[:16] for name, part in parts.items()}
+        """Per split, scored or not: it changes with the order, the labels and the files."""
+        return {name: split.fingerprint[:16] for name, split in {"train": self.train, **self.others}.items()}
 
     @property
     def content(self) -> dict[str, str]:
-        """A digest of what the images of each split contain: other bytes under the same names are other images."""
-        parts = {"train": self.train, **self.others}
-        return {name: part.content_digest for name, part in parts.items()}
+        """A digest of the images' contents per split: different bytes under the same names are different images."""
+        return {name: split.content_digest for name, split in {"train": self.train, **self.others}.items()}
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """What weights tell of these images: against which sets, by name and fingerprint, copies were left out; and
-        the names of the classes in the data, if they are others."""
+        """For the weights: which sets the images were deduplicated against, and the data's own class names if they
+        differ."""
         if self.without is None or self.without.rule.get("name") != "dedup":
             return self.renamed
-        return {
-            **self.renamed,
-            "deduplicated": {"selection": self.without.hash, "against": self.without.rule.get("against", {})},
-        }
+        against = {"selection": self.without.hash, "against": self.without.rule.get("against", {})}
+        return {**self.renamed, "deduplicated": against}
 
 
 def open_splits(data: Data, task: Task | None = CLASSIFICATION) -> DataSplits:
-    """Opens the source and cuts it up as the config says. One that lacks the targets of the task is refused; without a
-    task the images are enough."""
+    """Opens the source and splits it as configured. DataError if it lacks the targets of the task; without a task the
+    images are enough."""
     if not data.source:
-        raise ConfigError("there are no images to train on; name DATA behind the recipe, or set data.source")
-    collection = open_collection(data.source)
-    return split_collection(collection, data, task)
+        raise ConfigError("there are no images to train on; name DATA after the recipe, or set data.source")
+    return split_collection(open_collection(data.source), data, task)
 
 
 def split_collection(collection: Collection, data: Data, task: Task | None = CLASSIFICATION) -> DataSplits:
     whole = find_split(collection, data.train)
     known = collection.classes if task is None else task.output_names(collection)
+    names = data.names or known
+    if len(names) != len(known):
+        raise ConfigError(f"data.names has {len(names):,} names, but {collection.name} has {len(known):,} classes")
     train, without = select_training_images(collection, data)
-    dev: ImageDataset | None = None
+    parts = dict(collection.splits)
     if data.dev:
         rest, held = dev_split(train, data.dev)
         if not len(held.indices):
             raise DataError(f"data.dev={data.dev} of {len(train)} images leaves none to choose by; hold out more")
-        train, dev = rest.apply(train), held.apply(train)
-    parts = {**collection.splits, **({} if dev is None else {"dev": dev})}
-    usual = ("dev", "val") if dev else ("val",)
-    if data.watch == "any":
-        watched = choose_split("auto", parts, (*usual, "test"), "data.watch")
-    else:
-        watched = choose_split(data.watch, parts, usual, "data.watch")
-    tested = choose_split(data.test, parts, ("test",), "data.test")
-    names = output_names(collection, data, known)
+        parts["dev"] = held.apply(train)
+        train = rest.apply(train)
+    usual = (*(("dev",) if data.dev else ()), "val", *(("test",) if data.watch == "any" else ()))
+    watch = choose_split("auto" if data.watch == "any" else data.watch, parts, usual, "data.watch")
+    test = choose_split(data.test, parts, ("test",), "data.test")
     return DataSplits(
         title=collection.title,
         class_names=names,
         renamed=record_renaming(known, names),
         train=train,
-        watch=parts[watched] if watched else None,
-        test=parts[tested] if tested else None,
-        watch_name=watched,
-        test_name=tested,
+        watch=parts.get(watch),
+        test=parts.get(test),
+        watch_name=watch,
+        test_name=test,
         notes=collection.notes,
         others={name: part for name, part in parts.items() if part is not whole},
         without=without,
@@ -136,29 +135,28 @@ def split_collection(collection: Collection, data: Data, task: Task | None = CLA
     )
 
 
-def output_names(collection: Collection, data: Data, known: tuple[str, ...]) -> tuple[str, ...]:
-    """What the outputs are called: as the run says, or as the data do."""
-    if data.names and len(data.names) != len(known):
-        raise ConfigError(f"data.names has {len(data.names):,} names, but {collection.name} has {len(known):,} classes")
-    return data.names or known
-
-
 def select_training_images(collection: Collection, data: Data) -> tuple[ImageDataset, Selection | None]:
-    """What there is to learn from, before a part of it is held out, and what was left out of it."""
+    """The training split without duplicates (`data.without`) and cut to `data.part`, before a dev split is held out;
+    and the selection that was dropped."""
     train, without = find_split(collection, data.train), None
     if data.without:
         train, without = drop_duplicates(train, data.without)
-    return take_share(train, data) if data.part < 1 else train, without
+    if data.part < 1:
+        try:
+            train = share_split(train, data.part, seed=data.part_seed).apply(train)
+        except BadLabels as error:
+            raise DataError(f"data.part={data.part} of {len(train):,} training images: {error}") from None
+    return train, without
 
 
 def drop_duplicates(train: ImageDataset, file: str) -> tuple[ImageDataset, Selection]:
-    """Without what `vitrail data dedup` wants left out, and its selection."""
+    """The split without the images that a file of `vitrail data dedup` names, and the file's selection."""
     try:
         without = Selection.load(Path(file))
     except DataError as error:  # which names the file
         raise DataError(f"data.without={error}") from None
     if not without.drop:
-        raise DataError(f"data.without={file} says which images to take, and none to leave out")
+        raise DataError(f"data.without={file} lists images to keep, not images to drop")
     try:
         left = without.apply(train)
     except DataError as error:
@@ -168,51 +166,37 @@ def drop_duplicates(train: ImageDataset, file: str) -> tuple[ImageDataset, Selec
     return left, without
 
 
-def take_share(train: ImageDataset, data: Data) -> ImageDataset:
-    try:
-        return share_split(train, data.part, seed=data.part_seed).apply(train)
-    except BadLabels as error:
-        raise DataError(f"data.part={data.part} of {len(train):,} training images: {error}") from None
-
-
 def find_split(collection: Collection, name: str) -> ImageDataset:
-    """The named split; a collection of one split, whatever it is called, is meant whole."""
-    if len(collection.splits) == 1:
-        return next(iter(collection.splits.values()))
-    return collection.split(name)
+    """The split of that name, or the only split of a collection, whatever its name."""
+    return next(iter(collection.splits.values())) if len(collection.splits) == 1 else collection.split(name)
 
 
-def choose_split(asked: str, parts: dict[str, ImageDataset], usual: tuple[str, ...], field: str) -> str:
-    if asked == "auto":
+def choose_split(requested: str, parts: Mapping[str, ImageDataset], usual: tuple[str, ...], field: str) -> str:
+    """The name of a split; "" for none. "auto" takes the first of the usual names that exists."""
+    if requested == "auto":
         return next((name for name in usual if name in parts), "")
-    if asked in ("", "none"):
+    if requested in ("", "none"):
         return ""
-    if asked not in parts:
+    if requested not in parts:
         raise ConfigError(
-            f"{field}={asked} is not a split here; use {', '.join(parts)}, none or auto (--set {field}=auto)"
+            f"{field}={requested} is not a split here; use {', '.join(parts)}, none or auto (--set {field}=auto)"
         )
-    return asked
+    return requested
 
 
 def hold_out_nothing(data: Data) -> Data:
-    """The same data with nothing held out: the last run of a search (Section 4.1)."""
+    """The same data without a dev split: for the last run of a sweep (Section 4.1)."""
     return replace(data, dev=0.0, watch="none" if data.watch == "dev" else data.watch)
-
-
-READING: Final = "reading the images"
 
 
 def record_training_images(
     data: Data, splits: DataSplits, world: World, saved: SavedCheckpoint | None, advance: Advance = ignore_advance
 ) -> list[dict[str, Any]]:
-    """One record, or several where a resumed run was made to train on other images than before: all of them count. The
-    processes share the work, and a run that resumes with the same images keeps what it had."""
+    """Which images the weights were trained on. One record, or more if a resumed run was forced to train on other
+    images: all of them count. The processes share the work; a run resumed with the same images keeps its record."""
     before: list[dict[str, Any]] = [] if saved is None else saved.facts.get(KEY, [])
-    same = any(
-        (record["fingerprint"], record["digest"]) == (splits.train.fingerprint, splits.train.content_digest)
-        for record in before
-    )
-    if world.broadcast(same):
+    current = (splits.train.fingerprint, splits.train.content_digest)
+    if world.broadcast(any((record["fingerprint"], record["digest"]) == current for record in before)):
         return before
     selection = {
         "source": data.source,
@@ -222,14 +206,14 @@ def record_training_images(
         "dev": data.dev,
         "without": "" if splits.without is None else splits.without.hash,
     }
-    made = record_training(
+    record = record_training(
         splits.train,
         out_of=splits.out_of or len(splits.train),
         selection=selection,
         others=splits.others,
         hashing=lambda source: hash_images(source, world, advance),
     )
-    return [*before, made]
+    return [*before, record]
 
 
 def warn_of_seen_images(
@@ -237,63 +221,51 @@ def warn_of_seen_images(
     records: list[dict[str, Any]],
     start: Mapping[str, Any],
     world: World,
-    tell: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> None:
-    """Says which images that the run is scored on were trained on: by the run itself, or by the weights it starts from,
-    whose provenance is `start`. A set that is too large to record is not read for it."""
+    """Reports scored images that are also trained on, by the run itself or by the weights it starts from, whose
+    provenance is `start`. Skips splits that are too large to record."""
     provenance = {**start, KEY: records}
-    for name, part in ((splits.watch_name, splits.watch), (splits.test_name, splits.test)):
-        if part is None or len(part) > MOST_IMAGES or total_bytes(part) > MOST_BYTES:
+    for name, split in splits.scored.items():
+        if len(split) > MOST_IMAGES or total_bytes(split) > MOST_BYTES:
             continue
-        count = find_exposure(provenance, part, lambda source: hash_images(source, world)).count
+        count = find_exposure(provenance, split, lambda source: hash_images(source, world)).count
         if count:
-            tell(
-                f"{count:,} of the {len(part):,} images of {name} are trained on, too, or were by the weights that the "
-                "run starts from: its score says less about new images; `vitrail data dedup` finds such copies"
+            log(
+                f"{count:,} of the {len(split):,} images of {name} are also trained on, by this run or by the weights "
+                "it starts from: their score says less about new images; `vitrail data dedup` finds such copies"
             )
 
 
 def hash_images(source: ImageDataset, world: World, advance: Advance = ignore_advance) -> Hashes:
-    """The content hashes of a source; the processes share the reading."""
-    tell = lambda done: advance(READING, done, len(source))  # noqa: E731
-    return interleave(world.gather(hash_contents(source, rank=world.rank, world=world.size, advance=tell)))
-
-
-SHARE = 0.25  # of a GPU's free memory that images may take
-HOST_BYTES = 1 << 30  # what they may take of the host's
-KEPT_BYTES = 1 << 28  # images of evaluation that stay on the device between two scorings
-MOST_WORKERS = 16
-
-
-def resident_budget(device: torch.device) -> int:
-    """Bytes that a resident set may take."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0] * SHARE)
-    return HOST_BYTES
+    """The content hashes of a dataset; the processes share the reading."""
+    report = lambda done: advance(READING, done, len(source))  # noqa: E731
+    return interleave(world.gather(hash_contents(source, rank=world.rank, world=world.size, advance=report)))
 
 
 def can_reside(
     source: ImageDataset, augmentations: Sequence[Augmentation], device: torch.device, targets: Targets = CLASS_LABELS
 ) -> tuple[bool, str]:
-    """Whether a set can lie on the device and be augmented there, and why."""
-    can, reason = fits_on_device(source, resident_budget(device), targets)
-    for augmentation in augmentations:
-        if can and (lacking := find_unsupported(augmentation)):
-            return False, lacking
-    return can, reason
+    """Whether a dataset fits on the device and can be augmented there, and why not."""
+    cuda = device.type == "cuda"
+    can, reason = fits_on_device(
+        source, int(torch.cuda.mem_get_info(device)[0] * GPU_SHARE) if cuda else HOST_BYTES, targets
+    )
+    missing = next(filter(None, map(find_unsupported, augmentations)), "") if can else ""
+    return (False, missing) if missing else (can, reason)
 
 
 def count_workers(data: Data, world: World) -> int:
     """Loader processes for this process."""
     if data.workers >= 0:
         return data.workers
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    mine = cores // world.local_size
-    return min(mine, MOST_WORKERS) if world.device.type == "cuda" else min(max(mine - 1, 1), 4)
+    mine = available_cores() // world.local_size
+    return min(mine, MAX_WORKERS) if world.device.type == "cuda" else min(max(mine - 1, 1), 4)
 
 
 class TrainBatches:
-    """The training batches of this process, from any step on."""
+    """The training batches of this process, from any step on: from loader processes, or from a dataset that lies on the
+    device."""
 
     def __init__(
         self,
@@ -307,52 +279,41 @@ class TrainBatches:
         ledger: UnreadableLog,
         targets: Targets = CLASS_LABELS,
     ) -> None:
-        self.source, self.augmentations, self.data = source, augmentations, data
-        self.batch, self.seed, self.world, self.ledger = batch, seed, world, ledger
         if targets.moves:
             check_geometries(augmentations)
-        self.targets = targets
+        self.source, self.augmentations, self.data, self.world = source, augmentations, data, world
+        self.batch, self.seed = batch, seed
+        self.reading: dict[str, Any] = {"ledger": ledger, "targets": targets}
         self.resident: DeviceDataset | None = None
-        self.batches: Iterator[Batch] | None = None  # held on to: they know what a process read that dies
+        self.batches: Iterator[Batch] | None = None  # a reference, because they know what a dead process was reading
 
-    def stream(self, start: int, stop: int) -> Iterator[Batch]:
-        """Global steps `start` to `stop - 1`, this process's part of each."""
+    def iterate(self, start: int, stop: int) -> Iterator[Batch]:
+        """This process's part of the global steps `start` to `stop - 1`."""
         world, device = self.world, self.world.device
+        steps: dict[str, Any] = {
+            "batch": self.batch,
+            "seed": self.seed,
+            "start": start,
+            "stop": stop,
+            "rank": world.rank,
+            "world": world.size,
+            "repeats": self.data.repeats,
+        }
         if self.data.resident == "on":
             if self.resident is None:
-                self.resident = DeviceDataset(self.source, device=device, ledger=self.ledger, targets=self.targets)
-            yield from self.resident.train_batches(
-                self.augmentations,
-                batch=self.batch,
-                seed=self.seed,
-                start=start,
-                stop=stop,
-                rank=world.rank,
-                world=world.size,
-                repeats=self.data.repeats,
-            )
+                self.resident = DeviceDataset(self.source, device=device, **self.reading)
+            yield from self.resident.train_batches(self.augmentations, **steps)
             return
+        workers, pin = count_workers(self.data, world), device.type == "cuda"
         self.batches = loader.train_batches(
-            self.source,
-            self.augmentations,
-            batch=self.batch,
-            seed=self.seed,
-            start=start,
-            stop=stop,
-            rank=world.rank,
-            world=world.size,
-            repeats=self.data.repeats,
-            workers=count_workers(self.data, world),
-            pin=device.type == "cuda",
-            ledger=self.ledger,
-            targets=self.targets,
+            self.source, self.augmentations, workers=workers, pin=pin, **self.reading, **steps
         )
         for batch in self.batches:
             yield batch.to(device)
 
 
 class EvalBatches:
-    """A split to score, batch by batch; one that is small stays on the device after the first time."""
+    """A split to score, batch by batch; a small one stays on the device after the first pass."""
 
     def __init__(
         self,
@@ -365,13 +326,14 @@ class EvalBatches:
         ledger: UnreadableLog,
         targets: Targets = CLASS_LABELS,
     ) -> None:
-        self.source, self.data, self.targets = source, data, targets
+        self.source, self.world, self.batch = source, world, batch * world.size
         self.views = EvalView(views) if isinstance(views, Preprocessing) else views
-        self.batch, self.world, self.ledger = batch * world.size, world, ledger
-        pixels = sum(height * width for height, width in self.views.sizes)
-        self.small = len(source) * 3 * pixels <= KEPT_BYTES * (16 if world.device.type == "cuda" else 1)
+        cuda, pixels = world.device.type == "cuda", sum(height * width for height, width in self.views.sizes)
+        self.is_small = len(source) * 3 * pixels <= KEPT_BYTES * (16 if cuda else 1)
+        workers = 0 if self.is_small and data.resident == "on" else count_workers(data, world)
+        self.loading: dict[str, Any] = {"workers": workers, "pin": cuda, "ledger": ledger, "targets": targets}
         self.kept: list[Batch] | None = None
-        self.batches: Iterator[Batch] | None = None  # held on to: they know what a process read that dies
+        self.batches: Iterator[Batch] | None = None  # a reference, because they know what a dead process was reading
 
     def __iter__(self) -> Iterator[Batch]:
         if self.kept is not None:
@@ -380,20 +342,12 @@ class EvalBatches:
         kept: list[Batch] = []
         world = self.world
         self.batches = loader.eval_batches(
-            self.source,
-            self.views,
-            batch=self.batch,
-            rank=world.rank,
-            world=world.size,
-            workers=0 if self.small and self.data.resident == "on" else count_workers(self.data, world),
-            pin=world.device.type == "cuda",
-            ledger=self.ledger,
-            targets=self.targets,
+            self.source, self.views, batch=self.batch, rank=world.rank, world=world.size, **self.loading
         )
         for batch in self.batches:
             moved = batch.to(world.device)
-            if self.small:
+            if self.is_small:
                 kept.append(moved)
             yield moved
-        if self.small:
+        if self.is_small:
             self.kept = kept

@@ -1,7 +1,17 @@
-"""From a run as configured to a run with every choice made: nothing is "auto" afterwards, and all of it is printed."""
+"""From a configured run to a resolved one: nothing is "auto" afterwards, and all choices are printed.
+
+The micro-batch follows from the memory a run takes, in closed form. A parameter takes 4 bytes for itself, 4 for its
+gradient, and the optimiser's moments; its bfloat16 copy another 2, an average another 4. An image takes what the
+backward pass reads again. For a ViT block that is, per token: the inputs of both norms and their outputs (4D), q, k and
+v (3D), the output of attention (D), and the MLP's hidden layer before and after GELU (2M); docs/scale.md compares this
+with measurements. With recomputation only the inputs of the blocks stay, and what one block needs at its peak
+(10D + 3M). For a ResNet it is about four times the output of each unit.
+"""
 
 import math
+import os
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 import torch
@@ -15,27 +25,29 @@ from vitrail.evaluation.speed import training_flops
 from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import adapt_config, network_name
 from vitrail.objectives.registry import count_weights
-from vitrail.optim.schedules import learning_rate
+from vitrail.optim.config import Optim
+from vitrail.optim.schedules import check_warmup
 from vitrail.tasks.classification.task import CLASSIFICATION
 from vitrail.tasks.registry import targets_of, task_of
-from vitrail.train import metrics as memory
 from vitrail.train.closed_form_baseline import is_enabled
 from vitrail.train.config import RECORDED, Compilation, ResolvedData, ResolvedRun, Run, to_stage
 from vitrail.train.data import DataSplits, can_reside
 
-MOST_ON_HOST = 128  # images at once on a CPU: more is not a faster
+MOST_ON_HOST = 128  # images at once on a CPU: more is not faster
 MOST_ON_DEVICE = 1024
 COMPILED = {"on": ", compiled", "graphs": ", compiled and recorded", "recorded": ", recorded", "off": ""}
-EVALUATIONS = 20  # a run, where nothing else is said
-SMALL_STEP = 3e12  # FLOPs, of which a GPU does a hundred times as many a second
-SMALL_PICTURES = 1 << 26  # bytes: on a CPU a set this small is quicker without loader processes
+EVALUATIONS = 20  # per run, by default
+SMALL_STEP = 3e12  # FLOPs; a GPU does a hundred times as many per second
+SMALL_DATASET = 1 << 26  # bytes: on a CPU a dataset this small is faster without loader processes
+CUDA_OWN = 1 << 30  # context, libraries, workspaces
+USED = 0.85  # of the free memory; the allocator leaves gaps
 
 
 def resolve(run: Run, splits: DataSplits, world: World) -> ResolvedRun:
-    """All of "auto" and 0 replaced by what they stand for here. What contradicts itself is refused here."""
+    """Replaces every "auto" and 0 by what it stands for here. ConfigError if the run contradicts itself."""
     model = fit_network(run, len(splits.class_names))
     steps = run.steps or max(round(run.epochs * len(splits.train) / run.batch), 1)
-    learning_rate(run.schedule, run.optim.lr, 0, steps)  # a warm-up that outlasts the run is refused here
+    check_warmup(run.schedule, steps)
     if run.batch % world.size:
         raise ConfigError(
             f"batch={run.batch} cannot be split over {world.size} processes; "
@@ -44,8 +56,8 @@ def resolve(run: Run, splits: DataSplits, world: World) -> ResolvedRun:
     check_mixing(run, world)
     if run.evaluation.patience and not splits.can_select_best:
         raise ConfigError(
-            f"evaluation.patience={run.evaluation.patience} needs a split with labels to choose by that is not the "
-            "end's: hold out a part, data.dev=0.1 and data.watch=dev"
+            f"evaluation.patience={run.evaluation.patience} needs a labelled split that is not the final test split: "
+            "hold out a part, data.dev=0.1 and data.watch=dev"
         )
     cuda = world.device.type == "cuda"
     precision = run.precision if run.precision != "auto" else "bfloat16" if cuda else "float32"
@@ -53,10 +65,17 @@ def resolve(run: Run, splits: DataSplits, world: World) -> ResolvedRun:
     if sharding == "none" and world.size > 1:
         raise ConfigError(f"sharding=none with {world.size} processes would train {world.size} networks; use ddp")
     run = replace(run, model=model, steps=steps, epochs=0.0, precision=precision, sharding=sharding)
+    data = to_stage(
+        ResolvedData,
+        run.data,
+        watch=splits.watch_name or "none",
+        test=splits.test_name or "none",
+        resident="on" if is_resident(run, splits, world.device) else "off",
+    )
     return to_stage(
         ResolvedRun,
         run,
-        data=resolve_data(run, splits, world.device),
+        data=data,
         preprocessing=run.preprocessing or Preprocessing(image=model.image),
         micro=choose_micro_batch(run, world),
         baseline="on" if is_enabled(run, splits) else "off",
@@ -65,19 +84,8 @@ def resolve(run: Run, splits: DataSplits, world: World) -> ResolvedRun:
     )
 
 
-def resolve_data(run: Run, splits: DataSplits, device: torch.device) -> ResolvedData:
-    """The data with the names of the splits that are scored, and where the training images lie."""
-    return to_stage(
-        ResolvedData,
-        run.data,
-        watch=splits.watch_name or "none",
-        test=splits.test_name or "none",
-        resident="on" if is_resident(run, splits, device) else "off",
-    )
-
-
-def fit_network(run: Run, classes: int) -> ModelConfig:
-    """The network with the head that the objective wants: one for the classes of the data, or none."""
+def fit_network(run: Run, num_classes: int) -> ModelConfig:
+    """The network with the head that the objective needs: one for the classes of the data, or none."""
     model = run.model
     if model.channels != 3:
         raise ConfigError(f"the network takes images of {model.channels} channels; they are read as RGB, with 3")
@@ -87,34 +95,34 @@ def fit_network(run: Run, classes: int) -> ModelConfig:
     if (task is None or not task.mixes) and (run.mix.mixup or run.mix.cutmix):
         raise ConfigError(f"objective={kind} has no labels to mix; set mix.mixup=0 and mix.cutmix=0")
     if (task is None or not task.has_closed_form) and (run.baseline == "on" or run.start == "closed-form"):
-        asked = "start=closed-form" if run.start == "closed-form" else "baseline=on"
-        raise ConfigError(f"{asked} is of a classifier, which objective={kind} does not train; leave it out")
+        requested = "start=closed-form" if run.start == "closed-form" else "baseline=on"
+        raise ConfigError(f"{requested} only applies to classification, not to objective={kind}; remove it")
     if task is None:
         return adapt_config(model, **model.without_head())
-    return task.fit_model(model, classes, new_head=bool(run.weights))
+    return task.fit_model(model, num_classes, new_head=bool(run.weights))
 
 
 def choose_compilation(run: Run, world: World) -> Compilation:
-    """How the step is compiled: on a GPU, unless something else was asked for; recorded as a graph where launching the
-    kernels of so small a step would take longer than they do."""
+    """How the step is compiled: on a GPU by default; recorded as a graph if the step is so small that launching its
+    kernels would take longer than they do."""
     cuda = world.device.type == "cuda"
     if run.compile in RECORDED and (not cuda or world.size > 1):
         raise ConfigError(f"compile={run.compile} is for one process with a GPU; use compile=auto")
     if run.compile != "auto":
         return run.compile
-    small = training_flops(run.objective.macs_per_image(run.model), run.batch) < SMALL_STEP
-    return "off" if not cuda else "graphs" if small and world.size == 1 else "on"
+    is_small = training_flops(run.objective.macs_per_image(run.model), run.batch) < SMALL_STEP
+    return "off" if not cuda else "graphs" if is_small and world.size == 1 else "on"
 
 
 def check_mixing(run: Run, world: World) -> None:
-    """Every process must hold whole pairs of partners, and no image may be its own."""
+    """ConfigError unless every process holds whole pairs of partners, and no image is its own partner."""
     mix, repeats, local = run.mix, run.data.repeats, run.batch // world.size
     if not mix.probability or not (mix.mixup or mix.cutmix):
         return
     if mix.stride % repeats:
         raise ConfigError(
-            f"data.repeats={repeats} sets views of an image side by side, which mix.stride={mix.stride} would mix "
-            f"with each other; use mix.stride={repeats}"
+            f"data.repeats={repeats} puts views of an image next to each other, and mix.stride={mix.stride} would "
+            f"mix them; use mix.stride={repeats}"
         )
     if local % (2 * mix.stride):
         raise ConfigError(
@@ -124,13 +132,12 @@ def check_mixing(run: Run, world: World) -> None:
 
 
 def summarise_run(run: ResolvedRun, splits: DataSplits, world: World, out: Path) -> tuple[str, ...]:
-    """A run in a few lines: where, what, on what, how."""
+    """A run in a few lines: where, what, on which images, how."""
     optim, local = run.optim, run.batch // world.size
     watched = f", {len(splits.watch):,} watched ({splits.watch_name})" if splits.watch is not None else ""
     without = splits.without
-    dropped = "" if without is None else f" ({len(without.indices):,} left out by {run.data.without})"
-    parts = f"{world.size} x {memory.count_micro_batches(local, run.micro)} x {describe_micro_batch(local, run.micro)}"
-    device = name_device(world.device)
+    dropped = "" if without is None else f" ({len(without.indices):,} dropped by {run.data.without})"
+    parts = f"{world.size} x {count_micro_batches(local, run.micro)} x {describe_micro_batch(local, run.micro)}"
     return (
         f"run folder {out}; report {out / 'report.html'}",
         f"{network_name(run.model)}: {run.model.parameters:,} parameters, {format_size(run.model.image)} px, from "
@@ -138,23 +145,22 @@ def summarise_run(run: ResolvedRun, splits: DataSplits, world: World, out: Path)
         f"{splits.title}: {len(splits.train):,} images{dropped}, {describe_targets(run, splits)}{watched}",
         f"{run.steps:,} steps of {run.batch} ({parts}), {run.steps * run.batch / len(splits.train):,.1f} epochs; "
         f"{optim.kind} at {optim.lr:g}, {run.schedule.decay}; {run.precision}"
-        f"{COMPILED[run.compile]}, {world.size} x {device}",
+        f"{COMPILED[run.compile]}, {world.size} x {name_device(world.device)}",
     )
 
 
 def describe_targets(run: Run, splits: DataSplits) -> str:
-    """What the images are annotated with, in words."""
+    """What the images are annotated with: "10 classes", "no labels"."""
     task = task_of(run.objective) or CLASSIFICATION
     return task.describe_outputs(splits.class_names) if splits.class_names else "no labels"
 
 
 def describe_micro_batch(local: int, micro: int) -> str:
-    """The size of a process's micro-batches, in words."""
     return f"at most {micro}" if local % micro else str(micro)
 
 
 def is_resident(run: Run, splits: DataSplits, device: torch.device) -> bool:
-    """Whether the set lies on the device: where it can, and where that is quicker."""
+    """Whether the training images lie on the device: if they can, and if that is faster."""
     if run.data.resident == "off":
         return False
     views, targets = run.objective.views(run.augmentation), targets_of(run.objective)
@@ -163,43 +169,78 @@ def is_resident(run: Run, splits: DataSplits, device: torch.device) -> bool:
         raise ConfigError(f"data.resident=on is not possible: {reason}")
     if run.data.resident == "on" or device.type == "cuda" or not can:
         return can
-    if device.type == "mps":  # whose kernels nobody has tried images on
+    if device.type == "mps":  # untested there
         return False
     height, width = first_size(splits.train)
-    return len(splits.train) * 3 * height * width <= SMALL_PICTURES
-
-
-def count_shards(run: Run, world: World) -> int:
-    """In how many parts the state of the network lies."""
-    return world.size if run.sharding == "fsdp" else world.local_size if run.sharding == "hsdp" else 1
+    return len(splits.train) * 3 * height * width <= SMALL_DATASET
 
 
 def choose_micro_batch(run: Run, world: World) -> int:
-    """What a process takes at once: as asked for, or as many as its memory holds."""
+    """How many images a process takes at once: as configured, or as many as its memory holds."""
     local = run.batch // world.size
-    if run.micro:
-        if run.micro > local:
-            raise ConfigError(
-                f"micro={run.micro} is more than the {local} images a process has of each batch; "
-                f"use {local} or fewer, or 0 for as many as fit"
-            )
-        return run.micro
-    if run.objective.needs_whole_batch:
-        return local
+    if run.micro > local:
+        raise ConfigError(
+            f"micro={run.micro} is more than the {local} images a process has of each batch; "
+            f"use {local} or fewer, or 0 for as many as fit"
+        )
+    if run.micro or run.objective.needs_whole_batch:
+        return run.micro or local
     cuda = world.device.type == "cuda"
     state, each = estimate_memory(run, world)
-    room = memory.free_bytes(world.device) // (1 if cuda else world.local_size) - state
-    return memory.fit_micro_batch(local, each, room, MOST_ON_DEVICE if cuda else MOST_ON_HOST)
+    room = free_bytes(world.device) // (1 if cuda else world.local_size) - state
+    return fit_micro_batch(local, each, room, MOST_ON_DEVICE if cuda else MOST_ON_HOST)
 
 
 def estimate_memory(run: Run, world: World) -> tuple[int, int]:
-    """Bytes of memory for the state of a run in one process, and for each image of a micro-batch."""
-    low, average, model = run.precision != "float32", run.average > 0, run.model
-    state = memory.state_bytes(model, run.optim, low=low, average=average, shards=count_shards(run, world))
-    each = memory.image_bytes(model, low=low, recompute=run.recompute)
-    if run.objective.labelled:
-        return state, each
-    trained, kept = count_weights(run.objective, model, world)
-    state = memory.weights_bytes(trained, kept, run.optim, low=low, average=average) // count_shards(run, world)
-    # Passes without a gradient leave nothing behind, and a part of the tokens leaves a part: this is no less.
-    return state, math.ceil(each * max(1.0, run.objective.macs_per_image(model) / model.macs))
+    """Bytes for the state of a run in one process, and for each image of a micro-batch."""
+    low, model = run.precision != "float32", run.model
+    each = image_bytes(model, low=low, recompute=run.recompute)
+    trained, kept = model.parameters, 0
+    if not run.objective.labelled:
+        trained, kept = count_weights(run.objective, model, world)
+        # Passes without a gradient and passes over a part of the tokens need less than this.
+        each = math.ceil(each * max(1.0, run.objective.macs_per_image(model) / model.macs))
+    shards = world.size if run.sharding == "fsdp" else world.local_size if run.sharding == "hsdp" else 1
+    return state_bytes(trained, run.optim, kept=kept, low=low, average=run.average > 0) // shards, each
+
+
+def state_bytes(trained: int, optim: Optim, *, kept: int = 0, low: bool, average: bool) -> int:
+    """Memory of parameters, gradients and moments. The `kept` ones, a teacher's, have neither gradient nor moments."""
+    moments = (2 if optim.momentum_type == "bfloat16" else 4) + (4 if optim.kind == "adamw" else 0)
+    always = 4 + (2 if low else 0) + (4 if average else 0)
+    return trained * (always + 4 + moments) + kept * always
+
+
+def image_bytes(config: ModelConfig, *, low: bool, recompute: bool) -> int:
+    """Memory that one image adds while a step runs."""
+    pixels = prod(config.image) * config.channels * 5  # as bytes and as floats
+    return pixels + config.activation_bytes(2 if low else 4, recompute=recompute)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that this process may take."""
+    if device.type == "cuda":
+        return max(torch.cuda.mem_get_info(device)[0] - CUDA_OWN, 0)
+    known = getattr(os, "sysconf_names", {})  # Windows has none, and macOS does not report free pages
+    if "SC_AVPHYS_PAGES" in known:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if "SC_PHYS_PAGES" in known:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    return 4 << 30
+
+
+def fit_micro_batch(local: int, each: int, room: int, most: int) -> int:
+    """The largest micro-batch of a process's batch that fits into `room` bytes, at most `most`."""
+    return balance_micro_batch(local, max(1, min(most, int(room * USED) // max(each, 1))))
+
+
+def balance_micro_batch(local: int, most: int) -> int:
+    """How many of `local` samples to take at once, at most `most`: a divisor, so that all parts have one shape, unless
+    that is less than half of `most`; then as even as possible."""
+    divisor = next(size for size in range(min(local, most), 0, -1) if local % size == 0)
+    return divisor if 2 * divisor > min(local, most) else -(-local // count_micro_batches(local, most))
+
+
+def count_micro_batches(local: int, micro: int) -> int:
+    """How many micro-batches there are; the last may be smaller."""
+    return -(-local // micro)

@@ -1,9 +1,8 @@
-"""The folder of a run: a new one, or one to go on in, if it is of the same run.
+"""Resuming: whether a folder holds the same run, and how the state of a run goes to a checkpoint and back.
 
-All that a run must remember, as named tensors, and how they go to a checkpoint and come back.
-
-Parameters, the optimiser's moments, the average: nothing else. Order, augmentation, mixing and dropout are computed
-from the seed and the step. Any number of processes may write, and any other number read.
+The state is parameters, the optimiser's moments and the average, as named tensors, and nothing else: order,
+augmentation, mixing and dropout are computed from the seed and the step. Any number of processes may write it, and any
+other number read it.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -32,7 +31,7 @@ from vitrail.train.run_folder.run import CONFIG, RunFolder, compare_config
 
 FINGERPRINT, CONTENT = "fingerprint", "content"
 
-# What may change between two starts of a run without changing what it learns.
+# Fields that may change between two starts of a run without changing what it learns.
 FREE = frozenset(
     {"name", "micro", "log", "keep", "evaluation", "bad_steps", "compile", "sharding", "recompute", "data.workers"}
     | {"baseline", "data.strict", "data.watch", "data.test", "data.source", "data.without", "data.names"}
@@ -40,36 +39,34 @@ FREE = frozenset(
 
 
 def read_run(folder: Path) -> Run:
-    """The run of a folder, with every choice as it was made."""
-    read_command(folder)  # says so where the folder is none of a run
+    """The run of a folder, with every choice as it was made. ConfigError if there is no run."""
+    read_command(folder)
     config = read_json(folder / CONFIG)
     data = {name: value for name, value in config.get("data", {}).items() if name not in (FINGERPRINT, CONTENT)}
     return from_plain(Run, {**config, "data": data})
 
 
 def adapt_to_machine(run: Run, typed: Iterable[str], processes: int) -> Run:
-    """The run of a folder, to go on with on another machine or with other processes: what was chosen for those it had,
-    and nobody typed, is chosen again, and a micro-batch is no more than a process has. A checkpoint keeps its own all
-    the same."""
-    named = {text.partition("=")[0].strip() for text in typed}
-    fits = {"micro": 0, "sharding": "auto", "compile": "auto"}
-    run = replace(run, **{name: value for name, value in fits.items() if name not in named})
+    """The run of a folder, for another machine or another number of processes: choices that depend on them are made
+    again unless they were `typed`, and a micro-batch is at most a process's share. A checkpoint keeps its own."""
+    fixed = {text.partition("=")[0].strip() for text in typed}
+    automatic = {"micro": 0, "sharding": "auto", "compile": "auto"}
+    run = replace(run, **{name: value for name, value in automatic.items() if name not in fixed})
     return replace(run, micro=min(run.micro, max(run.batch // processes, 1)))
 
 
 def config_with_fingerprints(run: ResolvedRun, splits: DataSplits) -> dict[str, Any]:
-    """The run as plain data, with the fingerprints of its images and a digest of what they contain: other images,
-    another run."""
+    """The run as plain data, with fingerprints of its images and a digest of their contents: other images make another
+    run."""
     config = to_plain(run)
-    data = {**config["data"], FINGERPRINT: splits.fingerprint, CONTENT: splits.content}
-    return {**config, "data": data}
+    return {**config, "data": {**config["data"], FINGERPRINT: splits.fingerprint, CONTENT: splits.content}}
 
 
 def free_fields(folder: Path) -> frozenset[str]:
-    """What may differ from the run in a folder. One of 0.1.0 does not know the content of its images."""
+    """The fields that may differ from the run in a folder. Version 0.1.0 did not record the content of the images."""
     try:
         known = CONTENT in read_json(folder / CONFIG).get("data", {})
-    except ConfigError:  # none is there yet, or `compare` will say what is wrong with it
+    except ConfigError:  # it does not exist yet, or `compare_config` will say what is wrong
         known = True
     return FREE if known else FREE | {f"data.{CONTENT}"}
 
@@ -82,10 +79,10 @@ def open_folder(
     *,
     command: Mapping[str, Any],
     force: bool,
-    tell: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> RunFolder:
-    """Locked, and compared with what lies there. What the first process is refused, all are."""
-    folder, refused = None, ""
+    """Opens the folder, locked, if it holds the same run. An error of the main process is raised in all of them."""
+    folder, problem = None, ""
     try:
         folder = RunFolder.open(
             out,
@@ -93,19 +90,19 @@ def open_folder(
             config=config_with_fingerprints(run, splits) if world.is_main else {},
             command=dict(command),
             force=force,
-            tell=tell,
+            tell=log,
             free=free_fields(out) if world.is_main else FREE,
         )
     except ConfigError as error:
-        refused = str(error)
-    refused = world.broadcast(refused)
-    if refused or folder is None:
-        raise ConfigError(refused)
+        problem = str(error)
+    problem = world.broadcast(problem)
+    if problem or folder is None:
+        raise ConfigError(problem)
     return folder
 
 
 def check_same_run(out: Path, run: Run, world: World) -> None:
-    """Refuses a run that differs from the one in the folder."""
+    """ConfigError if a run differs from the one in the folder."""
     splits = open_splits(run.data, task_of(run.objective))
     compare_config(
         out, config_with_fingerprints(resolve(run, splits, world), splits), free=free_fields(out), force=False
@@ -113,16 +110,16 @@ def check_same_run(out: Path, run: Run, world: World) -> None:
 
 
 def find_checkpoint(folder: RunFolder, world: World) -> SavedCheckpoint | None:
-    """The newest checkpoint that is whole, the same for all processes, each of which checks a part of it."""
+    """The newest intact checkpoint, the same for all processes, each of which checks a part of it."""
 
-    def agree(said: str | None) -> str | None:
-        return next((each for each in world.gather(said) if each is not None), None)
+    def agree(problem: str | None) -> str | None:
+        return next((each for each in world.gather(problem) if each is not None), None)
 
     return latest(folder.path / "checkpoints", folder.note, part=world.rank, parts=world.size, agree=agree)
 
 
 def collect_state(objective: Objective, optimiser: Optimiser, average: Average | None) -> dict[str, Tensor]:
-    """The live tensors by name; under sharding each process has its part of them."""
+    """The live tensors by name; with sharding each process has a part of them."""
     model = {f"model/{name}": tensor for name, tensor in objective.state_dict(keep_vars=True).items()}
     optim = {f"optim/{name}": tensor for name, tensor in optimiser.state().items()}
     averages = {} if average is None else average.state()
@@ -130,7 +127,7 @@ def collect_state(objective: Objective, optimiser: Optimiser, average: Average |
 
 
 def own_pieces(state: Mapping[str, Tensor], world: World) -> dict[str, TensorPiece]:
-    """What this process writes of it."""
+    """The parts of the state that this process writes."""
     found: dict[str, TensorPiece] = {}
     for name, tensor in state.items():
         if is_writer(tensor, world):
@@ -140,19 +137,20 @@ def own_pieces(state: Mapping[str, Tensor], world: World) -> dict[str, TensorPie
 
 
 def find_non_finite(state: Mapping[str, Tensor]) -> str:
-    """The first tensor that is not finite in what this process holds, in words; nothing where all are sound."""
+    """The first tensor of this process that is not finite, and what it holds; "" if all are finite."""
     unsound = first_unsound({name: local_rows(tensor.detach())[0] for name, tensor in state.items()})
     return "" if unsound is None else f"{unsound[0]} holds {unsound[1]}"
 
 
 def restore_state(state: Mapping[str, Tensor], saved: SavedCheckpoint) -> None:
-    """Puts a checkpoint's values in their places. Names and shapes must be the same, all of them."""
+    """Restores the state from a checkpoint. MismatchedWeights unless all names and shapes are the same."""
     names = set(saved.names)
-    for what, left in (("lacks", sorted(set(state) - names)), ("also holds", sorted(names - set(state)))):
-        if left:
+    for verb, others in (("lacks", set(state) - names), ("also holds", names - set(state))):
+        if others:
+            listed = ", ".join(sorted(others)[:3]) + (", ..." if len(others) > 3 else "")
             raise MismatchedWeights(
-                f"the checkpoint of step {saved.step} {what} {', '.join(left[:3])}{', ...' if len(left) > 3 else ''}: "
-                "it is of another network or optimiser; start in another folder"
+                f"the checkpoint of step {saved.step} {verb} {listed}: it belongs to another network or optimiser; "
+                "start in another folder"
             )
     for name, tensor in state.items():
         part, shape, start = local_rows(tensor.detach())

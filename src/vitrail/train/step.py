@@ -1,12 +1,9 @@
 """One update: micro-batches, their sum, clipping, the optimiser, the average. Nothing here waits for the device.
 
-What a step leaves.
-
-An update recorded as one CUDA graph, and played again step after step.
-
-A small network's update is some seven hundred launches, which take the host longer than the work takes the GPU; a
-recording is one. It reads its inputs and the learning rate where they were when it was made, so each step's are copied
-there, and what it leaves is written over by the next.
+On a GPU an update can be recorded as one CUDA graph and replayed step after step: a small network's update is some
+seven hundred launches, which take the host longer than the GPU needs for the work; a recording is one launch. It reads
+its inputs and the learning rate from fixed buffers, so each step copies its own there, and the next step overwrites the
+results.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +23,7 @@ from vitrail.optim.optimiser import Optimiser, clip_factor, total_norm
 
 
 class StepResult(NamedTuple):
-    """On the device: global sums by name, the gradient's norm, and whether there was an update."""
+    """The result of an update, on the device: global sums by name, the gradient's norm, and whether it took place."""
 
     names: tuple[str, ...]
     sums: Tensor
@@ -34,13 +31,13 @@ class StepResult(NamedTuple):
     ok: Tensor
 
 
-WARM = 3  # updates that are done in the ordinary way first: what is compiled, chosen or allocated once is done by then
+WARM = 3  # updates before recording, in which everything that happens once (compiling, choosing, allocating) happens
 
 Update = Callable[[tuple[Tensor, ...], Tensor], StepResult]
 
 
 class RecordedUpdate:
-    """Calls `update(inputs, rate)`, which must neither wait for the GPU nor ask it anything."""
+    """Records `update(inputs, rate)`, which must not synchronise with the GPU, and replays it."""
 
     def __init__(self, update: Update, device: torch.device) -> None:
         self.update, self.device = update, device
@@ -51,7 +48,7 @@ class RecordedUpdate:
         self.warm = 0
 
     def __call__(self, inputs: tuple[Tensor, ...], rate: float) -> StepResult:
-        """One update by these inputs, which have the same shapes every time."""
+        """One update with these inputs, which have the same shapes every time."""
         if not self.inputs:
             self.inputs = tuple(torch.empty_like(tensor) for tensor in inputs)
         for place, tensor in zip(self.inputs, inputs, strict=True):
@@ -62,18 +59,18 @@ class RecordedUpdate:
             self.graph.replay()
             return self.done
         if self.warm < WARM:
-            done = self.aside()
-            self.warm += 1  # one that fails, for want of memory, is tried again
+            done = self.run_aside()
+            self.warm += 1  # only now: an update that ran out of memory is tried again
             return done
         self.graph = torch.cuda.CUDAGraph()
-        # What other threads do meanwhile is not part of it: one of a loader pins the batches to come.
+        # Other threads are not recorded: a loader's thread pins the next batches meanwhile.
         with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
             self.done = self.update(self.inputs, self.rate)
         self.graph.replay()
         return self.done
 
-    def aside(self) -> StepResult:
-        """The update itself, next to the default stream, as it will be recorded."""
+    def run_aside(self) -> StepResult:
+        """The update itself, on a side stream, as it will be recorded."""
         current, side = torch.cuda.current_stream(self.device), torch.cuda.Stream(self.device)
         side.wait_stream(current)
         with torch.cuda.stream(side):
@@ -83,10 +80,9 @@ class RecordedUpdate:
 
 
 class TrainingStep:
-    """Gradients of sums are added up over micro-batches and processes, then divided by the global count, once. Where
-    loss or gradient is not finite, the update does not happen: decided on the device, counted when metrics are read.
-    With `graphs` all of it but the inputs is recorded once and played again; then micro-batches draw their random
-    numbers one after another."""
+    """Adds the gradients of sums over micro-batches and processes, then divides once by the global count. If loss or
+    gradient is not finite, the update is skipped: decided on the device, counted when metrics are read. With `graphs`
+    everything but the inputs is recorded once and replayed; micro-batches then draw their random numbers in turn."""
 
     def __init__(
         self,
@@ -102,28 +98,28 @@ class TrainingStep:
     ) -> None:
         self.objective, self.parallel, self.optimiser, self.average = objective, parallel, optimiser, average
         self.world, self.seed, self.clip, self.graphs = world, seed, clip, graphs
-        self.recordings: dict[int, RecordedUpdate] = {}  # by micro-batch: in the first steps one may prove too large
+        self.recordings: dict[int, RecordedUpdate] = {}  # by micro-batch, which may shrink in the first steps
 
     def __call__(self, batch: Batch, *, step: int, rate: float, micro: int) -> StepResult:
         inputs = self.objective.inputs(batch, seed=self.seed, step=step)
         if self.graphs:
-            self.world.count_collective()  # a recording does not say so
+            self.world.count_collective()  # a recording does not count its collectives
             seed_generators(self.world.device, self.seed, step, self.world.rank, 0)
-            done = self.recording(micro)(inputs, rate)
+            done = self.get_recording(micro)(inputs, rate)
         else:
             done = self.update(inputs, rate, step, micro)
         self.objective.after_step(step)
         return done
 
-    def recording(self, micro: int) -> RecordedUpdate:
+    def get_recording(self, micro: int) -> RecordedUpdate:
         if micro not in self.recordings:
             update = partial(self.update, step=None, micro=micro)
             self.recordings = {micro: RecordedUpdate(update, self.world.device)}
         return self.recordings[micro]
 
     def update(self, inputs: tuple[Tensor, ...], rate: float | Tensor, step: int | None, micro: int) -> StepResult:
-        outcome = self.gradients(inputs, step, micro)
-        sums = torch.stack([outcome.total, outcome.count, *outcome.tallies.values()]).float()
+        output = self.compute_gradients(inputs, step, micro)
+        sums = torch.stack([output.total, output.count, *output.tallies.values()]).float()
         self.world.sum_(sums)
         count = sums[1].clamp(min=1.0) / self.parallel.gradient_factor
         norm = total_norm(self.optimiser.gradients()) / count
@@ -132,31 +128,32 @@ class TrainingStep:
         self.optimiser.zero_grad()
         if self.average is not None:
             self.average.update()
-        return StepResult(("total", "count", *outcome.tallies), sums, norm, ok)
+        return StepResult(("total", "count", *output.tallies), sums, norm, ok)
 
-    def gradients(self, inputs: tuple[Tensor, ...], step: int | None, micro: int) -> ObjectiveOutput:
-        """Forward and backward over the micro-batches; the outcome is this process's sum. Without a `step` random
-        numbers are drawn as the generators stand."""
+    def compute_gradients(self, inputs: tuple[Tensor, ...], step: int | None, micro: int) -> ObjectiveOutput:
+        """Forward and backward over the micro-batches; returns this process's sums. Without a `step` the generators are
+        not seeded."""
         parts = split_micro_batches(inputs, micro)
-        outcomes: list[ObjectiveOutput] = []
+        outputs: list[ObjectiveOutput] = []
         for at, part in enumerate(parts):
             if step is not None:
                 seed_generators(self.world.device, self.seed, step, self.world.rank, at)
             with self.parallel.micro(last=at == len(parts) - 1):
-                outcome: ObjectiveOutput = self.parallel(*part)
-                outcome.total.backward()
-            outcomes.append(detach_outcome(outcome))
-        return sum_outcomes(outcomes)
+                output: ObjectiveOutput = self.parallel(*part)
+                output.total.backward()
+            tallies = {name: value.detach() for name, value in output.tallies.items()}
+            outputs.append(ObjectiveOutput(output.total.detach(), output.count.detach(), tallies))
+        return sum_outputs(outputs)
 
 
 def split_micro_batches(inputs: tuple[Tensor, ...], micro: int) -> list[tuple[Tensor, ...]]:
-    """The inputs in runs of `micro` samples."""
+    """The inputs in parts of `micro` samples."""
     return list(zip(*(tensor.split(micro) for tensor in inputs), strict=True))
 
 
 def seed_generators(device: torch.device, seed: int, step: int, rank: int, part: int) -> None:
-    """Dropout and the like draw from torch's generators: set from where we are, never saved. Those of other devices
-    stay as they are: to set them, too, as `torch.manual_seed` does, takes most of a millisecond."""
+    """Seeds torch's generators, which dropout and the like draw from, by the position in the run: never saved. Those of
+    other devices stay as they are: seeding all, as `torch.manual_seed` does, takes most of a millisecond."""
     key = int(hash_keys(hash_word("step"), seed, step, rank, part)[0] >> 1)
     torch.default_generator.manual_seed(key)
     if device.type == "cuda":
@@ -165,17 +162,11 @@ def seed_generators(device: torch.device, seed: int, step: int, rank: int, part:
         torch.mps.manual_seed(key)
 
 
-def detach_outcome(outcome: ObjectiveOutput) -> ObjectiveOutput:
-    """Without what led to it."""
-    tallies = {name: value.detach() for name, value in outcome.tallies.items()}
-    return ObjectiveOutput(outcome.total.detach(), outcome.count.detach(), tallies)
-
-
-def sum_outcomes(outcomes: Sequence[ObjectiveOutput]) -> ObjectiveOutput:
-    if len(outcomes) == 1:
-        return outcomes[0]
+def sum_outputs(outputs: Sequence[ObjectiveOutput]) -> ObjectiveOutput:
+    if len(outputs) == 1:
+        return outputs[0]
     return ObjectiveOutput(
-        total=torch.stack([one.total for one in outcomes]).sum(),
-        count=torch.stack([one.count for one in outcomes]).sum(),
-        tallies={name: torch.stack([one.tallies[name] for one in outcomes]).sum() for name in outcomes[0].tallies},
+        total=torch.stack([one.total for one in outputs]).sum(),
+        count=torch.stack([one.count for one in outputs]).sum(),
+        tallies={name: torch.stack([one.tallies[name] for one in outputs]).sum() for name in outputs[0].tallies},
     )

@@ -93,8 +93,8 @@ def study_command(options: StudyOptions) -> str:
 def list_cells(plan: "StudyPlan", costs: "dict[str, CellCost]", speed: "DeviceSpeed") -> int:
     """Every cell and its cost, and all of it together. Nothing is opened that is not there, nothing is trained."""
     from vitrail.core.console import print_table
+    from vitrail.core.text import format_duration
     from vitrail.studies.run_study import read_finished
-    from vitrail.train.report.page import duration
 
     done = read_finished(plan.out, plan.cells)
     rows: list[tuple[str, ...]] = []
@@ -107,7 +107,8 @@ def list_cells(plan: "StudyPlan", costs: "dict[str, CellCost]", speed: "DeviceSp
             str(cell.run.batch),
             format_amount(price.exaflops),
         ]
-        rows.append((cell.name, price.network, state, *numbers, "?" if price.hours is None else duration(price.hours)))
+        time = "?" if price.hours is None else format_duration(3600 * price.hours)
+        rows.append((cell.name, price.network, state, *numbers, time))
     heads = ("cell", "network", "state", "pictures", "steps", "batch", "exaFLOPs", "time")
     print_table(heads, rows, left=3, title=f"{plan.study.title} ({plan.study.anchor}), scale {plan.scale}")
     left = [costs[cell.name] for cell in plan.cells if cell.name not in done]
@@ -115,7 +116,7 @@ def list_cells(plan: "StudyPlan", costs: "dict[str, CellCost]", speed: "DeviceSp
     total = sum(price.exaflops or 0.0 for price in left), sum(price.hours or 0.0 for price in left)
     print(
         f"{len(plan.cells)} cells, {len(done)} finished in {plan.out}; left: {format_amount(total[0])} exaFLOPs, about "
-        f"{duration(total[1])} on {speed.device}, one cell after the other"
+        f"{format_duration(3600 * total[1])} on {speed.device}, one cell after the other"
         f"{f', and {unknown} cells whose pictures are not here' if unknown else ''}."
     )
     print("Times are estimates: 40% of the device's peak, and a few ms a step; scoring comes on top.")

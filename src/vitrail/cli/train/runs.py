@@ -100,23 +100,23 @@ def run_replay(options: ReplayOptions) -> int:
 
 def show_replay(found: Replay) -> None:
     weights = "the weights of the start" if found.weights_step < 0 else f"the weights of step {found.weights_step:,}"
-    state = "finite" if found.finite else "NOT finite"
+    state = "finite" if found.is_finite else "NOT finite"
     print(f"Step {found.step:,} with {weights}: loss {found.loss:.4g}, gradient norm {found.norm:.4g}, {state}")
-    bad = sum(not math.isfinite(one.loss) for one in found.seen)
-    print(f"{len(found.seen):,} images, {bad:,} of them with a loss that is not finite by itself. Worst first:")
-    if any(one.label for one in found.seen):
-        rows = [(one.name, one.label, f"{one.loss:.4g}") for one in found.seen[:MAX_ROWS]]
+    bad = sum(not math.isfinite(one.loss) for one in found.images)
+    print(f"{len(found.images):,} images, {bad:,} of them with a loss that is not finite by itself. Worst first:")
+    if any(one.label for one in found.images):
+        rows = [(one.name, one.label, f"{one.loss:.4g}") for one in found.images[:MAX_ROWS]]
         print_table(("picture", "label", "loss"), rows, left=2)
     else:
-        print_table(("picture", "loss"), [(one.name, f"{one.loss:.4g}") for one in found.seen[:MAX_ROWS]])
+        print_table(("picture", "loss"), [(one.name, f"{one.loss:.4g}") for one in found.images[:MAX_ROWS]])
 
 
 def draw_batch(found: Replay) -> Image.Image:
     return draw_mosaic(
         f"Step {found.step:,}",
         f"loss {found.loss:.4g}, gradient norm {found.norm:.4g}; worst first",
-        [one.pixels for one in found.seen[:MAX_TILES]],
-        footer=f"{min(len(found.seen), MAX_TILES)} of {len(found.seen)} images, augmented and mixed",
+        [one.pixels for one in found.images[:MAX_TILES]],
+        footer=f"{min(len(found.images), MAX_TILES)} of {len(found.images)} images, augmented and mixed",
     )
 
 

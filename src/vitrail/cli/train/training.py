@@ -45,7 +45,7 @@ from vitrail.train.grid.sweep import (
 from vitrail.train.grid.workers import DeviceSlot
 from vitrail.train.loop import train
 from vitrail.train.observer import Observer
-from vitrail.train.report.page import interval
+from vitrail.train.report.page import describe_interval
 from vitrail.train.resume import check_same_run
 from vitrail.train.run_folder.describe_run import describe_run
 from vitrail.train.run_folder.files import BEST, COMMAND, LAST, is_done, read_command
@@ -255,7 +255,7 @@ def describe_scores(result: TrainingResult) -> list[str]:
     found: list[str] = []
     watch, chose = result.watch, result.weights.name == BEST
     scores = {row["split"]: row for row in (watch, result.test) if row is not None}
-    if chose and (best := result.best.applied_to(watch)) is not None:
+    if chose and (best := result.best.apply_to(watch)) is not None:
         scores[best["split"]] = best
     for split, row in scores.items():
         beaten = result.baseline.get(split)
@@ -275,7 +275,7 @@ def describe_outcome(row: dict[str, Any]) -> str:
     if first is None:
         return rank
     count = row.get("count")
-    span = f"{interval(first.value, count)}, " if first.is_accuracy and count else ""
+    span = f"{describe_interval(first.value, count)}, " if first.is_accuracy and count else ""
     size = f" ({span}{count:,} images)" if count else ""
     return f"{', '.join(describe_numbers(row))}{size}{f', {rank}' if rank else ''}"
 

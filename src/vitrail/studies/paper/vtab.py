@@ -39,10 +39,11 @@ from vitrail.train.grid.engine import run_grid
 from vitrail.train.grid.plan import Cell, CellOutcome, GridPlan, GridReport, PreparedCell, QuietWatcher, Unavailable
 from vitrail.train.grid.workers import DeviceSlot
 from vitrail.train.observer import NullObserver, Observer
-from vitrail.train.report.page import REPORT, read_metrics
+from vitrail.train.report.page import REPORT
 from vitrail.train.resolve import resolve
 from vitrail.train.resume import FREE
 from vitrail.train.run_folder.files import CONFIG, METRICS, is_done, read_json
+from vitrail.train.run_folder.metric_rows import read_metrics
 
 RECIPE: Final = "finetune-vtab"
 STUDY: Final = "study.json"

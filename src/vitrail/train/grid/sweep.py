@@ -24,10 +24,10 @@ from vitrail.train.grid.plan import OUTCOME, Cell, CellOutcome, GridPlan, Prepar
 from vitrail.train.grid.workers import DeviceSlot
 from vitrail.train.loop import train
 from vitrail.train.observer import NullObserver, Observer, listen_for_signals
-from vitrail.train.report.page import read_metrics
 from vitrail.train.resolve import resolve
 from vitrail.train.resume import check_same_run, config_with_fingerprints, free_fields
 from vitrail.train.run_folder.files import COMMAND, CONFIG, METRICS, POINTS, SWEEP, is_done, read_json
+from vitrail.train.run_folder.metric_rows import read_metrics
 from vitrail.train.run_folder.run import compare_config
 from vitrail.train.scoring import TrainingResult
 
@@ -325,7 +325,7 @@ def check_same_grid(out: Path, grid: Grid, world: World) -> None:
         refused = f"{out} holds a sweep of another grid ({'; '.join(found)})" if found else ""
     refused = world.broadcast(refused)
     if refused:
-        raise ConfigError(f"{refused}; add --force to go on with the new one, or give another --out")
+        raise ConfigError(f"{refused}; add --force to continue with the new one, or give another --out")
 
 
 def in_order(grid: Grid) -> dict[str, list[str]]:

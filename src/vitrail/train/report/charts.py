@@ -1,71 +1,184 @@
-"""Whether a run without labels collapses, as its rows tell it: curves for the report, and a plain sentence."""
+"""The charts of a run's report: loss, scores and speed, and the collapse indicators of a run without labels."""
 
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from vitrail.report.axis import format_short
-from vitrail.report.charts import Charts, Colour, LineChart, Series
-from vitrail.train.run_folder.metric_rows import TALLIES, Row, column, last, number, of_kind, title_of
+import numpy as np
 
+from vitrail.evaluation.metrics import ClassificationScore, Criterion
+from vitrail.report.axis import format_short, smooth_values
+from vitrail.report.charts import Charts, Colour, LineChart, Series
+from vitrail.train.run_folder.metric_rows import (
+    LOSS,
+    TALLIES,
+    Row,
+    column,
+    headline,
+    known_measures,
+    last,
+    number,
+    of_kind,
+    scores,
+    title_of,
+)
+
+HEIGHT: Final = 132  # of a small chart
+NOISY: Final = 60  # from this many rows on, curves are smooth_values
 FEW: Final = 3.0  # directions
-ALIKE, SAME = 0.99, 0.9999  # the cosine between two images
-NARROW: Final = 0.1  # the spread of features, 1 where they point everywhere
-SURE: Final = 0.01  # entropy, as a share of the most there could be, from either end
-AGREED: Final = 0.01  # nats that a student still differs from its teacher
+ALIKE, SAME = 0.99, 0.9999  # cosine between two images
+NARROW: Final = 0.1  # spread of the features; 1 if they point everywhere
+SURE: Final = 0.01  # entropy, as a share of the maximum, from either end
+AGREED: Final = 0.01  # nats by which a student still differs from its teacher
 COLOURS: Final[tuple[Colour, ...]] = ("leaf", "amber", "violet", "sky", "ruby", "cobalt")
-WATCHED: Final = ("agreement", "spread", "teacher_entropy", "kl")  # tallies that tell of collapse
+WATCHED: Final = ("agreement", "spread", "teacher_entropy", "kl")  # tallies that indicate collapse
+COLLAPSED: Final = "This looks collapsed: "
+
+
+def large_charts(rows: Sequence[Row], end: float | None, criteria: Sequence[Criterion]) -> list[LineChart]:
+    """Loss and the main number of the task, for training and for each scored split; without labels the second is the
+    accuracy of neighbours, if there is one."""
+    loss = LineChart(
+        title="Loss", series=[*train_series(rows, "loss"), *scored_series(rows, "loss")], log=None, end=end
+    )
+    main = (*criteria, *ClassificationScore.criteria)[0]
+    found = [*train_series(rows, main.name), *baseline_series(rows), *scored_series(rows, main.name)]
+    title = next((name_score(row) for row in rows if row.get("measure")), title_of(main))
+    score = LineChart(title=capitalise(title), series=found, percent=main.share, end=end)
+    return [loss, score] if criteria or score.thin else [loss]
+
+
+def small_charts(rows: Sequence[Row], end: float | None, criteria: Sequence[Criterion]) -> list[LineChart]:
+    """The other numbers of the task, the learning rate, the gradient norm, the speed and the few-shot accuracy."""
+    train, known, found = of_kind(rows, "train"), known_measures(), list[LineChart]()
+    for criterion in criteria[1:]:
+        series = [*train_series(rows, criterion.name), *scored_series(rows, criterion.name)]
+        title = capitalise(title_of(criterion))
+        chart = LineChart(title=title, series=series, percent=criterion.share, end=end, height=HEIGHT)
+        if criterion.name != LOSS and chart.thin:
+            found.append(chart)
+    curves: tuple[tuple[str, str, Colour, bool | None], ...] = (
+        ("hits", "Hits", "sky", False),
+        ("lr", "Learning rate", "violet", False),
+        ("norm", "Gradient norm", "amber", None),
+        ("images_per_s", "Images per second", "leaf", False),
+    )
+    for name, title, colour, log in curves:
+        x, y = column(train, name)
+        if np.isfinite(y).any():
+            one = Series(name=title, x=x, y=y, colour=colour, area=log is False)
+            percent = name in known and known[name].share
+            found.append(LineChart(title=title, series=[one], log=log, percent=percent, end=end, height=HEIGHT))
+    few: dict[tuple[str, int], list[Row]] = {}
+    for row in of_kind(rows, "fewshot"):
+        few.setdefault((str(row.get("source", "")), int(row.get("shots") or 0)), []).append(row)
+    if few:
+        names = [f"{source}, {shots} shots".removeprefix(", ") for source, shots in sorted(few)]
+        series = dotted_series(
+            names, [few[key] for key in sorted(few)], "accuracy", "ruby cobalt leaf violet sky amber"
+        )
+        title = "Few-shot accuracy" if len(series) > 1 else names[0]
+        found.append(LineChart(title=title, series=series, percent=True, end=end, height=HEIGHT))
+    return found
+
+
+def dotted_series(names: Sequence[str], groups: Sequence[Sequence[Row]], number: str, colours: str) -> list[Series]:
+    """One series with dots per group of rows, in these colours in turn."""
+    palette: Any = colours.split()
+    return [
+        Series(name=name, x=x, y=y, colour=palette[at % len(palette)], dots=True)
+        for at, (name, (x, y)) in enumerate(zip(names, (column(rows, number) for rows in groups), strict=True))
+    ]
+
+
+def train_series(rows: Sequence[Row], name: str) -> list[Series]:
+    """The values as measured if they are few; else their running mean, with the values behind it."""
+    x, y = column(of_kind(rows, "train"), name)
+    if len(x) < NOISY:
+        return [Series(name="train", x=x, y=y)]
+    return [Series(name="train", x=x, y=smooth_values(y, max(3, len(y) // 40))), Series(name="", x=x, y=y, faint=True)]
+
+
+def scored_series(rows: Sequence[Row], name: str) -> list[Series]:
+    """The watched splits, and the test split unless it is the watched one again."""
+    watch, test = of_kind(rows, "watch"), of_kind(rows, "test")
+    kinds = [("watch", watch, "ruby"), *([] if is_same_split(watch, test) else [("test", test, "leaf")])]
+    found: list[Series] = []
+    for kind, mine, colour in kinds:
+        splits = list(dict.fromkeys(str(row.get("split") or "") for row in mine))
+        groups = [[row for row in mine if str(row.get("split") or "") == split] for split in splits]
+        found += dotted_series([split or kind for split in splits], groups, name, colour)
+    return found
+
+
+def baseline_series(rows: Sequence[Row]) -> list[Series]:
+    """A horizontal line, as far as the run has come."""
+    last_step = float(max(row["step"] for row in rows))
+    return [
+        Series(
+            name=f"{row.get('split') or ''}, without training".removeprefix(", "),
+            x=np.array([0.0, last_step]),
+            y=np.array([row["accuracy"], row["accuracy"]]),
+            colour="amber",
+        )
+        for row in scores(rows, "baseline")[:1]
+        if last_step
+    ]
+
+
+def is_same_split(watch: Sequence[Row], test: Sequence[Row]) -> bool:
+    return bool(watch and test) and watch[-1].get("split") == test[-1].get("split")
+
+
+def name_score(row: Row) -> str:
+    """The name of a row's main number."""
+    main = headline(row)
+    return "score" if main is None else main.name
+
+
+def capitalise(title: str) -> str:
+    """With a capital, unless it has one of its own: Accuracy, mIoU."""
+    return title[0].upper() + title[1:] if title.split()[0].islower() else title
 
 
 def collapse_charts(rows: Sequence[Row], end: float | None, config: Mapping[str, Any]) -> Charts | None:
-    """Curves of what tells of collapse, and a sentence below them; none where nothing of it was measured."""
+    """Curves of the collapse indicators, and a sentence below them; None if none were measured."""
     charts: list[LineChart] = []
     scored, train = feature_rows(rows), of_kind(rows, "train")
-    width = last(scored, "width")
-    splits = dict.fromkeys(str(row.get("split") or "") for row in scored)
+    width, entropy = last(scored, "width"), max_entropy(config)
+    splits = list(dict.fromkeys(str(row.get("split") or "") for row in scored))
+    groups = [[row for row in scored if str(row.get("split") or "") == split] for split in splits]
     for name, title, unit in (
         ("rank", "Feature rank", "" if width is None else f"of {width:.0f}"),
         ("similarity", "Similarity between images", "mean cosine"),
     ):
-        series = [
-            Series(name=split, x=x, y=y, colour=COLOURS[at % len(COLOURS)], dots=True)
-            for at, split in enumerate(splits)
-            for x, y in [column([row for row in scored if str(row.get("split") or "") == split], name)]
-        ]
-        charts.append(LineChart(title=title, unit=unit, series=series, end=end, height=132))
+        series = dotted_series(splits, groups, name, " ".join(COLOURS))
+        charts.append(LineChart(title=title, unit=unit, series=series, end=end, height=HEIGHT))
+    units = {"teacher_entropy": "nats" if entropy is None else f"nats, {format_short(entropy)} at most", "kl": "nats"}
     for at, name in enumerate(WATCHED):
         x, y = column(train, name)
-        title = title_of(TALLIES[name])
+        title, share, unit = title_of(TALLIES[name]), TALLIES[name].share, units.get(name, "")
         one = Series(name=title, x=x, y=y, colour=COLOURS[at + 2])
-        charts.append(
-            LineChart(
-                title=title[0].upper() + title[1:],
-                unit={"teacher_entropy": entropy_unit(config), "kl": "nats"}.get(name, ""),
-                series=[one],
-                percent=TALLIES[name].share,
-                end=end,
-                height=132,
-            )
-        )
+        title = title[0].upper() + title[1:]
+        charts.append(LineChart(title=title, unit=unit, series=[one], percent=share, end=end, height=HEIGHT))
     charts = [chart for chart in charts if chart.thin]
     if not charts:
         return None
-    said = describe_collapse(rows, config)
+    warnings = describe_collapse(rows, config)
     return Charts(
         title="Collapse indicators",
         charts=charts,
-        small=len(charts) not in (2, 4),  # three in a row, where that leaves none alone
-        notes=said or (common(rows) or "Nothing here looks collapsed.",),
-        alarming=bool(said),
+        small=len(charts) not in (2, 4),  # three per row, unless that leaves one alone
+        notes=warnings or (describe_common_part(rows) or "Nothing here looks collapsed.",),
+        alarming=bool(warnings),
     )
 
 
 def feature_rows(rows: Sequence[Row]) -> list[Row]:
-    """The rows that tell of features, one a split and step: at the end the watched split may be scored once more."""
-    known = [
-        row for kind in ("look", "watch", "test") for row in of_kind(rows, kind) if number(row.get("rank")) is not None
-    ]
-    return list({(row.get("split"), row["step"]): row for row in known}.values())
+    """The rows about features, one per split and step: at the end the watched split may be scored twice."""
+    known = [row for kind in ("look", "watch", "test") for row in of_kind(rows, kind)]
+    found = {(row.get("split"), row["step"]): row for row in known if number(row.get("rank")) is not None}
+    return list(found.values())
 
 
 def newest_feature_row(rows: Sequence[Row]) -> Row | None:
@@ -73,59 +186,50 @@ def newest_feature_row(rows: Sequence[Row]) -> Row | None:
 
 
 def describe_collapse(rows: Sequence[Row], config: Mapping[str, Any]) -> list[str]:
-    """A sentence for each thing that looks collapsed in the last rows."""
+    """One sentence for each indicator of collapse in the last rows."""
     found: list[str] = []
     row, train = newest_feature_row(rows), of_kind(rows, "train")
     if row is not None and row["rank"] < FEW:
-        of = f" of {row['width']}" if row.get("width") else ""
+        width = f" of {row['width']}" if row.get("width") else ""
         found.append(
-            f"This looks collapsed: the features have a rank of {format_short(row['rank'])}{of}, so two images differ "
-            "in hardly more than a number or two."
+            f"{COLLAPSED}the features have a rank of {format_short(row['rank'])}{width}, so two images differ in hardly "
+            "more than one or two numbers."
         )
     alike = None if row is None else number(row.get("similarity"))
     if alike is not None and (alike > SAME or (alike > ALIKE and found)):
         found.append(
-            f"This looks collapsed: the features of two images have a cosine of {alike:.5f} on average, so all "
-            "images look the same to the network."
+            f"{COLLAPSED}the features of two images have a cosine of {alike:.5f} on average, so all images look the "
+            "same to the network."
         )
     spread = last(train, "spread")
     if spread is not None and spread < NARROW:
-        found.append(
-            f"This looks collapsed: what is compared has a spread of {format_short(spread)}, where 1 is all ways alike."
-        )
-    entropy, kl, most = last(train, "teacher_entropy"), last(train, "kl"), most_entropy(config)
+        found.append(f"{COLLAPSED}the compared features have a spread of {format_short(spread)}, where 1 is isotropic.")
+    entropy, kl, most = last(train, "teacher_entropy"), last(train, "kl"), max_entropy(config)
     if entropy is not None and most is not None and kl is not None and kl < AGREED:
-        said = (
-            f"entropy {format_short(entropy)} of {format_short(most)} nats, and a student that differs by "
-            f"{format_short(kl)}"
-        )
+        nats = f"entropy {format_short(entropy)} of {format_short(most)} nats"
+        numbers = f"{nats}, and a student that differs by {format_short(kl)}"
         if entropy < SURE * most:
-            found.append(f"This looks collapsed: the teacher gives every image to one output ({said}).")
+            found.append(f"{COLLAPSED}the teacher assigns every image to one output ({numbers}).")
         elif entropy > (1 - SURE) * most:
-            found.append(f"This looks collapsed: the teacher gives every image to all outputs alike ({said}).")
+            found.append(f"{COLLAPSED}the teacher assigns every image to all outputs alike ({numbers}).")
     return found
 
 
-def common(rows: Sequence[Row]) -> str:
-    """A word on features that are mostly the same in all images though the rest has its directions: no collapse, but
-    a cosine sees little of it."""
+def describe_common_part(rows: Sequence[Row]) -> str:
+    """A sentence on features that are mostly the same in all images while the rest has its directions: not a collapse,
+    but a cosine sees little of it."""
     row = newest_feature_row(rows)
     alike = None if row is None else number(row.get("similarity"))
     if row is None or alike is None or alike <= ALIKE:
         return ""
     return (
         f"Most of a feature is common to all images (a cosine of {alike:.4f} on average); a rank of "
-        f"{format_short(row['rank'])} says that the rest has not collapsed, but neighbours by cosine see little of it."
+        f"{format_short(row['rank'])} shows that the rest has not collapsed, but neighbours by cosine see little of it."
     )
 
 
-def most_entropy(config: Mapping[str, Any]) -> float | None:
-    """Of the teacher's outputs, in nats: that of all alike."""
+def max_entropy(config: Mapping[str, Any]) -> float | None:
+    """The largest entropy of the teacher's outputs, in nats."""
     objective = config.get("objective")
     outputs = number(objective.get("outputs")) if isinstance(objective, Mapping) else None
     return None if outputs is None or outputs < 2 else math.log(outputs)
-
-
-def entropy_unit(config: Mapping[str, Any]) -> str:
-    most = most_entropy(config)
-    return "nats" if most is None else f"nats, {format_short(most)} at most"

@@ -1,4 +1,4 @@
-"""What happened to a run, told from its folder alone, in a few plain lines."""
+"""Describes a run from its folder alone: its state, what is kept, and what to type next."""
 
 import math
 from pathlib import Path
@@ -42,7 +42,7 @@ NOTES: Final = 3  # last lines of the log
 
 
 def describe_run(path: Path) -> str:
-    """How a run stands, what is kept of it, and what to type next."""
+    """The state of a run, what is kept of it, and what to type next."""
     command = read_command(path)
     if (path / SWEEP).exists() and not (path / STATUS).exists():
         return _sweep(path, command)
@@ -50,7 +50,7 @@ def describe_run(path: Path) -> str:
     checkpoints = list_checkpoints(path / FOLDER)
     lines = [f"{path}: {_ending(path, status, rows)}"]
     if status.get("message"):
-        lines.append(f"  it said: {status['message']}")
+        lines.append(f"  message: {status['message']}")
     if rows:
         lines.append(f"  last metrics: {_row(rows[-1])}")
     lines += [f"  {text}" for text in _scores(path, rows)]
@@ -65,26 +65,26 @@ def describe_run(path: Path) -> str:
         lines += [f"  log: {line}" for line in _tail(path / LOG)]
         go_on = status.get("next") or command.get("go_on")
         if go_on and not is_held(path) and status.get("state") != "diverged":  # it would only diverge again
-            lines.append(f"  {'go on' if checkpoints else 'start again'} with: {go_on}")
+            lines.append(f"  {'resume' if checkpoints else 'start again'} with: {go_on}")
     if (path / "report.html").exists():
         lines.append(f"  report: {path / 'report.html'}")
     return "\n".join(lines)
 
 
 def _sweep(path: Path, command: dict[str, Any]) -> str:
-    """A search whose last run has not begun."""
+    """A sweep whose last run has not started."""
     found = read_json(path / SWEEP)
     lines = [f"{path}: a sweep, {len(found['tried'])} of {found['points']} points tried"]
     lines += [f"  {','.join(row['settings'])}: {_point(row)}" for row in found["tried"]]
     busy = [place.parent for place in (path / POINTS).rglob(LOCK) if is_held(place.parent)]
     lines += [f"  now: {describe_run(place)}" for place in busy]
     if not busy and command.get("go_on"):
-        lines.append(f"  go on with: {command['go_on']}")
+        lines.append(f"  resume with: {command['go_on']}")
     return "\n".join(lines)
 
 
 def _point(row: dict[str, Any]) -> str:
-    """The score of a point of a sweep, whose key says of which split and what it is: "dev accuracy"."""
+    """The score of a point of a sweep; its key names the split and the number: "dev accuracy"."""
     key, score = next((name, value) for name, value in row.items() if name != "settings")
     split, _, title = key.partition(" ")
     if isinstance(score, str):  # it diverged, or in the words of earlier versions exploded
@@ -95,7 +95,7 @@ def _point(row: dict[str, Any]) -> str:
 
 
 def _ending(path: Path, status: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-    """In what state, at which step."""
+    """The state and the step."""
     state, held = status.get("state"), is_held(path)
     who = status or read_holder(path)
     process = f"process {who.get('pid', '?')} on {who.get('host', '?')}"
@@ -123,7 +123,7 @@ def _ending(path: Path, status: dict[str, Any], rows: list[dict[str, Any]]) -> s
 
 
 def _reached(status: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-    """The furthest step that anything in the folder knows of."""
+    """The furthest step that any file in the folder mentions."""
     known = [row["step"] for row in rows if isinstance(row.get("step"), int)]
     step = max([int(status.get("step") or 0), *known])
     steps = status.get("steps")
@@ -142,7 +142,7 @@ def _row(row: dict[str, Any]) -> str:
 
 
 def _scores(path: Path, rows: list[dict[str, Any]]) -> list[str]:
-    """How the weights that the run stands for did: the best ones where it chose some, else the last."""
+    """The scores of the weights that the run stands for: the best ones if it selected some, else the last."""
     watched, tested = scores(rows, "watch"), scores(rows, "test")
     chooses = (path / BEST).exists() and all(is_comparable(row) for row in watched)
     if chooses and watched:

@@ -1,9 +1,8 @@
-"""The names in a run folder, and what they say to whoever only reads.
+"""The files of a run folder: their names, how they are read, and how they are written while a run is in progress.
 
-Files that grow at their end while a run goes on, and outlive a full disk: what found no room is kept and written as
-soon as there is some.
-
-One job a run folder: a lock that the system takes back when its holder dies, however it dies.
+Files that grow survive a full disk: entries that do not fit are kept and written once there is space. A lock gives the
+folder to one job at a time; the system releases it however its holder dies. Metrics also go to TensorBoard's own event
+files: a few bytes of protobuf each, so its package is only needed to view them.
 """
 
 import contextlib
@@ -11,7 +10,9 @@ import json
 import math
 import os
 import socket
+import struct
 import threading
+import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from io import FileIO
@@ -21,6 +22,7 @@ from typing import Any, Final, Literal, TypeAlias, cast
 from vitrail.core.atomic_files import replace_on_success
 from vitrail.core.errors import ConfigError, describe_error
 from vitrail.core.locks import FileLock, LockTaken, is_locked
+from vitrail.data.datasets.file_formats import masked_crc
 
 CONFIG: Final = "config.json"
 COMMAND: Final = "command.json"
@@ -31,23 +33,33 @@ LOG: Final = "log.txt"
 BEST: Final = "best.safetensors"
 LAST: Final = "last.safetensors"
 SWEEP: Final = "sweep.json"
-POINTS: Final = "sweep"  # a folder for each point in it
+POINTS: Final = "sweep"  # the folder of its points
+TENSORBOARD: Final = "tensorboard"
+TENSORBOARD_VERSION: Final = b"brain.Event:2"
+LOCK: Final = "lock"
+
+MAX_WAITING: Final = 10_000  # entries kept while the disk is full; the oldest are dropped beyond that
+RESERVED_BYTES: Final = 128 << 10
+LOCK_PATIENCE_S: Final = 1.0  # for a process that only checks whether the lock is free
 
 State: TypeAlias = Literal["preparing", "running", "interrupted", "diverged", "failed", "done"]
 
 
 def read_command(folder: Path) -> dict[str, Any]:
-    """What was asked for when the run in a folder was started."""
-    return read_json(_run(folder) / COMMAND)
+    """The command that started the run in a folder. ConfigError if there is no run."""
+    if not (folder / COMMAND).is_file():
+        what = "holds no run" if folder.is_dir() else "does not exist"
+        raise ConfigError(f"{folder} {what}: there is no {COMMAND}; give the folder of a run")
+    return read_json(folder / COMMAND)
 
 
 def is_done(folder: Path) -> bool:
-    """Whether a run was finished in the folder."""
+    """Whether the run in the folder is finished."""
     return (folder / STATUS).exists() and read_status(folder).get("state") == "done"
 
 
 def read_status(folder: Path) -> dict[str, Any]:
-    """How the run stood when it last said so; empty where that cannot be read, as after a power cut."""
+    """The last status of the run; empty if it cannot be read, as after a power cut."""
     try:
         status = read_json(folder / STATUS)
     except ConfigError:
@@ -58,7 +70,7 @@ def read_status(folder: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """One of the folder's tables."""
+    """One of the folder's JSON files."""
     try:
         content = json.loads(path.read_bytes())
     except OSError as error:
@@ -66,42 +78,31 @@ def read_json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(f"{path} is damaged ({describe_error(error)}); remove it, or give another --out") from error
     if not isinstance(content, dict):
-        raise ConfigError(f"{path} is damaged (no table); remove it, or give another --out")
+        raise ConfigError(f"{path} is damaged (not an object); remove it, or give another --out")
     return cast(dict[str, Any], content)
 
 
-def _run(folder: Path) -> Path:
-    if not (folder / COMMAND).is_file():
-        what = "holds no run" if folder.is_dir() else "does not exist"
-        raise ConfigError(f"{folder} {what}: there is no {COMMAND}; give the folder of a run")
-    return folder
-
-
-WAITING: Final = 10_000  # entries that are kept while there is no room; the oldest are given up beyond
-RESERVED: Final = 128 << 10  # bytes
-
-
 class DiskReserve:
-    """A little room on the disk, held back so that a run can still say that the disk is full."""
+    """A little disk space, held back so that a run can still report that the disk is full."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def hold(self) -> None:
-        """Take the room, if it can be had."""
+        """Takes the space, if there is some."""
         with contextlib.suppress(OSError):
             if not self.path.exists():
-                self.path.write_bytes(bytes(RESERVED))
+                self.path.write_bytes(bytes(RESERVED_BYTES))
 
-    def give(self) -> None:
-        """Make room for the message."""
+    def release(self) -> None:
+        """Frees the space for the message."""
         with contextlib.suppress(OSError):
             self.path.unlink()
 
 
 class AppendLog:
-    """A file at whose end entries are put, each whole or not at all. `tell` hears once that there is no room, and once
-    that there is again; a `reserve` is used up first."""
+    """A file to which entries are appended, each completely or not at all. `tell` is called once when the disk is full,
+    and once when there is space again; a `reserve` is used up first."""
 
     def __init__(self, path: Path, tell: Callable[[str], None], reserve: DiskReserve | None = None) -> None:
         self.path, self.tell, self.reserve = path, tell, reserve
@@ -111,15 +112,15 @@ class AppendLog:
         self._lock = threading.Lock()
 
     def append(self, entry: bytes) -> None:
-        """Put an entry at the end; the system has it when this returns, or it waits for room."""
+        """Appends an entry. When this returns the system has it, or it waits for disk space."""
         with self._lock:
             self._waiting.append(entry)
             try:
                 self._write(b"".join(self._waiting))
             except OSError as error:
-                del self._waiting[:-WAITING]
+                del self._waiting[:-MAX_WAITING]
                 if not self.failing:
-                    self.tell(f"{self.path} cannot be written ({error.strerror}); the run goes on, and tries again")
+                    self.tell(f"{self.path} cannot be written ({error.strerror}); the run continues and will retry")
                 self.failing = True
                 return
             self._waiting.clear()
@@ -132,8 +133,8 @@ class AppendLog:
             self._file.close()
             self._file = None
 
-    def mend(self) -> None:
-        """Cut off a last line that a crash left without its end."""
+    def cut_partial_line(self) -> None:
+        """Removes a last line that a crash left incomplete."""
         with contextlib.suppress(FileNotFoundError), open(self.path, "rb+") as file:
             content = file.read()
             file.truncate(content.rfind(b"\n") + 1)
@@ -144,11 +145,11 @@ class AppendLog:
         except OSError:
             if self.reserve is None:
                 raise
-            self.reserve.give()
+            self.reserve.release()
             self._put(content)
 
     def _put(self, content: bytes) -> None:
-        """All of it or nothing: half an entry would spoil the next one."""
+        """All or nothing: half an entry would spoil the next one."""
         if self._file is None:
             self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
         size = os.fstat(self._file.fileno()).st_size
@@ -164,12 +165,12 @@ class AppendLog:
 
 
 def encode_row(row: Mapping[str, Any]) -> bytes:
-    """A row as one line of JSON that every reader takes: NaN and the infinities, which JSON lacks, in words."""
+    """A row as one line of standard JSON, with NaN and infinities as strings."""
     return json.dumps(to_json_value(row), allow_nan=False, default=_scalar).encode() + b"\n"
 
 
 def to_json_value(value: Any) -> Any:
-    """A value as JSON will hold it: tuples as lists, numbers that are none as "nan", "inf" and "-inf"."""
+    """A value as JSON can hold it: tuples as lists; "nan", "inf" and "-inf" for numbers that are not finite."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
@@ -180,7 +181,7 @@ def to_json_value(value: Any) -> Any:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of such a file; lines that are none, as a crash may leave the last one, are passed over."""
+    """The rows of such a file, without lines that are not rows, such as a last one cut by a crash."""
     try:
         lines = path.read_bytes().splitlines()
     except FileNotFoundError:
@@ -195,8 +196,8 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def rewind_rows(path: Path, step: int) -> None:
-    """Drop the rows of later steps, the score of the end, which comes again, and lines that are no rows; at step 0 all
-    but the baseline. The file is replaced whole, if it has to be."""
+    """Drops the rows of later steps, the final score and lines that are not rows; at step 0 everything but the
+    baseline. The file is replaced atomically, and only if it changes."""
     if not path.exists():
         return
     kept = b"".join(encode_row(row) for row in read_rows(path) if not _later(row, step))
@@ -212,7 +213,7 @@ def _later(row: Mapping[str, Any], step: int) -> bool:
 
 
 def _scalar(value: Any) -> Any:
-    """A number of torch or numpy as Python's own; anything else in words."""
+    """A number of torch or numpy as a Python number; anything else as text."""
     item = getattr(value, "item", None)
     try:
         return to_json_value(item()) if callable(item) else str(value)
@@ -220,21 +221,18 @@ def _scalar(value: Any) -> Any:
         return str(value)
 
 
-LOCK: Final = "lock"
-PATIENCE: Final = 1.0  # seconds, for somebody who only looks whether the lock is free
-
-
 class RunLock:
-    """Held from construction until `release`, or until this process is gone."""
+    """Held from construction until `release`, or until this process ends."""
 
     def __init__(self, folder: Path, tell: Callable[[str], None]) -> None:
         self.path = folder / LOCK
         try:
-            self._lock = FileLock(self.path, patience_s=PATIENCE)
+            self._lock = FileLock(self.path, patience_s=LOCK_PATIENCE_S)
         except LockTaken:
             raise _taken(folder) from None
         if self._lock.obstacle is not None:
-            tell(f"{folder} is on a file system without locks ({self._lock.obstacle}); see to it that one job uses it")
+            obstacle = f"is on a file system without locks ({self._lock.obstacle})"
+            tell(f"{folder} {obstacle}; make sure that only one job uses it")
         try:
             content = {"pid": os.getpid(), "host": socket.gethostname(), "started": now()}
             assert self._lock.file is not None
@@ -249,7 +247,7 @@ class RunLock:
 
 
 def read_holder(folder: Path) -> dict[str, Any]:
-    """What the last holder of the lock wrote of itself; empty where that cannot be read."""
+    """What the last holder of the lock wrote about itself; empty if that cannot be read."""
     try:
         found = json.loads((folder / LOCK).read_bytes())
     except (OSError, ValueError):
@@ -258,7 +256,7 @@ def read_holder(folder: Path) -> dict[str, Any]:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether a living process holds the lock."""
+    """Whether a live process holds the lock."""
     return is_locked(folder / LOCK)
 
 
@@ -270,3 +268,68 @@ def _taken(folder: Path) -> ConfigError:
     found = read_holder(folder)
     who = f"process {found.get('pid', '?')} on {found.get('host', '?')} since {found.get('started', '?')}"
     return ConfigError(f"{folder} is in use by {who}; wait for it, stop it, or give another --out")
+
+
+class EventFile:
+    """Metrics for TensorBoard, one file per start of a run. Rows with a `kind` are prefixed by it: train/loss."""
+
+    def __init__(self, folder: Path, tell: Callable[[str], None]) -> None:
+        folder.mkdir(exist_ok=True)
+        moment = time.time()
+        name = (
+            f"events.out.tfevents.{int(moment):010d}.{socket.gethostname()}.{os.getpid()}.{int(moment * 1e6) % 10**6}"
+        )
+        self._file = AppendLog(folder / name, tell)
+        self._file.append(_record(_event(moment, 0, _field(3, TENSORBOARD_VERSION))))
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Adds the numbers of a row, at its step."""
+        kind = row.get("kind")
+        prefix = f"{kind}/" if isinstance(kind, str) else ""
+        values = b"".join(
+            _field(1, _field(1, f"{prefix}{name}".encode()) + b"\x15" + struct.pack("<f", _single(value)))
+            for name, value in row.items()
+            if name != "step" and isinstance(value, int | float) and not isinstance(value, bool)
+        )
+        if values:
+            self._file.append(_record(_event(time.time(), int(row.get("step", 0)), _field(5, values))))
+
+    def restart(self, step: int) -> None:
+        """Hides the events of later steps that were written before."""
+        self._file.append(_record(_event(time.time(), step + 1, _field(7, b"\x08\x01"))))  # SessionLog: START
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _event(moment: float, step: int, content: bytes) -> bytes:
+    """An Event: time, step and one content field."""
+    return b"\x09" + struct.pack("<d", moment) + b"\x10" + _varint(step) + content
+
+
+def _record(content: bytes) -> bytes:
+    """Framed as in TFRecord files."""
+    length = struct.pack("<Q", len(content))
+    return length + struct.pack("<I", masked_crc(length)) + content + struct.pack("<I", masked_crc(content))
+
+
+def _field(number: int, content: bytes) -> bytes:
+    """A length-delimited field."""
+    return _varint(number << 3 | 2) + _varint(len(content)) + content
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _single(value: float) -> float:
+    """Rounded to float32; infinite if it does not fit."""
+    try:
+        return struct.unpack("<f", struct.pack("<f", value))[0]
+    except OverflowError:
+        return math.copysign(math.inf, value)

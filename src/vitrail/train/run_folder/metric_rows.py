@@ -1,12 +1,15 @@
-"""Rows of metrics as columns and as text, and the names by which people know what is counted and scored.
+"""Rows of metrics: read from disk, as columns and as text, and what their numbers are called.
 
-A row of a score names the number that stands for it, as "score"; where it names none, that is the accuracy. What the
-number is called, whether it is a share, and whether larger or smaller is better, is known from the tasks.
+A row of a score names its main number as "score"; if it does not, that is the accuracy. The tasks know what a number is
+called, whether it is a share, and whether larger or smaller is better.
 """
 
+import functools
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -20,7 +23,7 @@ Row = dict[str, Any]
 ACCURACY: Final = "accuracy"
 LOSS: Final = "loss"
 
-# What objectives count next to their loss. Those of the tasks are known from their criteria.
+# Numbers that objectives report next to their loss. The tasks have criteria of their own.
 TALLIES: Final = {
     tally.name: tally
     for tally in (
@@ -34,12 +37,39 @@ TALLIES: Final = {
 }
 
 
+def read_metrics(path: Path) -> tuple[list[Row], int]:
+    """The rows of metrics.jsonl, and how many lines are not rows. A killed run resumes from its last checkpoint and
+    writes the rows after it again: the later ones count. A truncated last line is ignored."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return [], 0
+    kept: dict[tuple[Any, ...], list[Row]] = {}
+    lines, lost = content.split(b"\n"), 0
+    for at, line in enumerate(lines):
+        try:
+            row = json.loads(line) if line.strip() else None
+        except ValueError:
+            lost += at < len(lines) - 1
+            continue
+        if row is None:
+            continue
+        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+            lost += 1
+            continue
+        mine = kept.setdefault(tuple(row.get(name) for name in ("kind", "split", "source", "shots")), [])
+        while mine and mine[-1]["step"] >= row["step"]:
+            mine.pop()
+        mine.append(row)
+    return [row for several in kept.values() for row in several], lost
+
+
 def of_kind(rows: Sequence[Row], kind: str) -> list[Row]:
     return [row for row in rows if row.get("kind") == kind]
 
 
 def scores(rows: Sequence[Row], kind: str) -> list[Row]:
-    """The rows of a kind that have the number that stands for them."""
+    """The rows of a kind that have their main number."""
     return [row for row in of_kind(rows, kind) if headline(row) is not None]
 
 
@@ -56,7 +86,7 @@ def last(rows: Sequence[Row], name: str) -> float | None:
 
 
 def number(value: Any) -> float | None:
-    """A finite number, or none."""
+    """A finite number, or None."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return None
     return float(value)
@@ -68,7 +98,7 @@ def middle(values: Floats) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """The number that stands for a row, and what it is called: "accuracy", "k-NN accuracy", "mIoU"."""
+    """The main number of a row and its name: "accuracy", "k-NN accuracy", "mIoU"."""
 
     criterion: Criterion
     name: str
@@ -80,12 +110,12 @@ class Headline:
 
     @property
     def is_accuracy(self) -> bool:
-        """Whether it is the share of images with a right answer, so that it has a count and an interval."""
+        """Whether it is the share of correct predictions, so that it has a count and an interval."""
         return self.criterion.name == ACCURACY
 
 
 def headline(row: Row) -> Headline | None:
-    """The number that stands for a row of a score; none where it lacks it, as without labels."""
+    """The main number of a score; None if it is missing, as without labels."""
     criterion = criteria_of(row)[0]
     value = number(row.get(criterion.name))
     measure = f"{row['measure']} " if row.get("measure") else ""  # of neighbours, by its name
@@ -93,25 +123,25 @@ def headline(row: Row) -> Headline | None:
 
 
 def criteria_of(row: Row) -> tuple[Criterion, ...]:
-    """The numbers by which the scores of a row's task are compared; the first one stands for the row."""
+    """The numbers by which scores of the row's task are compared; the first is the main one."""
     name = str(row.get("score", ACCURACY))
     known = (task.criteria for task in TASKS.values() if task.criteria[0].name == name)
-    return next(known, (Criterion(name=name),))  # of a task that is not registered here, its name is all
+    return next(known, (Criterion(name=name),))  # of an unregistered task only the name is known
 
 
 def is_comparable(row: Row) -> bool:
-    """Whether it is known which of two such scores is the better one: not of a task that is not registered here."""
+    """Whether it is known which of two such scores is better: not for an unregistered task."""
     return any(criteria_of(row) is task.criteria for task in TASKS.values())
 
 
 def known_measures() -> dict[str, Criterion]:
-    """All that is counted in training or scored, by its name in rows."""
+    """All numbers of training rows and scores, by their name in rows."""
     scored = {criterion.name: criterion for task in TASKS.values() for criterion in task.criteria}
     return {**TALLIES, **{name: one for name, one in scored.items() if name not in TALLIES}}
 
 
 def title_of(criterion: Criterion) -> str:
-    """What people call it."""
+    """Its display name."""
     return criterion.title or criterion.name.replace("_", " ")
 
 
@@ -125,16 +155,12 @@ def write_value(criterion: Criterion, value: float) -> str:
 
 
 def best_of(rows: Sequence[Row]) -> Row:
-    """The best of scores by the criteria of their task; of equal ones the first."""
-    best = rows[0]
-    for row in rows[1:]:
-        if is_better_score(row, best):
-            best = row
-    return best
+    """The best score by the criteria of its task; of equal ones the first."""
+    return functools.reduce(lambda best, row: row if is_better_score(row, best) else best, rows)
 
 
 def is_better_score(new: Row, old: Row) -> bool:
-    """Whether a row is the better one. Where a number is equal, the next one decides; a missing one is the worst."""
+    """Whether a row is better. If a number is equal, the next one decides; a missing one is worst."""
     for criterion in criteria_of(new):
         value, before = number(new.get(criterion.name)), number(old.get(criterion.name))
         if value != before:
@@ -150,13 +176,13 @@ def describe_score(row: Row) -> str:
     if row["kind"] == "baseline":
         score = f"{row['accuracy']:.2%} of {row['count']:,} {row['split']} images right"
         return f"a linear classifier on the frozen features, without training: {score}"
-    count = f" ({row['count']:,} images)" if "count" in row else ""  # a task's own row may do without
+    count = f" ({row['count']:,} images)" if "count" in row else ""  # a task's own row may lack it
     return f"step {row['step']:,}: {describe_split(row)}{count}"
 
 
 def describe_split(row: Row) -> str:
-    """What was found on a split: of features without a classifier, their k-NN accuracy and rank; the rank alone where
-    there are no labels."""
+    """The score of a split; for features without a classifier their k-NN accuracy and rank, or only the rank without
+    labels."""
     width = f" of {row['width']}" if "width" in row else ""
     parts = [
         *describe_numbers(row),
@@ -168,7 +194,7 @@ def describe_split(row: Row) -> str:
 
 
 def describe_numbers(row: Row) -> list[str]:
-    """The number that stands for a row and the others of its task, without the loss: ["mIoU 81.20%", ...]."""
+    """The numbers of a row's task, main one first, without the loss: ["mIoU 81.20%", ...]."""
     first = headline(row)
     others = [criterion for criterion in criteria_of(row)[1:] if criterion.name != LOSS]
     return [

@@ -1,15 +1,13 @@
-"""What a run leaves behind, and how a person tells from it what happened.
+"""The folder of a run, from which a person can see what happened.
 
     RUN/
-        config.json         the run as it was resolved       command.json     what was asked for
-        environment.json    what it ran on                   status.json      how it stands
-        metrics.jsonl       a row of numbers a line          tensorboard/     the same for TensorBoard
-        log.txt             what was said, with the time     lock             held while a job uses the folder
+        config.json         the resolved run                 command.json     the command that started it
+        environment.json    what it runs on                  status.json      its state
+        metrics.jsonl       one row of numbers per line      tensorboard/     the same for TensorBoard
+        log.txt             messages, with the time          lock             held while a job uses the folder
         checkpoints/  best.safetensors  last.safetensors  report.html  unreadable.jsonl
 
-Nothing here stops a run: on a full disk it goes on, says so, and writes what it kept when there is room again.
-
-Weight files of a run: whatever is sharded or averaged, one file that describes itself.
+Nothing here stops a run: on a full disk it continues, reports it, and catches up once there is space again.
 """
 
 import contextlib
@@ -42,8 +40,10 @@ from vitrail.train.run_folder.files import (
     LOG,
     METRICS,
     STATUS,
+    TENSORBOARD,
     AppendLog,
     DiskReserve,
+    EventFile,
     RunLock,
     State,
     encode_row,
@@ -54,13 +54,11 @@ from vitrail.train.run_folder.files import (
     rewind_rows,
     to_json_value,
 )
-from vitrail.train.run_folder.tensorboard import FOLDER as BOARD
-from vitrail.train.run_folder.tensorboard import EventFile
 
-NAMED: Final = 40  # differing fields that a refusal lists
+LISTED: Final = 40  # differing fields that an error lists
 REMEMBERED: Final = 200  # notes
-# Fields that older folders lack, as they were then.
-LATER: Final[Mapping[str, Any]] = {
+# Fields that older folders lack, with the values they had then.
+LATER_FIELDS: Final[Mapping[str, Any]] = {
     "start": "zero",
     "positions": "resized",
     "objective": {"kind": "Classification"},
@@ -70,8 +68,8 @@ LATER: Final[Mapping[str, Any]] = {
 
 
 class RunFolder:
-    """The folder of a run, held by one job. `next` is the command that goes on with the run, `warnings` is what was
-    noted since the start."""
+    """The folder of a run, held by one job. `next` is the command that resumes the run; `warnings` are the notes since
+    the start."""
 
     def __init__(self, path: Path, lock: RunLock, *, next: str, tell: Callable[[str], None]) -> None:
         self.path, self.next, self.tell = path, next, tell
@@ -80,14 +78,14 @@ class RunFolder:
         self._reserve = DiskReserve(path / ".reserve")
         self._metrics = AppendLog(path / METRICS, tell)
         self._log = AppendLog(path / LOG, tell, self._reserve)
-        self._board: EventFile | None = None
+        self._events: EventFile | None = None
         self._status: dict[str, Any] = {"started": now(), "pid": os.getpid(), "host": socket.gethostname()}
-        self._status_failed, self._board_failed = False, False
+        self._status_failed, self._events_failed = False, False
         self._tables: dict[str, Any] = {}
-        self._metrics.mend()
-        self._log.mend()
+        self._metrics.cut_partial_line()
+        self._log.cut_partial_line()
         self._reserve.hold()
-        self._identity = _identity(path)
+        self._identity = _identify(path)
 
     @staticmethod
     def open(
@@ -100,39 +98,33 @@ class RunFolder:
         free: Collection[str] = frozenset(),
         tell: Callable[[str], None],
     ) -> "RunFolder":
-        """Make the folder, or take up one that is there, if it is of this config.
+        """Creates the folder, or opens an existing one if its config is the same.
 
-        A field that differs from the config in the folder is refused without `force`, unless it is named in `free`, by
-        itself or by what it is part of ("keep" or "data.workers"). Only the first process writes; others get a folder
-        that does nothing. What `force` changes is written when `taken_up` is called.
+        ConfigError if a field differs, unless `force` is set or the field is in `free`, by its own name or by that of
+        its parent ("keep" or "data.workers"). Only the main process writes; the others get a folder that does nothing.
+        What `force` changes is written by `write_tables`.
         """
         if rank:
             return NullRunFolder(path)
-        lock: RunLock | None = None
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            lock = RunLock(path, tell)
-            untrained = _untrained(path)
-            changes = compare_config(path, to_json_value(config), free=free, force=force or untrained)
-            folder = RunFolder(path, lock, next=str(command.get("go_on", "")), tell=tell)
-            folder._tables = {
-                CONFIG: to_json_value(config),
-                COMMAND: to_json_value(command),
-                ENVIRONMENT: describe_environment(),
-            }
-            if not changes or untrained:
-                folder.taken_up()
-        except OSError as error:
-            if lock is not None:
-                lock.release()
-            raise _unwritable(path, error) from error
-        except BaseException:
-            if lock is not None:
-                lock.release()
-            raise
-        folder.status("preparing")
+        with contextlib.ExitStack() as on_error:
+            try:
+                path.mkdir(parents=True, exist_ok=True)
+                lock = RunLock(path, tell)
+                on_error.callback(lock.release)
+                untrained = _is_untrained(path)
+                changes = compare_config(path, to_json_value(config), free=free, force=force or untrained)
+                folder = RunFolder(path, lock, next=str(command.get("go_on", "")), tell=tell)
+                tables = {CONFIG: config, COMMAND: command, ENVIRONMENT: describe_environment()}
+                folder._tables = {name: to_json_value(table) for name, table in tables.items()}
+                if not changes or untrained:
+                    folder.write_tables()
+            except OSError as error:
+                raise _unwritable(path, error) from error
+            on_error.pop_all()
+        folder.set_status("preparing")
         for change in changes:
-            folder.note(f"config changed{', where nothing had been trained' if untrained else ' by --force'}: {change}")
+            why = " (nothing had been trained yet)" if untrained else " by --force"
+            folder.note(f"config changed{why}: {change}")
         return folder
 
     def __enter__(self) -> "RunFolder":
@@ -143,17 +135,17 @@ class RunFolder:
     ) -> None:
         self.close()
 
-    def is_there(self) -> bool:
-        """Whether the path still leads to this folder; one of the same name may be another run's."""
+    def exists(self) -> bool:
+        """Whether the path still leads to this folder; another run may have one of the same name."""
         try:
-            return _identity(self.path) == self._identity
+            return _identify(self.path) == self._identity
         except FileNotFoundError:
             return False
         except OSError:  # a file system that does not answer may do so again
             return True
 
-    def taken_up(self) -> None:
-        """What lies here fits the new config: it takes the old one's place, which until now stood as it was."""
+    def write_tables(self) -> None:
+        """Replaces config, command and environment, once the contents of the folder are known to fit them."""
         try:
             for name, content in self._tables.items():
                 _write_json(self.path / name, content)
@@ -162,123 +154,116 @@ class RunFolder:
         self._tables = {}
 
     def record(self, row: Mapping[str, Any], text: str = "") -> None:
-        """A row of metrics, with its `step`; a `text` is a line of the log, too."""
+        """Records a row of metrics, with its `step`; `text` also goes to the log."""
         with self._writing:
             self._metrics.append(encode_row(row))
             if text:
                 self._log.append(f"{now()} {text}\n".encode())
-            board = self._open_board()
-            if board is not None:
-                board.add(row)
+            if (events := self._open_events()) is not None:
+                events.add(row)
 
     def rewind(self, step: int) -> None:
-        """Forget the metrics after a step, from which the run resumes, and the score of an end that is yet to come."""
+        """Removes the metrics after a step, from which the run resumes, and the final score."""
         with self._writing:
             self._metrics.close()
             try:
                 rewind_rows(self.path / METRICS, step)
             except OSError as error:
-                self.note(f"{METRICS} could not be cut back to step {step} ({error.strerror}); later rows stand twice")
-            board = self._open_board()
-            if board is not None:
-                board.restart(step)
+                self.note(f"{METRICS} could not be cut back to step {step} ({error.strerror}); later rows appear twice")
+            if (events := self._open_events()) is not None:
+                events.restart(step)
 
     def note(self, text: str) -> None:
-        """A line in the log that `tell` hears, too. May be called from any thread."""
+        """Logs a line and shows it to the observer. May be called from any thread."""
         self.log(text)
         self.tell(text)
 
     def log(self, text: str) -> None:
-        """A line in the log, with the time."""
+        """Logs a line, with the time."""
         with self._writing:
             self.warnings = [*self.warnings[-REMEMBERED + 1 :], text]
             self._log.append(f"{now()} {escape_controls(' '.join(text.splitlines()))}\n".encode())
             if not self._log.failing:
                 self._reserve.hold()
 
-    def status(
+    def set_status(
         self, state: State, *, step: int | None = None, total: int | None = None, message: str | None = None
     ) -> None:
-        """How the run stands; `step` and `total` stay as they were where they are not given."""
+        """Writes the state of the run; `step` and `total` keep their values if they are not given. A new state is
+        forced to disk; a mere sign of life does not wait for a disk that may be busy with a checkpoint."""
         with self._writing:
-            changed = state != self._status.get("state")
+            is_new = state != self._status.get("state")
             self._status |= {"state": state, "updated": now(), "message": message or ""}
             self._status["next"] = "" if state in ("done", "diverged") else self.next
-            for name, value in (("step", step), ("steps", total)):
-                if value is not None:
-                    self._status[name] = value
-            self._write_status(sync=changed)
+            self._status |= {name: value for name, value in (("step", step), ("steps", total)) if value is not None}
+            content = json.dumps(self._status, indent=1).encode() + b"\n"
+            write = _replace if is_new else _replace_quickly
+            try:
+                try:
+                    write(self.path / STATUS, content)
+                except OSError:
+                    self._reserve.release()
+                    write(self.path / STATUS, content)
+            except OSError as error:
+                if not self._status_failed:
+                    path = self.path / STATUS
+                    self.note(f"{path} cannot be written ({error.strerror}); the run continues and will retry")
+                self._status_failed = True
+            else:
+                self._status_failed = False
 
     def write_json(self, name: str, content: Any) -> None:
-        """Something else to keep, under a name of its own; a full disk is told of."""
+        """Writes another file; a full disk is noted, and does not stop the run."""
         try:
             _write_json(self.path / name, to_json_value(content))
         except OSError as error:
-            self.note(f"{self.path / name} could not be written ({error.strerror}); the run goes on")
+            self.note(f"{self.path / name} could not be written ({error.strerror}); the run continues")
 
     def close(self) -> None:
-        """Give the folder free."""
+        """Releases the folder."""
         with self._writing:
             self._metrics.close()
             self._log.close()
-            if self._board is not None:
-                self._board.close()
-            self._reserve.give()
+            if self._events is not None:
+                self._events.close()
+            self._reserve.release()
             self._lock.release()
 
-    def _open_board(self) -> EventFile | None:
-        if self._board is None:
+    def _open_events(self) -> EventFile | None:
+        if self._events is None:
             try:
-                self._board = EventFile(self.path / BOARD, self.tell)
+                self._events = EventFile(self.path / TENSORBOARD, self.tell)
             except OSError as error:
-                if not self._board_failed:
-                    self.note(f"{self.path / BOARD} cannot be written ({error.strerror}); the run goes on without it")
-                self._board_failed = True
-        return self._board
-
-    def _write_status(self, *, sync: bool) -> None:
-        """Atomic, and on disk where the state is a new one. A mere sign of life does not wait for the disk, which may
-        be busy with a checkpoint."""
-        content = json.dumps(self._status, indent=1).encode() + b"\n"
-        try:
-            try:
-                _replace(self.path / STATUS, content, sync=sync)
-            except OSError:
-                self._reserve.give()
-                _replace(self.path / STATUS, content, sync=sync)
-        except OSError as error:
-            if not self._status_failed:
-                self.note(
-                    f"{self.path / STATUS} cannot be written ({error.strerror}); the run goes on, and tries again"
-                )
-            self._status_failed = True
-        else:
-            self._status_failed = False
+                if not self._events_failed:
+                    path = self.path / TENSORBOARD
+                    self.note(f"{path} cannot be written ({error.strerror}); the run continues without it")
+                self._events_failed = True
+        return self._events
 
 
 class NullRunFolder(RunFolder):
-    """The folder as the other processes see it: a path, and nothing is written."""
+    """The folder as the other processes see it: a path to which nothing is written."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.next, self.warnings = path, "", []
 
-    def is_there(self) -> bool:
+    def exists(self) -> bool:
         return True
 
-    def taken_up(self) -> None: ...
+    def write_tables(self) -> None: ...
     def record(self, row: Mapping[str, Any], text: str = "") -> None: ...
     def rewind(self, step: int) -> None: ...
     def note(self, text: str) -> None: ...
     def log(self, text: str) -> None: ...
     def write_json(self, name: str, content: Any) -> None: ...
     def close(self) -> None: ...
-    def status(
+    def set_status(
         self, state: State, *, step: int | None = None, total: int | None = None, message: str | None = None
     ) -> None: ...
 
 
 def compare_config(folder: Path, config: Mapping[str, Any], *, free: Collection[str], force: bool) -> list[str]:
-    """What `force` overrules in the config that lies in the folder; without it, an error."""
+    """What `force` overrides in the config of the folder; without it, ConfigError if something differs."""
     if not (folder / CONFIG).exists():
         return []
     try:
@@ -291,29 +276,28 @@ def compare_config(folder: Path, config: Mapping[str, Any], *, free: Collection[
     found = drop_fields(lines, (name.removesuffix(".*") for name in free))
     if not found or force:
         return found
-    more = [f"and {len(found) - NAMED} more"] if len(found) > NAMED else []
-    listed = "; ".join([*found[:NAMED], *more])
-    remedy = "add --force to go on with the new one, or give another --out"
+    more = [f"and {len(found) - LISTED} more"] if len(found) > LISTED else []
+    listed = "; ".join([*found[:LISTED], *more])
+    remedy = "add --force to continue with the new one, or give another --out"
     raise ConfigError(f"{folder} holds a run with another config ({listed}); {remedy}")
 
 
 def fill_missing_fields(
-    old: Mapping[str, Any], config: Mapping[str, Any], later: Mapping[str, Any] = LATER
+    old: Mapping[str, Any], config: Mapping[str, Any], later: Mapping[str, Any] = LATER_FIELDS
 ) -> dict[str, Any]:
-    """An older config with the fields that it lacks and a new one has."""
+    """An older config completed by the fields that were added later."""
     found = dict(old)
     for name, value in later.items():
         inner, now = old.get(name), config.get(name)
         if isinstance(value, Mapping) and isinstance(inner, Mapping) and isinstance(now, Mapping):
-            found[name] = fill_missing_fields(
-                cast(Mapping[str, Any], inner), cast(Mapping[str, Any], now), cast(Mapping[str, Any], value)
-            )
+            inner, now, value = (cast(Mapping[str, Any], each) for each in (inner, now, value))
+            found[name] = fill_missing_fields(inner, now, value)
         elif name in config and name not in old and not isinstance(value, Mapping):
             found[name] = value
     return found
 
 
-def _identity(path: Path) -> tuple[int, int]:
+def _identify(path: Path) -> tuple[int, int]:
     found = path.stat()
     return found.st_dev, found.st_ino
 
@@ -323,23 +307,25 @@ def _unwritable(path: Path, error: OSError) -> ConfigError:
     return ConfigError(f"{cause}; free space, change its permissions or give another --out")
 
 
-def _untrained(folder: Path) -> bool:
-    """Whether the run in a folder failed before its first step, so that there is nothing to mix another with."""
+def _is_untrained(folder: Path) -> bool:
+    """Whether the run in a folder failed before its first step, so that it can be replaced by another one."""
     if not (folder / STATUS).exists() or read_status(folder).get("state") != "failed":
         return False
     return not list_checkpoints(folder / FOLDER) and not any(row.get("step") for row in read_rows(folder / METRICS))
 
 
 def _write_json(path: Path, content: Any) -> None:
+    _replace(path, json.dumps(content, indent=1, allow_nan=False).encode() + b"\n")
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Replaces a file atomically and durably."""
     with replace_on_success(path) as file:
-        file.write(json.dumps(content, indent=1, allow_nan=False).encode() + b"\n")
+        file.write(content)
 
 
-def _replace(path: Path, content: bytes, *, sync: bool) -> None:
-    if sync:
-        with replace_on_success(path) as file:
-            file.write(content)
-        return
+def _replace_quickly(path: Path, content: bytes) -> None:
+    """Replaces a file atomically, without forcing it to disk."""
     temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}.tmp")
     try:
         temporary.write_bytes(content)
@@ -351,26 +337,21 @@ def _replace(path: Path, content: bytes, *, sync: bool) -> None:
 
 
 def write_weights(path: Path, network: Backbone, world: World, provenance: dict[str, Any]) -> None:
-    """All processes take part in gathering; the first one writes."""
+    """Writes one self-describing file; all processes gather, the main one writes."""
     card = get_card(network)
     tensors = {
         name: gather_tensor(tensor.detach(), world) for name, tensor in network.state_dict(keep_vars=True).items()
     }
-    if world.rank == 0:
-        told = {**card.provenance, **provenance}
-        bundle = Bundle(
-            config=network.config,
-            tensors=tensors,
-            card=replace(card, provenance=told),
-        )
-        write_bundle(bundle, path)
+    if world.is_main:
+        card = replace(card, provenance={**card.provenance, **provenance})
+        write_bundle(Bundle(config=network.config, tensors=tensors, card=card), path)
 
 
 def get_provenance(network: Backbone) -> dict[str, Any]:
-    """What the weights that a run started from said of themselves."""
+    """The provenance of the weights that a run started from."""
     return get_card(network).provenance
 
 
 def set_provenance(network: Backbone, provenance: dict[str, Any]) -> None:
-    """Of a run that goes on, whose first weights may be gone."""
+    """For a resumed run, whose first weights may be gone."""
     network.card = replace(get_card(network), provenance=provenance)
