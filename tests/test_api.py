@@ -61,6 +61,7 @@ def test_fit_and_evaluate_give_the_numbers_of_the_commands(here: Path, tmp_path:
     assert score.mean_average_precision is None
 
 
+@pytest.mark.slow
 def test_a_network_is_scored_as_its_file_is_and_stays_as_it_was(here: Path) -> None:
     model = vitrail.load(WEIGHTS).train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -74,6 +75,7 @@ def test_a_network_is_scored_as_its_file_is_and_stays_as_it_was(here: Path) -> N
     assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in before.items())
 
 
+@pytest.mark.slow
 def test_images_that_were_learnt_from_are_left_out(here: Path) -> None:
     fitted = vitrail.fit(WEIGHTS, "photos", device="cpu", shots=2)
     score = vitrail.evaluate(fitted.model, "photos@train", device="cpu")
@@ -150,6 +152,7 @@ def test_a_training_is_a_call_and_the_same_call_finds_it_done(here: Path, tmp_pa
     assert main(["pretrain", "--resume", str(tmp_path / "a"), "--device", "cpu"]) == 0
 
 
+@pytest.mark.slow
 def test_a_fine_tuning_scores_what_it_held_out(here: Path, tmp_path: Path) -> None:
     run = vitrail.finetune(WEIGHTS, Path("photos"), out=tmp_path / "tuned", steps=2, device="cpu")
     assert run.state == "done"

@@ -236,5 +236,5 @@ def test_a_network_on_half_precision_is_exported_in_float32(tmp_path: Path) -> N
     whole = bundle(RESNET)
     assert isinstance(whole.config, ResNetConfig)
     half = replace(whole, tensors={name: tensor.half() for name, tensor in whole.tensors.items()})
-    taken = onnx_file.taken(half, exact=True)
+    taken = onnx_file.load_bundle(half, exact=True)
     assert {tensor.dtype for tensor in taken.tensors.values()} == {torch.float32}

@@ -1,7 +1,7 @@
-"""DINO (Caron et al. 2021): self-distillation without labels. The learner sees two wide views of an image and several
-small ones, and tells of each what its teacher tells of the others; the teacher sees the wide ones alone.
+"""DINO (Caron et al. 2021): self-distillation without labels. The student sees two global crops of an image and several
+local crops, and predicts from each the teacher's output for the others; the teacher sees only the global crops.
 
-Nothing but centring and sharpening of what the teacher tells keeps it from telling the same of all images.
+Only centring and sharpening of the teacher's outputs keep them from becoming the same for all images.
 """
 
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ from vitrail.objectives.objective import Objective, ObjectiveConfig, ObjectiveCo
 from vitrail.objectives.patch_ops import cast_to_weights, check_network
 from vitrail.objectives.projection_heads import PrototypeHead, Teacher, local_tensors, mlp_macs, momentum_at
 
-WIDE = 2  # views of most of the image, which the teacher sees
+GLOBAL_CROPS = 2  # per image; the teacher sees only these
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +73,7 @@ class DINO(ObjectiveConfig):
                 raise ConfigError(f"objective.{name}={(low, high)} must be two shares of the image, the smaller first")
 
     def local(self, image: Pair, patch: Pair = (1, 1)) -> Pair:
-        """The size of the small views."""
+        """The size of the local crops."""
         if self.local_size:
             return pair(self.local_size)
         rows, columns = (max(side // 2 // part, 1) * part for side, part in zip(image, patch, strict=True))
@@ -85,7 +85,7 @@ class DINO(ObjectiveConfig):
         return (first, second, *[small] * self.local_views)
 
     def check_model(self, model: ModelConfig) -> ViTConfig:
-        """The model, where it can learn this."""
+        """The model as a ViT config; raises where this objective cannot train it."""
         model = vit_config(model, "objective dino")
         if not self.local_views:
             return model
@@ -99,10 +99,10 @@ class DINO(ObjectiveConfig):
         return model if size == model.image else check_resizable(model, "dino")
 
     def macs_per_image(self, model: ModelConfig) -> float:
-        """MACs of an image: all views through the learner, the wide ones through the teacher without gradient."""
+        """MACs of an image: all crops through the student, the global ones through the teacher without gradient."""
         config = replace(self.check_model(model), head="none", classes=0)
         head = mlp_macs(config.width, self.hidden, self.hidden, self.bottleneck, self.outputs)
-        wide = WIDE * (config.macs + head)
+        wide = GLOBAL_CROPS * (config.macs + head)
         small = replace(config, image=self.local(config.image, config.patch)) if self.local_views else config
         return wide + wide / 3 + self.local_views * (small.macs + head)
 
@@ -113,8 +113,8 @@ class DINO(ObjectiveConfig):
 
 
 class DINOObjective(Objective):
-    """The loss of an image is the cross-entropy of the learner's answer to the teacher's, the mean over all pairs of a
-    wide view and another view. Teachers' answers are centred by what they were in the steps before."""
+    """The loss of an image is the cross-entropy of the student's output with the teacher's, averaged over all pairs of
+    a global crop and another crop. The teacher's outputs are centred by their running mean over earlier steps."""
 
     config: DINO
 
@@ -134,7 +134,7 @@ class DINOObjective(Objective):
         small = config.local(self.model.image, self.model.patch)
         self.at = PositionsAt(self.model, small) if config.local_views else None
         self.register_buffer("centre", torch.zeros(config.outputs))
-        # The sum of this step's answers and, behind it, their number: empty between steps, so nothing to remember.
+        # The sum of this step's teacher outputs followed by their number; zero between steps, so it is not saved.
         self.register_buffer("seen", torch.zeros(config.outputs + 1), persistent=False)
 
     @property
@@ -150,23 +150,23 @@ class DINOObjective(Objective):
 
     def inputs(self, batch: Batch, *, seed: int, step: int) -> tuple[Tensor, ...]:
         """All views as bytes [B, 3, H, W], which images count [B], and the teacher's temperature [B]."""
-        self.seen.zero_()  # a step that broke off for want of memory comes again
+        self.seen.zero_()  # a step that ran out of memory is repeated
         sharpness = self.config.sharpness(step, self.steps)
         return *batch.views, batch.valid, torch.full(batch.valid.shape, sharpness, device=batch.valid.device)
 
     def forward(self, *inputs: Tensor) -> ObjectiveOutput:
         *views, valid, temperature = inputs
-        wide = cast_to_weights(self.normalised(torch.cat(views[:WIDE])), self._vit)
+        wide = cast_to_weights(self.normalised(torch.cat(views[:GLOBAL_CROPS])), self._vit)
         y = [self._vit.represent(wide)]
         if self.at is not None:
-            small = cast_to_weights(self.normalised(torch.cat(views[WIDE:])), self._vit)
+            small = cast_to_weights(self.normalised(torch.cat(views[GLOBAL_CROPS:])), self._vit)
             y.append(represent_at(self._vit, small, self.at))
-        told = self.head(torch.cat(y)).unflatten(0, (len(views), -1))  # [views, B, K]
+        student = self.head(torch.cat(y)).unflatten(0, (len(views), -1))  # [views, B, K]
         with torch.no_grad():
-            answers = self.teacher.head(self.teacher.network.represent(wide)).unflatten(0, (WIDE, -1))
+            answers = self.teacher.head(self.teacher.network.represent(wide)).unflatten(0, (GLOBAL_CROPS, -1))
             self.note(answers, valid)
             target = ((answers - self.centre) / temperature[:, None]).log_softmax(-1)
-        losses, entropy = distillation_loss(told / self.config.student_temperature, target)
+        losses, entropy = distillation_loss(student / self.config.student_temperature, target)
         tallies = {"teacher_entropy": entropy, "kl": (losses - entropy).detach()}
         return ObjectiveOutput(
             torch.where(valid, losses, 0.0).sum().float(),
@@ -175,9 +175,9 @@ class DINOObjective(Objective):
         )
 
     def note(self, answers: Tensor, valid: Tensor) -> None:
-        """Adds this micro-batch's answers [2, B, K] to those that the centre will follow."""
+        """Adds this micro-batch's teacher outputs [2, B, K] to the sum that the centre follows."""
         total = torch.where(valid[:, None], answers, 0.0).sum((0, 1))
-        self.seen.add_(torch.cat([total, WIDE * valid.sum(dtype=total.dtype)[None]]))
+        self.seen.add_(torch.cat([total, GLOBAL_CROPS * valid.sum(dtype=total.dtype)[None]]))
 
     def on_start(self) -> None:
         self.teacher.copy_from(self.network, self.head)
@@ -186,34 +186,34 @@ class DINOObjective(Objective):
     def after_step(self, step: int) -> None:
         self.follow_answers()
         if step < round(self.config.freeze_last * self.steps):
-            # The teacher still has it as it was drawn. That its gradients were taken keeps the optimiser's moments fit.
+            # The teacher still has the initial weights. Computing gradients keeps the optimiser's moments up to date.
             weight, drawn = local_tensors([self.head.last.weight, cast(PrototypeHead, self.teacher.head).last.weight])
             weight.copy_(drawn)
         self.teacher.follow(self.network, self.head, momentum_at(step, start=self.config.momentum, steps=self.steps))
 
     def follow_answers(self) -> None:
-        """The centre moves towards the mean of this step's answers, over all micro-batches and processes."""
+        """Moves the centre towards the mean of this step's teacher outputs, over all micro-batches and processes."""
         self.world.sum_(self.seen)
         mean = self.seen[:-1] / self.seen[-1].clamp(min=1.0)
         moved = self.centre.lerp(mean, 1 - self.config.centre_momentum)
-        # A step whose update is left out, for its numbers are none, must not leave its mark here.
+        # A step that is skipped because of non-finite numbers must not change the centre.
         sound = self.seen.isfinite().all() & (self.seen[-1] > 0)
         self.centre.copy_(torch.where(sound, moved, self.centre))
         self.seen.zero_()
 
 
-def distillation_loss(told: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each image the cross-entropy between the learner's logits [views, B, K] and the teacher's log-probabilities
-    [wide views, B, K], the mean over all pairs of different views; and the teacher's mean entropy. [B] each.
+def distillation_loss(student: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each image the cross-entropy between the student's logits [views, B, K] and the teacher's log-probabilities
+    [global crops, B, K], the mean over all pairs of different views; and the teacher's mean entropy. [B] each.
 
     With logits s and probabilities p the cross-entropy is log Σ exp s - p·s, and a sum over views can be taken before
     the product: one product for each of the teacher's views is enough.
     """
-    size, taught = len(told), len(target)
-    norms, logits = told.logsumexp(-1), told.sum(0)  # [views, B], [B, K]
+    size, taught = len(student), len(target)
+    norms, logits = student.logsumexp(-1), student.sum(0)  # [views, B], [B, K]
     losses = norms.new_zeros(norms.shape[1])
     for view, answer in enumerate(target.exp()):
         others = norms.sum(0) - norms[view]
-        losses = losses + others - (answer * (logits - told[view])).sum(-1)
+        losses = losses + others - (answer * (logits - student[view])).sum(-1)
     entropy = -(target.exp() * target).sum(-1).mean(0)
     return losses / (taught * (size - 1)), entropy

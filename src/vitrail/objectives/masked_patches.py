@@ -1,9 +1,8 @@
 """Masked patch prediction (4.6, B.1.2), which the paper describes and its authors never released.
 
 Half of an image's patch embeddings are corrupted: of those 80 % become a learnable mask embedding, 10 % the embedding
-of another patch, 10 % stay. From its own output token each corrupted patch tells what it was.
-
-Colours at 3 bits a channel (B.1.2): 512 classes, to and fro.
+of another patch, 10 % stay. From its own output token each corrupted patch predicts its original content,
+by default its mean colour at 3 bits per channel: 512 classes.
 """
 
 from dataclasses import dataclass, replace
@@ -105,7 +104,7 @@ class MaskedPatches(ObjectiveConfig):
             )
 
     def check_model(self, model: ModelConfig) -> ViTConfig:
-        """The model, where it can learn this."""
+        """The model as a ViT config; raises where this objective cannot train it."""
         config = check_patch_model(model, "masked patches")
         self.num_masked(config)
         if self.swap and config.patches < 2:

@@ -53,11 +53,11 @@ class MoCo(ObjectiveConfig):
         return split_views(augmentation)
 
     def check_model(self, model: ModelConfig) -> ViTConfig:
-        """The model, where it can learn this."""
+        """The model as a ViT config; raises where this objective cannot train it."""
         return vit_config(model, "objective moco")
 
     def macs_per_image(self, model: ModelConfig) -> float:
-        """MACs of an image: two views through the learner, and through the teacher, whose gradient is not taken."""
+        """MACs of an image: two views through the student, and through the teacher, whose gradient is not taken."""
         config = replace(self.check_model(model), head="none", classes=0)
         project = mlp_macs(config.width, self.hidden, self.hidden, self.width)
         predict = mlp_macs(self.width, self.hidden, self.width)
@@ -129,7 +129,7 @@ class MoCoObjective(Objective):
 
 
 class InfoNCE(NamedTuple):
-    """Of each query [B]: its loss, and 1 where its own key is the most similar."""
+    """Per query [B]: the loss, and 1 where its own key is the most similar."""
 
     losses: Tensor
     hits: Tensor

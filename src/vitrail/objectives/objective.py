@@ -1,4 +1,4 @@
-"""What the loop knows of an objective: inputs from a batch, and from inputs a sum, a count and some tallies."""
+"""The interface between the loop and an objective: a batch becomes inputs, inputs become a sum, a count and tallies."""
 
 from abc import ABC, abstractmethod
 from dataclasses import Field
@@ -26,8 +26,7 @@ class ObjectiveOutput(NamedTuple):
 
 
 class ObjectiveContext(NamedTuple):
-    """What an objective is built in: the number of classes, how images are prepared and mixed, the length of the run,
-    and the processes that take part."""
+    """What an objective is built with: the number of classes, preprocessing, mixing, length of the run, processes."""
 
     classes: int
     preprocessing: Preprocessing
@@ -43,9 +42,7 @@ class ObjectiveConfig(Choice, ABC):
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]  # every objective's config is a frozen dataclass
 
     task: ClassVar[str] = ""  # the task whose targets it asks for; one that learns from the images alone has none
-    needs_whole_batch: ClassVar[bool] = (
-        False  # whether the loss of a sample depends on others of its batch: no accumulation then
-    )
+    needs_whole_batch: ClassVar[bool] = False  # the loss of a sample depends on its batch: no accumulation
 
     @classmethod
     def registered(cls) -> tuple[type[Any], ...]:
@@ -53,7 +50,7 @@ class ObjectiveConfig(Choice, ABC):
 
     @property
     def labelled(self) -> bool:
-        """Whether it learns from targets, and not from the images alone."""
+        """Whether it learns from targets rather than from the images alone."""
         return bool(self.task)
 
     def views(self, augmentation: Augmentation) -> tuple[Augmentation, ...]:
@@ -61,7 +58,7 @@ class ObjectiveConfig(Choice, ABC):
         return (augmentation,)
 
     def check_model(self, model: ModelConfig) -> ModelConfig:
-        """The model, where it can learn this; others are refused."""
+        """The model, checked; raises where this objective cannot train it."""
         return model
 
     def prepare_head(self, network: Backbone) -> None:
@@ -120,12 +117,12 @@ class Objective(nn.Module, ABC):
         return self.config.views(augmentation)
 
     def on_start(self) -> None:
-        """Told when the network has the values that the run starts from: a teacher becomes its copy here."""
+        """Called once the network has its initial weights: a teacher becomes its copy here."""
 
     def after_step(self, step: int) -> None:
-        """Told when a step is done, after the update: a teacher may follow here."""
+        """Called after each update: a teacher follows the student here."""
 
     @property
     def eval_network(self) -> Backbone:
-        """The network that is scored and written; where a teacher is the better one, that."""
+        """The network that is evaluated and saved: the teacher, where it is the better one."""
         return self.network

@@ -2,7 +2,7 @@
 
 Statistics and norms are taken in float32 (or wider), products in the type of the weights.
 
-A teacher: a copy of the learner that gets no gradients and follows it, θ' ← m·θ' + (1 - m)·θ, after each step.
+A teacher: a copy of the student that gets no gradients and follows it, θ' ← m·θ' + (1 - m)·θ, after each step.
 """
 
 import copy
@@ -126,8 +126,8 @@ aten: Any = torch.ops.aten  # torch._foreach_* are these
 class Teacher(nn.Module):
     """A network and what stands on it. It is always in evaluation mode: what it teaches is not a matter of chance.
 
-    Its values are float32 like the learner's own, and are cast with them where the step runs in bfloat16; sharded, it
-    is cut like the learner, so that every process follows with the rows it holds.
+    Its values are float32 like the student's own, and are cast with them where the step runs in bfloat16; sharded, it
+    is cut like the student, so that every process follows with the rows it holds.
     """
 
     def __init__(self, network: ViT, head: nn.Module) -> None:
@@ -142,7 +142,7 @@ class Teacher(nn.Module):
 
     @torch.no_grad()
     def copy_from(self, network: Backbone, head: nn.Module) -> None:
-        """Becomes the learner as it is, fixed tables included."""
+        """Becomes the student as it is, fixed tables included."""
         for own, theirs in ((self.network, network), (self.head, head)):
             aten._foreach_copy_(local_tensors(own.parameters()), local_tensors(theirs.parameters()))
             for table, other in zip(own.buffers(), theirs.buffers(), strict=True):
@@ -150,7 +150,7 @@ class Teacher(nn.Module):
 
     @torch.no_grad()
     def follow(self, network: Backbone, head: nn.Module, momentum: float) -> None:
-        """Moves 1 - momentum of the way to the learner."""
+        """Moves 1 - momentum of the way to the student."""
         for own, theirs in ((self.network, network), (self.head, head)):
             aten._foreach_lerp_.Scalar(
                 local_tensors(own.parameters()), local_tensors(theirs.parameters()), 1 - momentum
