@@ -10,7 +10,7 @@ from PIL import Image
 import vitrail
 from vitrail.cli import data
 from vitrail.cli.app import main
-from vitrail.cli.options import data_pack
+from vitrail.cli.options.look import parse_bytes
 from vitrail.core.errors import ConfigError
 from vitrail.data.collection import open_collection
 
@@ -69,7 +69,7 @@ def test_sheet_never_replaces_what_is_not_one(here: Path, capsys: pytest.Capture
     photo = here / "photos/cat/1.png"
     before = photo.read_bytes()
     assert main(["data", "digits", "--sheet", str(photo)]) == 2
-    assert "is there and is not a contact sheet" in capsys.readouterr().err
+    assert "is not a contact sheet" in capsys.readouterr().err
     assert photo.read_bytes() == before
     (here / "contact-sheet-digits.png").write_text("mine")
     assert main(["data", "digits"]) == 2
@@ -80,7 +80,7 @@ def test_sheet_that_cannot_be_written(here: Path, capsys: pytest.CaptureFixture[
     assert main(["data", "digits", "--sheet", "nowhere/x.png"]) == 2
     assert "nowhere/x.png: No such file or directory" in capsys.readouterr().err
     assert main(["data", "digits", "--sheet", "x.jpg"]) == 2
-    assert "let the name end in .png" in capsys.readouterr().err
+    assert "ends in .png" in capsys.readouterr().err
     assert main(["data", "digits", "--no-sheet"]) == 0
     assert not list(here.glob("*.png"))
 
@@ -211,13 +211,13 @@ def test_folder_called_pack(here: Path, capsys: pytest.CaptureFixture[str]) -> N
     [("256MB", 256_000_000), ("1GiB", 2**30), ("1.5 kB", 1500), ("77", 77), ("2g", 2 * 10**9), ("3MiB", 3 * 2**20)],
 )
 def test_sizes(text: str, value: int) -> None:
-    assert data_pack.size(text) == value
+    assert parse_bytes(text) == value
 
 
 @pytest.mark.parametrize("text", ["", "MB", "-3MB", "3XB", "3 M B"])
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(ConfigError, match="is not a size"):
-        data_pack.size(text)
+        parse_bytes(text)
 
 
 def test_dedup(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -227,7 +227,7 @@ def test_dedup(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "dedup", "photos", "--against", "test", "--out", "out", "--workers", "1"]) == 0
     said = capsys.readouterr().out
     assert "photos@train" in said
-    assert "1 of 3 images of photos@train are to be left out: out/drop.json" in said
+    assert "1 of 3 images of photos@train are duplicates: out/drop.json" in said
     assert (here / "out" / "pairs.html").is_file()
     drop = json.loads((here / "out" / "drop.json").read_text())
     assert (drop["drop"], drop["indices"]) == (True, [1])
@@ -243,7 +243,7 @@ def test_dedup(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_dedup_asks_for_something_to_compare(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "dedup", "photos"]) == 2
-    assert "name test sets behind --against" in capsys.readouterr().err
+    assert "nothing to compare with" in capsys.readouterr().err
     assert main(["data", "dedup", "photos", "--against", "digits", "digits@test"]) == 2
     assert "names digits@test twice" in capsys.readouterr().err
 

@@ -37,12 +37,14 @@ SOUND = {
 def sound(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     """A machine on which all is well, whatever this one is like. What a test changes in it is what doctor finds."""
     probe = {name: dict(facts) for name, facts in SOUND.items()}
-    monkeypatch.setattr(doctor, "probed", lambda: probe)
-    monkeypatch.setattr(doctor, "driver", lambda: None)
-    monkeypatch.setattr(doctor, "shared_memory", lambda: 8 << 30)
-    monkeypatch.setattr(doctor, "runs", lambda: {"folder": "/somewhere/runs", "writable": True, "free": 90 << 30})
+    monkeypatch.setattr(doctor, "run_probe", lambda: probe)
+    monkeypatch.setattr(doctor, "query_driver", lambda: None)
+    monkeypatch.setattr(doctor, "free_shared_memory", lambda: 8 << 30)
+    monkeypatch.setattr(
+        doctor, "find_runs_folder", lambda: {"folder": "/somewhere/runs", "writable": True, "free": 90 << 30}
+    )
     monkeypatch.setattr(doctor_software, "installed_version", lambda name: "99.0" if name != "vitrail" else None)
-    monkeypatch.setattr(doctor, "version_of", lambda name: "99.0" if name != "vitrail" else None)
+    monkeypatch.setattr(doctor, "installed_version", lambda name: "99.0" if name != "vitrail" else None)
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     for name in VARIABLES:
         if name != "VITRAIL_CACHE":
@@ -131,7 +133,7 @@ def test_a_broken_torch_is_told_without_a_traceback(tmp_path: Path, broken: str,
 
 def test_all_is_well(sound: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     lines = told(capsys, 0)
-    assert lines[-1] == "All is well."
+    assert lines[-1] == "Everything is fine."
     assert any(line.split() == ["torch", "2.10.0"] for line in lines)
     assert not any("fault" in line or "note:" in line for line in lines)
 
@@ -144,7 +146,7 @@ def test_a_missing_extra_is_no_fault_but_named_with_its_command(
     lines = told(capsys, 0)
     assert any("missing: starlette; for vitrail serve: pip install 'vitrail[serve]'" in line for line in lines)
     assert any("too old: onnx 1.2" in line and "'vitrail[export]'" in line for line in lines)
-    assert lines[-1] == "All is well. Not installed, where you need them: export, serve"
+    assert lines[-1] == "Everything is fine. Optional and not installed: export, serve"
 
 
 @pytest.mark.parametrize(
@@ -166,7 +168,7 @@ def test_faults(name: str, facts: dict[str, Any], what: str, sound: dict[str, An
 
 def test_a_library_that_is_not_there_is_to_be_installed(sound, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     sound["jinja2"] = {"error": "ModuleNotFoundError: No module named 'jinja2'"}
-    monkeypatch.setattr(doctor, "version_of", lambda name: None if name in ("jinja2", "vitrail") else "99.0")
+    monkeypatch.setattr(doctor, "installed_version", lambda name: None if name in ("jinja2", "vitrail") else "99.0")
     lines = told(capsys, 1)
     assert lines[-1] == "Broken: 1 fault. First: pip install 'jinja2>=3.1'"
 
@@ -184,7 +186,7 @@ def test_another_build_of_torchvision_is_a_note(sound: dict[str, Any], capsys) -
 
 def test_a_gpu_that_torch_does_not_see(sound: dict[str, Any], capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = {"name": "A GPU", "memory": 1 << 34, "driver": "500.1"}
-    monkeypatch.setattr(doctor, "driver", lambda: [gpu])
+    monkeypatch.setattr(doctor, "query_driver", lambda: [gpu])
     assert told(capsys, 0)[-1].endswith("A GPU is there, but this torch is built for CPUs")
     sound["torch"]["cuda"] = "12.8"
     assert told(capsys, 0)[-1].endswith("A GPU is there with driver 500.1, but torch cannot use it")
@@ -193,7 +195,7 @@ def test_a_gpu_that_torch_does_not_see(sound: dict[str, Any], capsys, monkeypatc
     seen = {"name": "A GPU", "memory": 1 << 34, "capability": "9.0", "kernels": True}
     sound["devices"] = {"seen": [seen], "mps": False}
     lines = told(capsys, 0)
-    assert lines[-1] == "All is well."
+    assert lines[-1] == "Everything is fine."
     assert any("A GPU, 17.2 GB, capability 9.0 (driver 500.1, torch's CUDA 12.8)" in line for line in lines)
 
 
@@ -240,7 +242,9 @@ def test_the_cache_is_weighed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     ],
 )
 def test_little_room_is_a_note(place, facts, what, sound, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, place, lambda: facts)
+    monkeypatch.setattr(
+        doctor, {"runs": "find_runs_folder", "shared_memory": "free_shared_memory"}[place], lambda: facts
+    )
     assert what in told(capsys, 0)[-1]
 
 
@@ -253,7 +257,7 @@ def test_a_misspelt_variable_is_noticed(sound, capsys, monkeypatch: pytest.Monke
 
 def test_threads_beyond_the_cores_are_a_note_and_one_thread_is_not(sound, capsys, monkeypatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert told(capsys, 0)[-1] == "All is well."
+    assert told(capsys, 0)[-1] == "Everything is fine."
     monkeypatch.setenv("OMP_NUM_THREADS", "4096")
     assert "asks for more threads" in told(capsys, 0)[-1]
 

@@ -46,7 +46,7 @@ def test_a_collection_becomes_a_table(here: Path, run: Run) -> None:
     first = table.slice(0, 1).to_pylist()[0]
     assert (first["split"], first["sample"], first["label"]) == ("train", 0, "blue")
     assert first["name"].endswith("blue/0.png")
-    assert "all of it was there already" in run()
+    assert "nothing to do" in run()
 
 
 def test_one_split_and_one_array(here: Path, run: Run) -> None:
@@ -63,7 +63,7 @@ def test_one_split_and_one_array(here: Path, run: Run) -> None:
 def test_bad_pictures_are_named_and_listed(here: Path, run: Run) -> None:
     (here / "photos" / "train" / "red" / "3.png").write_bytes(b"no image")
     said = run()
-    assert "note: 1 could not be read and is out, see out.parquet.unreadable.txt: " in said
+    assert "note: skipped 1 unreadable image, see out.parquet.unreadable.txt: " in said
     assert "62 rows" in said
     assert "red/3.png" in (here / "out.parquet.unreadable.txt").read_text()
     for path in (here / "photos").rglob("*.png"):

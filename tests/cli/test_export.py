@@ -72,7 +72,7 @@ def test_int8_is_scored_on_pictures(here: Path, capsys: pytest.CaptureFixture[st
     assert found is not None
     assert int(found[1]) >= 0.98 * 360
     assert re.search(r"accuracy: network \d\d\.\d\d%, export \d\d\.\d\d%, difference [+-]\d\.\d\d points", text)
-    assert re.search(r"images a second at batch 16, in turn: float32 [\d,.]+, int8 [\d,.]+", text)
+    assert re.search(r"images per second at batch 16, in turn: float32 [\d,.]+, int8 [\d,.]+", text)
     assert re.search(r"MB, \d\d% of the \d\.\d\d MB in float32", text)
     assert "note: 7 matrix products in int8" in text
 

@@ -46,7 +46,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 def test_a_folder_becomes_a_classifier(here: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     said = run(out="new/photos.safetensors")
     assert "photos: 3 classes; images: 36 of train, 27 of test" in said
-    assert "learnt from 36 images of train, 16 features each, extracted and kept" in said
+    assert "learned from 36 images of train, 16 features each, extracted and cached" in said
     assert re.search(r"estimated accuracy: [\d.]+% \(95% interval [\d.]+–[\d.]+\), on 32 images", said)
     assert "logits" not in said
     scored = re.search(r"test: accuracy ([\d.]+%) \(95% interval [\d.]+–[\d.]+, 27 images\)", said)
@@ -69,7 +69,7 @@ def test_a_folder_becomes_a_classifier(here: Path, run: Run, capsys: pytest.Capt
 
 def test_the_same_again_is_the_same_file_from_kept_features(here: Path, run: Run) -> None:
     run(out="a.safetensors")
-    assert "kept from before" in run(out="b.safetensors")
+    assert "from the cache" in run(out="b.safetensors")
     assert (here / "a.safetensors").read_bytes() == (here / "b.safetensors").read_bytes()
     assert "extracted again" in run("--no-cache", out="c.safetensors")
     assert (here / "a.safetensors").read_bytes() == (here / "c.safetensors").read_bytes()
@@ -77,7 +77,7 @@ def test_the_same_again_is_the_same_file_from_kept_features(here: Path, run: Run
 
 def test_what_may_be_said_otherwise(here: Path, run: Run) -> None:
     assert "l2 3, as given" in run("--l2", "3")
-    assert "learnt from 6 images of train" in run("--shots", "2")
+    assert "learned from 6 images of train" in run("--shots", "2")
     assert "(l2 1024)" in run("--dev", "0")
     assert "ViT, 0.00M parameters, 12x12 px" in run("--image-size", "12")
     assert vitrail.load("out.safetensors").config.image == (12, 12)
@@ -85,7 +85,7 @@ def test_what_may_be_said_otherwise(here: Path, run: Run) -> None:
 
 def test_pictures_without_a_test_and_elsewhere(here: Path, run: Run) -> None:
     said = run(data="photos/train")
-    assert "no test images" in said
+    assert "not evaluated" in said
     said = run("--test", "photos/test", data="photos/train")
     assert re.search(r"^test@train: accuracy [\d.]+% .* 27 images", said, re.MULTILINE)
     with tarfile.open(here / "set.tar", "w") as archive:
@@ -94,14 +94,14 @@ def test_pictures_without_a_test_and_elsewhere(here: Path, run: Run) -> None:
             (here / "p.cls").write_text(str(at % 3))
             archive.add(here / "p.png", f"{at}.png")
             archive.add(here / "p.cls", f"{at}.cls")
-    assert "learnt from 6 images" in run(data="set.tar")
+    assert "learned from 6 images" in run(data="set.tar")
 
 
 def test_bad_pictures_are_named(here: Path, run: Run) -> None:
     (here / "photos" / "train" / "red" / "3.png").write_bytes(b"no image")
     said = run()
     assert re.search(r"^note: skipped 1 unreadable image of train: .*red/3\.png$", said, re.MULTILINE)
-    assert "learnt from 35 images" in said
+    assert "learned from 35 images" in said
 
 
 def test_what_is_refused_says_what_to_do(here: Path, run: Run) -> None:
@@ -126,7 +126,7 @@ def test_one_picture_a_class(here: Path, run: Run) -> None:
         (here / "two" / name).mkdir(parents=True)
         picture(name, 0).save(here / "two" / name / "a.png")
     said = run(data="two")
-    assert "learnt from 2 images" in said
+    assert "learned from 2 images" in said
     assert "note: nothing was held out" in said
     assert vitrail.load("out.safetensors").config.classes == 2
 

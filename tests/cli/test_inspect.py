@@ -280,7 +280,7 @@ def test_what_cannot_be_read_is_named_and_not_counted(
     (folder / "zz.png").write_bytes(b"nothing")
     chosen = ["--data", str(folder), "--workers", "0", "--only", "distance", "--out", str(tmp_path / "out")]
     assert main(["inspect", weights(tmp_path, VIT), *chosen]) == 0
-    assert "note: 1 of the set could not be read and is out: zz.png" in capsys.readouterr().out
+    assert "note: skipped 1 unreadable image: zz.png" in capsys.readouterr().out
     result = json.loads((tmp_path / "out" / "inspect.json").read_text("utf-8"))
     assert {row["count"] for row in result["measures"]} == {before}
     assert result["data"]["pictures"] == before

@@ -62,7 +62,7 @@ def test_a_score_is_called_by_its_name(row: dict[str, Any], said: str) -> None:
 
 def test_the_panel_keeps_the_last_score_in_sight(monkeypatch: pytest.MonkeyPatch) -> None:
     panel = TrainingPanel()
-    monkeypatch.setattr(panel, "told", lambda text: None)
+    monkeypatch.setattr(panel, "log", lambda text: None)
     shown: list[str] = []
     for row in (
         {**SCORED, "accuracy": 0.9},
@@ -149,6 +149,6 @@ def test_plain_lines_come_now_and_then_and_hold_no_control_characters() -> None:
         clock.now = float(second)
         plain.advance(STEP, second - 60, 100)
         if second == 65:
-            plain.told("a note")
+            plain.log("a note")
     assert lines[5:] == ["step: 0 of 100", "a note", *(f"step: {step} of 100" for step in (15, 25, 35, 45, 55))]
     assert all(line.isprintable() for line in lines)

@@ -79,12 +79,12 @@ def test_what_cannot_be_read_is_named_and_the_rest_goes_on(
     said = capsys.readouterr()
     assert [line.partition(": ")[0] for line in said.out.splitlines()] == [n for n in names if n != names[2]]
     for line in (
-        f"vitrail: passed over {names[2]}: empty file",
-        f"vitrail: passed over {tmp_path / 'p' / 'text.jpg'}: not an image: starts with 'hello'",
-        f"vitrail: passed over {tmp_path / 'p' / 'broken.jpg'}: No such file or directory",
-        "vitrail: passed over gone.png: No such file or directory",
-        f"vitrail: {tmp_path / 'p'}: passed over 1 file that is not called an image",
-        "vitrail: 4 of 9 images could not be read",
+        f"vitrail: skipped {names[2]}: empty file",
+        f"vitrail: skipped {tmp_path / 'p' / 'text.jpg'}: not an image: starts with 'hello'",
+        f"vitrail: skipped {tmp_path / 'p' / 'broken.jpg'}: No such file or directory",
+        "vitrail: skipped gone.png: No such file or directory",
+        f"vitrail: {tmp_path / 'p'}: skipped 1 file that is not called an image",
+        "vitrail: 4 of 9 images were unreadable",
     ):
         assert line in said.err.splitlines()
     rows = told(capsys, path, str(tmp_path / "p"), "gone.png", "--workers", workers)
@@ -177,7 +177,7 @@ def test_without_weights_the_network_of_the_package_answers(tmp_path: Path, caps
     for words, count in (([names[0]], 1), ([str(tmp_path / "p")], 3), ([str(tmp_path / "p" / "picture"), names[1]], 2)):
         assert main(["predict", *words, "--device", "cpu"]) == 0
         said = capsys.readouterr()
-        assert said.err.startswith("vitrail-cifar10 (comes with vitrail): ViT, ")
+        assert said.err.startswith("vitrail-cifar10 (bundled): ViT, ")
         assert len(said.out.splitlines()) == count
     assert main(["predict", DEFAULT_WEIGHTS, names[0], "--device", "cpu"]) == 0
 
@@ -201,8 +201,8 @@ def test_which_word_is_weights(tmp_path: Path, path: str) -> None:
     ("words", "reason"),
     [
         (["nothing"], "nothing: there is no such file or folder; the first word is weights"),
-        (["{w}"], "is weights, and there are no images behind it; name files or folders"),
-        (["a.jpg", "{w}"], "looks like weights, and those come first: vitrail predict"),
+        (["{w}"], "is weights, but no images follow"),
+        (["a.jpg", "{w}"], "looks like weights, which come first: vitrail predict"),
         (["{w}", "{empty}"], "no images there; names end in .jpg"),
         (["{w}", "-", "-"], "stdin, which can be read once"),
         (["{w}", "a.jpg", "--topk", "0"], "--topk 0 must be at least 1"),
@@ -240,7 +240,7 @@ def test_names_from_stdin(tmp_path: Path, path: str, capsys: Capture, monkeypatc
     assert [row["path"] for row in told(capsys, path, names[2], "-", names[2])] == [names[2], *names[:2], names[2]]
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     assert main(["predict", path, "-", "--device", "cpu"]) == 2
-    assert "no names of images came from stdin" in capsys.readouterr().err
+    assert "stdin named no images" in capsys.readouterr().err
 
 
 def test_names_that_come_slowly_come_in_bursts(monkeypatch: pytest.MonkeyPatch) -> None:

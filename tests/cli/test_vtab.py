@@ -40,7 +40,7 @@ def test_a_table_beside_the_papers(weights: str, cifar: None, capsys: pytest.Cap
     command = ["vtab", weights, "--tasks", "cifar100", "vtab/pets", *QUICK]
     assert main(command) == 0
     out = capsys.readouterr().out
-    assert "passed over: Pets. Oxford-IIIT Pets: images.tar.gz" in out
+    assert "skipped: Pets. Oxford-IIIT Pets: images.tar.gz" in out
     assert "not the paper's recipe: " in out
     assert "steps: 2500 -> 2" in out
     row = next(line for line in out.splitlines() if line.strip().startswith("CIFAR-100 "))
@@ -65,7 +65,7 @@ def test_a_dry_run_says_what_goes_where(weights: str, cifar: None, capsys: pytes
     out = capsys.readouterr().out
     there = [line.split()[0] for line in out.splitlines() if " there " in line and "Put" not in line]
     assert there == ["CIFAR-100"]
-    assert "passed over: Clevr-Count, Clevr-Dist" in out  # two tasks, one set
+    assert "skipped: Clevr-Count, Clevr-Dist" in out  # two tasks, one set
     assert str(Path("sets/pets/images.tar.gz")) in out
     assert "1 tasks to train" not in out
     assert "1 task to train for 2 steps of 8 images of 8x8" in out
@@ -75,7 +75,7 @@ def test_a_dry_run_says_what_goes_where(weights: str, cifar: None, capsys: pytes
 def test_no_set_at_all_is_an_error(weights: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["vtab", weights, "--root", str(tmp_path / "empty"), "--tasks", "specialized", *QUICK]) == 2
     captured = capsys.readouterr()
-    assert captured.out.count("passed over: ") == 8  # as each task comes, and at the end
+    assert captured.out.count("skipped: ") == 8  # as each task comes, and at the end
     assert f"none of the data sets is in {tmp_path / 'empty'}" in captured.err
 
 

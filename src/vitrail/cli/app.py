@@ -52,7 +52,7 @@ COMMANDS = {
     "compare": Command("Evaluate", "compare results in one table", "evaluate.study", "evaluate"),
     "models": Command("Look at networks", "list the networks by name, size and cost", "networks", "look"),
     "trace": Command("Look at networks", "follow one image through a network, shape by shape", "networks", "look"),
-    "cost": Command("Look at networks", "show what a network costs, and measure its speed", "networks", "look"),
+    "cost": Command("Look at networks", "show what a network costs, and measure its speed", "cost", "look"),
     "data": Command("Look at data", "show what is in a data set, and draw a contact sheet", "data", "look"),
     "data pack": Command("Look at data", "write a data set as tar shards", "data", "look"),
     "data dedup": Command("Look at data", "find images of test sets in a training set", "data", "look"),
@@ -198,7 +198,7 @@ def options_type(name: str) -> type[Any]:
 
 
 def parse_options(name: str, words: Sequence[str]) -> Any:
-    """What was typed after a command, as the dataclass of its options."""
+    """The words after a command, as the dataclass of its options."""
     values = vars(command_parser(name).parse_intermixed_args(words))  # vitrail predict W --topk 1 a.jpg
     check_numbers(values)
     return build_options(options_type(name), values)

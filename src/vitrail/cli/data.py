@@ -1,9 +1,4 @@
-"""What `vitrail data` does.
-
-What `vitrail data pack` does.
-
-What `vitrail data dedup` does.
-"""
+"""`vitrail data`, `data pack` and `data dedup`: what is in a data set, tar shards, and duplicates."""
 
 import json
 import os
@@ -178,17 +173,17 @@ def sheet_name(collection: "Collection", source: str) -> str:
 
 
 def write_sheet(collection: "Collection", target: Path) -> str:
-    """Draws the first split. What is there under the name is replaced only if it is such a sheet."""
+    """Draws the first split. An existing file is replaced only if it is a contact sheet."""
     from PIL.PngImagePlugin import PngInfo
 
     from vitrail.core.atomic_files import replace_on_success
     from vitrail.data.tools.overview import make_sheet
 
     if target.suffix.lower() != ".png":
-        raise DataError(f"--sheet {target}: a contact sheet is a PNG; let the name end in .png")
+        raise DataError(f"--sheet {target}: a contact sheet is a PNG; use a name that ends in .png")
     replaced = target.exists()
     if replaced and not is_sheet(target):
-        raise DataError(f"{target} is there and is not a contact sheet; remove it, or name another file with --sheet")
+        raise DataError(f"{target} exists and is not a contact sheet; remove it, or name another file with --sheet")
     info = PngInfo()
     info.add_text("Software", SOFTWARE)
     image = make_sheet(collection, next(iter(collection.splits)))
@@ -228,9 +223,7 @@ def list_data_sets(as_json: bool) -> int:
     )
     for path in dict.fromkeys(here.values()):
         print(f"here: {', '.join(name for name, place in here.items() if place == path)} in {path}")
-    print(
-        "vitrail data NAME looks at one; NAME:FOLDER says where its files are; --download fetches what may be fetched."
-    )
+    print("vitrail data NAME shows one; NAME:FOLDER says where its files are; --download fetches public files.")
     return 0
 
 
@@ -286,7 +279,7 @@ def run_pack(options: PackOptions) -> int:
     if report.reencoded:
         print(f"{report.reencoded:,} images made smaller")
     if report.unreadable:
-        print(f"{report.unreadable:,} left out, for they cannot be read: {report.out / 'unreadable.jsonl'}")
+        print(f"{report.unreadable:,} skipped (unreadable): {report.out / 'unreadable.jsonl'}")
     return 0
 
 
@@ -297,12 +290,12 @@ def run_dedup(options: DedupOptions) -> int:
     from vitrail.data.dedup.record import COLUMNS, write_page
 
     if not (options.against or options.within):
-        raise ConfigError("nothing to compare with; name test sets behind --against, or ask for --within")
+        raise ConfigError("nothing to compare with; name test sets with --against, or use --within")
     called, train = open_split(options.train, ("train",), options.download)
     tests: dict[str, ImageDataset] = {}
     for text in options.against:
         name, source = open_split(text, ("test", "val"), options.download)
-        name = text if name in tests else name  # two folders of one name are told apart by their paths
+        name = text if name in tests else name  # two folders with the same name are distinguished by their paths
         if name in tests:
             raise ConfigError(f"--against names {name} twice")
         tests[name] = source
@@ -313,7 +306,7 @@ def run_dedup(options: DedupOptions) -> int:
         else options.workers
     )
     embedding = identify_weights(options.embed) if options.embed else ""
-    with bars() as bar, on_interrupt(f"what was read is kept in {options.out}; the same command resumes"):
+    with bars() as bar, on_interrupt(f"the work so far is saved in {options.out}; the same command resumes"):
         job = DedupJob(
             train=train,
             tests=tests,
@@ -331,7 +324,7 @@ def run_dedup(options: DedupOptions) -> int:
     if rank == 0:
         write_page(job.out / "pairs.html", outcome.record, outcome.pairs, train, tests)
         print_table(COLUMNS, outcome.record.rows(), left=2)
-        said = f"{outcome.record.dropped:,} of {outcome.record.images:,} images of {called} are to be left out"
+        said = f"{outcome.record.dropped:,} of {outcome.record.images:,} images of {called} are duplicates"
         print(f"{said}: {job.out / 'drop.json'}; the pairs: {job.out / 'pairs.html'}")
         if outcome.record.dropped:
             print(f"To train without them: --set data.without={job.out / 'drop.json'}")
@@ -340,7 +333,7 @@ def run_dedup(options: DedupOptions) -> int:
 
 
 def identify_weights(weights: str) -> str:
-    """What names the embeddings of a weight file: another file, another name."""
+    """An identifier of a weight file, for its embeddings."""
     from hashlib import file_digest
 
     try:
@@ -351,7 +344,7 @@ def identify_weights(weights: str) -> str:
 
 
 def make_embedder(weights: str) -> "Embed":
-    """From images to what a network makes of them before its classifier, on an accelerator where there is one."""
+    """A function from images to their features, on an accelerator if there is one."""
     import torch
 
     from vitrail.checkpoint.find_weights import read_bundle

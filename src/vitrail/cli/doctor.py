@@ -1,7 +1,4 @@
-"""What `vitrail doctor` does.
-
-What is wrong with what `vitrail doctor` found, what is odd, and what to do about either.
-"""
+"""`vitrail doctor`: checks the installation and says what to fix."""
 
 import difflib
 import json
@@ -41,7 +38,7 @@ AGAIN: Final = "install vitrail again, or clone it again"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """A fault keeps vitrail from working; anything else is a note."""
+    """A problem; a fault keeps vitrail from working, anything else is a note."""
 
     what: str
     remedy: str
@@ -62,7 +59,7 @@ def find_problems(facts: Facts) -> list[Finding]:
 
 
 def find_broken(facts: Facts) -> Iterator[Finding]:
-    """Libraries that vitrail cannot do without, and its own files."""
+    """Required libraries, and the package's own files."""
     libraries = facts["libraries"]
     for name, about in libraries.items():
         wanted = f"pip install '{name}>={NEEDED[name]}'"
@@ -79,7 +76,7 @@ def find_broken(facts: Facts) -> Iterator[Finding]:
         yield Finding(what=what, remedy="pip install --force-reinstall pillow", fault=True)
     weights = facts["weights"]
     if weights is not None and "error" in weights and "error" not in libraries["torch"]:
-        yield Finding(what=f"the weights that come along: {weights['error']}", remedy=AGAIN, fault=True)
+        yield Finding(what=f"the bundled weights: {weights['error']}", remedy=AGAIN, fault=True)
     version = facts["python"]["version"]
     if is_older(version, PYTHON[0]) or not is_older(version, PYTHON[1]):
         what = f"Python {version} is not one that vitrail is tested with ({PYTHON[0]} and later, before {PYTHON[1]})"
@@ -110,13 +107,13 @@ def find_mismatched(facts: Facts) -> Iterator[Finding]:
 
 
 def matching_torchvision(torch: str) -> str | None:
-    """The torchvision that goes with a torch: 0.15 with 2.0, 0.25 with 2.10. Nothing is known of a torch 3."""
+    """The torchvision of a torch: 0.15 with 2.0, 0.25 with 2.10; unknown for a torch 3."""
     found = re.match(r"2\.(\d+)", torch)
     return f"0.{int(found[1]) + 15}" if found else None
 
 
 def find_hidden_devices(facts: Facts) -> Iterator[Finding]:
-    """GPUs that are there and cannot be used."""
+    """GPUs that cannot be used."""
     seen = (facts["devices"] or {}).get("seen", [])
     torch = facts["libraries"]["torch"]
     for gpu in seen:
@@ -138,7 +135,7 @@ def find_hidden_devices(facts: Facts) -> Iterator[Finding]:
 
 
 def find_untested(facts: Facts) -> Iterator[Finding]:
-    """Systems and devices that vitrail is written for and has never been run on."""
+    """Systems and devices on which vitrail is untested."""
     if facts["platform"].startswith("Windows"):
         yield Finding(what="vitrail has not been tested on Windows", remedy="where something fails, use WSL")
     if (facts["devices"] or {}).get("mps"):
@@ -193,7 +190,7 @@ def run_doctor(options: DoctorOptions) -> int:
 
 
 def collect_facts() -> Facts:
-    """All that there is to know, as plain data."""
+    """All facts, as plain data."""
     probe = run_probe()
     libraries: dict[str, Facts] = {
         name: {"version": probe.get(name, {}).get("version") or installed_version(name), **probe.get(name, {})}
@@ -223,7 +220,7 @@ def collect_facts() -> Facts:
 
 
 def show_facts(facts: Facts, found: list[Finding]) -> None:
-    """For a person; without rich, which may be what is broken."""
+    """Prints the facts without rich, which may be what is broken."""
     mine, python = facts["vitrail"], facts["python"]
     print_section(
         "Versions",
@@ -240,7 +237,7 @@ def show_facts(facts: Facts, found: list[Finding]) -> None:
     if facts["environment"]:
         print_section("Environment", facts["environment"])
     if found:
-        print("To fix")
+        print("Problems")
         for finding in found:
             print(f"  {'fault' if finding.fault else 'note'}: {finding.what}\n    {finding.remedy}")
         print()
@@ -258,7 +255,7 @@ def print_section(title: str, rows: dict[str, str]) -> None:
 def describe_library(about: Facts) -> str:
     if "error" in about:
         return f"{about['version'] or 'missing'}  BROKEN: {about['error'][:200]}"
-    return about["version"] or "there, of an unknown version"
+    return about["version"] or "installed, version unknown"
 
 
 def describe_extra(about: Facts) -> str:
@@ -289,7 +286,7 @@ def describe_machine(facts: Facts) -> dict[str, str]:
     }
 
 
-WORDS = {"total": "in all", "free": "free", "limit": "at most here"}
+WORDS = {"total": "in total", "free": "free", "limit": "limit"}
 
 
 def describe_places(facts: Facts) -> dict[str, str]:
@@ -318,5 +315,5 @@ def summarise(facts: Facts, found: list[Finding]) -> str:
         return f"Usable. Worth a look: {found[0].what}"
     absent = [name for name, about in facts["extras"].items() if about["install"]]
     if absent:
-        return f"All is well. Not installed, where you need them: {', '.join(absent)}"
-    return "All is well."
+        return f"Everything is fine. Optional and not installed: {', '.join(absent)}"
+    return "Everything is fine."

@@ -1,15 +1,12 @@
-"""The machine as `vitrail doctor` tells it, without torch: processor, memory, GPUs by their driver, places to write.
-
-What is installed, as `vitrail doctor` tells it: libraries that vitrail needs, extras, and what the environment says.
-
-The tables repeat pyproject.toml, which an installed package does not have with it; a test holds them together.
-
-What `vitrail doctor` asks in a process of its own: a library may be broken in ways that end the one that imports it.
+"""What `vitrail doctor` reports, collected without torch: the machine, installed libraries, and the environment.
 
     python -m vitrail.cli.doctor_facts
 
-A JSON object a line, as soon as it is known: {"of": "torch", "version": ..., ...}, or with "error" where it failed.
-What would come after the last line is what ended the process. torch is imported last but for what needs it.
+Run as a module it checks the libraries in a process of its own, since a broken library may end the process that imports
+it: one JSON object per line as soon as it is known, {"of": "torch", "version": ..., ...}, or with "error". The check
+after the last line is the one that ended the process.
+
+The tables repeat pyproject.toml, which an installed package does not contain; a test compares them.
 """
 
 import json
@@ -40,7 +37,7 @@ CACHES: Final = ("weights", "data", "features", "index", "shards", "dedup")
 
 
 def read_processor() -> Facts:
-    """Its name and the cores that this process may use, by affinity and by the quota of a container."""
+    """The processor's name and the cores this process may use, by affinity and by container quota."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return {"name": processor_name(), "cores": os.cpu_count(), "usable": allowed, "quota": read_quota()}
 
@@ -54,7 +51,7 @@ def processor_name() -> str:
 
 
 def read_quota() -> float | None:
-    """Cores' worth of time that a control group leaves; none where nothing is set."""
+    """The CPU quota of the control group in cores; None without one."""
     words = " ".join(read_lines("/sys/fs/cgroup/cpu.max")).split()
     if len(words) != 2 or not all(word.isdecimal() for word in words):
         return None
@@ -62,7 +59,7 @@ def read_quota() -> float | None:
 
 
 def read_memory() -> Facts:
-    """Bytes in all and still to be had, within the limit of a container where there is one."""
+    """Total and free bytes, and the limit of a container if there is one."""
     known = {
         name.strip(): value.split() for name, _, value in (line.partition(":") for line in read_lines("/proc/meminfo"))
     }
@@ -81,7 +78,7 @@ def read_lines(path: str) -> list[str]:
 
 
 def query_driver() -> list[Facts] | None:
-    """GPUs as NVIDIA's driver names them, whatever torch thinks; none where there is no such driver to ask."""
+    """GPUs as NVIDIA's driver reports them, independent of torch; None without a driver."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None
@@ -103,7 +100,7 @@ def query_driver() -> list[Facts] | None:
 
 
 def measure_caches() -> Facts:
-    """Where what is kept between commands lies, how much it is, and whether more can be put there."""
+    """The cache folder, its size by kind, and whether it is writable."""
     try:
         home = cache_folder(".").resolve()
     except ConfigError as error:
@@ -120,7 +117,7 @@ def measure_caches() -> Facts:
 
 
 def folder_size(folder: Path, until: float) -> tuple[int, bool]:
-    """Bytes of the files below a folder, and whether all of them were counted in time."""
+    """The size of a folder in bytes, and whether all files were counted in time."""
     size = 0
     for where, _, names in os.walk(folder):
         for name in names:
@@ -134,18 +131,18 @@ def folder_size(folder: Path, until: float) -> tuple[int, bool]:
 
 
 def find_runs_folder() -> Facts:
-    """The folder that runs go to by default."""
+    """The default folder of runs."""
     folder = Path("runs").absolute()
     return {"folder": str(folder), "writable": is_writable(folder), "free": free_space(folder)}
 
 
 def free_shared_memory() -> int | None:
-    """Free bytes of the memory that loader processes pass images through; a container often has little."""
+    """Free shared memory, through which loader processes pass images; a container often has little."""
     return free_space(Path("/dev/shm")) if Path("/dev/shm").is_dir() else None
 
 
 def is_writable(folder: Path) -> bool:
-    """Whether it can be written to, or made."""
+    """Whether a folder can be written to or created."""
     above = next(place for place in (folder, *folder.parents) if place.exists())
     return above.is_dir() and os.access(above, os.W_OK | os.X_OK)
 
@@ -159,7 +156,7 @@ def free_space(folder: Path) -> int | None:
 
 
 Facts = dict[str, Any]
-PROBE_S: Final = 120.0  # a network drive may be slow; torch is a thousand files
+PROBE_S: Final = 120.0  # a network drive may be slow, and torch has a thousand files
 
 NEEDED: Final = {
     "torch": "2.10",
@@ -172,14 +169,17 @@ NEEDED: Final = {
     "shtab": "1.13",
 }
 EXTRAS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
-    "data": ("Parquet and Hugging Face's saved sets, Patch Camelyon", {"pyarrow": "20", "h5py": "3.12"}),
+    "data": (
+        "Parquet and Hugging Face's saved sets, Patch Camelyon, MATLAB files",
+        {"pyarrow": "20", "h5py": "3.12", "scipy": "1.15"},
+    ),
     "figures": ("the figures of vitrail inspect and cost", {"matplotlib": "3.10"}),
     "heic": ("HEIC photographs, as phones take them", {"pillow-heif": "1.1"}),
     "export": ("vitrail export --to onnx", {"onnx": "1.19", "onnxscript": "0.5", "onnxruntime": "1.23"}),
     "serve": ("vitrail serve", {"starlette": "1.0", "uvicorn": "0.35", "python-multipart": "0.0.20"}),
     "hub": ("from_pretrained of a repository, push_to_hub", {"huggingface-hub": "1.0"}),
 }
-# Those that change what vitrail does, or how fast, in the order in which they are shown.
+# Variables that change what vitrail does, or how fast, in display order.
 VARIABLES: Final = (
     "VITRAIL_CACHE",
     "VITRAIL_CHECKSUMS",
@@ -206,7 +206,7 @@ SECRET: Final = ("VITRAIL_TOKEN", "HF_TOKEN")
 
 
 def installed_version(name: str) -> str | None:
-    """As it was installed; none where it was not."""
+    """The installed version; None if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -214,7 +214,7 @@ def installed_version(name: str) -> str | None:
 
 
 def is_older(version: str, least: str) -> bool:
-    """Whether a version comes before another; what follows the numbers ("+cu128", "rc1") is left out."""
+    """Whether a version precedes another; suffixes ("+cu128", "rc1") are ignored."""
     had, wanted = (
         tuple(int(part) for part in re.findall(r"\d+", re.split(r"[^\d.]", text)[0])) for text in (version, least)
     )
@@ -254,7 +254,7 @@ def run_probe() -> dict[str, Facts]:
 
 
 def describe_exit(status: int, complaint: str) -> str:
-    """How a process ended that should not have."""
+    """How a process ended unexpectedly."""
     last = (complaint.strip().splitlines() or [""])[-1]
     if status < 0:
         known = status in {-number for number in signal.Signals}
@@ -265,14 +265,14 @@ def describe_exit(status: int, complaint: str) -> str:
 
 
 def pip_extra(extra: str) -> str:
-    """The command that installs one; where vitrail itself is not installed, into the clone that it runs from."""
+    """The command that installs an extra, also from a clone."""
     if installed_version("vitrail") is not None:
         return f"pip install 'vitrail[{extra}]'"
     return f"cd {shlex.quote(str(Path(vitrail.__file__).parents[2]))} && pip install -e '.[{extra}]'"
 
 
 def check_extras() -> dict[str, Facts]:
-    """Each with what is there of it, and what is missing or too old."""
+    """Each extra with its installed, missing and outdated libraries."""
     found: dict[str, Facts] = {}
     for extra, (use, wanted) in EXTRAS.items():
         have = {name: installed_version(name) for name in wanted}
@@ -289,7 +289,7 @@ def check_extras() -> dict[str, Facts]:
 
 
 def read_variables() -> dict[str, str]:
-    """Those that are set and matter, without secrets; any other VITRAIL_..., which nothing reads."""
+    """The relevant variables that are set, without secrets, and any unknown VITRAIL_... variable."""
     mine = [name for name in sorted(os.environ) if name.startswith("VITRAIL_") and name not in VARIABLES]
     return {name: mask_value(name, os.environ[name]) for name in (*VARIABLES, *mine) if name in os.environ}
 
@@ -327,7 +327,7 @@ VERSION: Final = r"__version__ = ['\"]([^'\"]+)"
 
 
 def check_import(name: str) -> Callable[[], Facts]:
-    """A library of which it is enough that it can be imported."""
+    """A check that a library can be imported."""
 
     def look() -> Facts:
         import_module(name)
@@ -337,7 +337,7 @@ def check_import(name: str) -> Callable[[], Facts]:
 
 
 def check_pillow() -> Facts:
-    """With the images it can read: a Pillow that was built without JPEG is of little use."""
+    """Checks the image formats: Pillow may be built without JPEG."""
     from PIL import features
 
     kinds = {"JPEG": "jpg", "PNG": "zlib", "WebP": "webp"}
@@ -345,7 +345,7 @@ def check_pillow() -> Facts:
 
 
 def check_torch() -> Facts:
-    """Whether it computes, also from NumPy's memory, and how."""
+    """Checks that torch computes, also on NumPy's memory."""
     import numpy
     import torch
 
@@ -362,7 +362,7 @@ def check_torch() -> Facts:
 
 
 def list_devices() -> Facts:
-    """Accelerators that torch sees, and whether it has kernels for them. No context is made: that takes seconds."""
+    """Accelerators that torch sees, and whether it has kernels for them, without creating a context."""
     import torch
 
     seen: list[Facts] = []
@@ -389,7 +389,7 @@ def has_kernels(major: int, minor: int, built: list[str]) -> bool:
 
 
 def check_torchvision() -> Facts:
-    """Loads its compiled part alone, which is what another torch than its own breaks; the rest would take a second."""
+    """Loads only its compiled part, which a mismatched torch breaks; importing the rest would take a second."""
     import torch
 
     spec = find_spec("torchvision")
@@ -411,7 +411,7 @@ def check_torchvision() -> Facts:
 
 
 def check_weights() -> Facts:
-    """Reads those that come with the package; the checksum of every tensor is compared."""
+    """Reads the bundled weights and verifies the checksum of every tensor."""
     from vitrail.checkpoint.files.read_weights import read_weights
     from vitrail.checkpoint.known_weights import BUNDLED, bundled_file
 
@@ -438,13 +438,13 @@ STAGES: Final[dict[str, Callable[[], Facts]]] = {
 
 
 def main() -> int:
-    # What libraries print of themselves is not an answer: answers have a descriptor that nothing else writes to.
+    # Libraries may print to stdout; the results go to a descriptor that nothing else writes to.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     for name, look in STAGES.items():
         try:
             facts = look()
-        except Exception as error:  # whatever it is, it is the answer
+        except Exception as error:  # any failure is a result
             facts = {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"}
         answers.write(json.dumps({"of": name, **facts}) + "\n")
         answers.flush()

@@ -1,7 +1,4 @@
-"""What `vitrail export` does.
-
-What `vitrail convert` does.
-"""
+"""`vitrail export` and `vitrail convert`: networks for other runtimes and libraries."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,7 +57,7 @@ def run_export(options: ExportOptions) -> int:
 
 
 def check_arguments(options: ExportOptions) -> None:
-    """Options of one form that were given to another would be passed over in silence."""
+    """Refuses options of one format given with another."""
     given = {
         "--int8": options.int8,
         "--with-preprocessing": options.with_preprocessing,
@@ -132,11 +129,11 @@ def open_images(
 
 
 def show_export(done: "ExportResult") -> None:
-    """What a person sees: where it is, how far it is from the network, what it costs and gives, how it is loaded."""
+    """Prints where the export is, how it differs from the network, its speed and scores, and how to load it."""
     size = f"{done.bytes / 1e6:,.2f} MB"
     if done.plain is not None:
         size += f", {done.bytes / done.plain_bytes:.0%} of the {done.plain_bytes / 1e6:,.2f} MB in float32"
-    print(f"{done.target}: {size}{'; took the place of the one before' if done.replaced else ''}")
+    print(f"{done.target}: {size}{'; overwrote an existing file' if done.replaced else ''}")
     heads = ["image", "batch", "largest difference", "relative", "same answer"]
     title = f"in {done.report.against}" if done.plain is None else f"int8 in {done.report.against}"
     print_table(heads, done.report.rows(), title=f"{title}, next to the network")
@@ -148,7 +145,7 @@ def show_export(done: "ExportResult") -> None:
         show_scores(done)
     if done.pace is not None:
         rates = ", ".join(f"{name} {rate:,.1f}" for name, rate in done.pace.images_per_s.items())
-        print(f"images a second at batch {done.pace.batch}, in turn: {rates}")
+        print(f"images per second at batch {done.pace.batch}, in turn: {rates}")
     for note in done.notes:
         print(f"note: {note}")
     print(f"load it: {done.use}")

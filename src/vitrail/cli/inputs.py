@@ -1,9 +1,4 @@
-"""What the commands that look at weights have in common: WEIGHTS, DATA, the device, and how images reach it.
-
-Opening data with a sign of life: a large folder is scanned for a while, and a named set may be fetched.
-
---labels and --rename: what the classes are called, in every command that names or writes them.
-"""
+"""WEIGHTS, DATA, --labels and --rename, as the commands read them."""
 
 import contextlib
 import csv
@@ -36,7 +31,7 @@ if TYPE_CHECKING:
 def single_process(device: str) -> Generator[torch.device]:
     """The device of a command that is one process: several would do the same work and write the same files."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError("this command is one process: start it without torchrun")
+        raise ConfigError("this command runs in one process; start it without torchrun")
     with join_world(device) as world:
         yield world.device
 

@@ -1,11 +1,11 @@
-"""A sign of life on stderr for every wait: bars and spinners on a terminal, elsewhere a plain line now and then.
+"""Progress on stderr for every wait: bars and spinners on a terminal, elsewhere an occasional plain line.
 
     with bars() as advance:
         advance("features", done, total)
     with waiting("reading the weights"):
         ...
 
-A wait inside another one adds a line to the display that is there. What ends within a moment shows nothing.
+A wait inside another one adds a line to the same display. Short waits show nothing.
 """
 
 import contextlib
@@ -75,7 +75,7 @@ class Bars:
 
 
 class Lines:
-    """A plain line where nothing was said for a while."""
+    """Prints a plain line if nothing was printed for a while."""
 
     def __init__(self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self.write, self.clock = write, clock
@@ -143,7 +143,7 @@ def reading(weights: str) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def on_interrupt(text: str) -> Generator[None]:
-    """Says at an interrupt what there is and how to resume; the interrupt goes on to the command line, which exits."""
+    """Prints at an interrupt what was saved and how to resume; the interrupt then ends the command."""
     try:
         yield
     except KeyboardInterrupt:

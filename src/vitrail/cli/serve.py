@@ -1,4 +1,4 @@
-"""What `vitrail serve` does."""
+"""`vitrail serve`: a model over HTTP."""
 
 import importlib.util
 import logging

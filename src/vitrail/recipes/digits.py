@@ -8,15 +8,14 @@ from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.crop import InceptionCrop
 from vitrail.models.zoo import model_config
 from vitrail.optim.config import Optim, Schedule
-from vitrail.train.config import Data, Run, RunRequest, to_stage
+from vitrail.train.config import Data, Evaluation, Run, RunRequest, to_stage
 
 
 def digits() -> Run:
-    """Digits from scratch at 16 px, 45 epochs: a ViT of 4 layers and width 64, 16 patches.
+    """Digits from scratch at 16 px, 22 epochs: a ViT of 4 layers and width 64, 16 patches.
 
-    The last weights get 97.8 % of the 360 held-out digits right with seed 0 and 97.2 % with seed 1, after about half a
-    minute of one core."""
-    crop = InceptionCrop(size=(16, 16), area=(0.6, 1.0), aspect=(0.8, 1.25))
+    The last weights classify 98.1 % of the 360 held-out digits correctly with seed 0."""
+    crop = InceptionCrop(size=(16, 16), area=(0.8, 1.0), aspect=(0.8, 1.25))
     return Run(
         name="digits",
         model=model_config(
@@ -27,16 +26,16 @@ def digits() -> Run:
         optim=Optim(kind="adamw", lr=3e-3, weight_decay=0.05, clip=1.0),
         schedule=Schedule(decay="cosine", warmup=50),
         batch=64,
-        epochs=45,
+        epochs=22,
+        evaluation=Evaluation(every=100),
         log=20,
     )
 
 
 def finetune_digits() -> RunRequest:
-    """Digits at 32 px, 12 epochs from weights of `digits`: 64 patches, positions resized, a new head.
+    """Digits at 32 px, 5 epochs from weights of `digits`: 64 patches, positions resized, a new head.
 
-    From weights of the same seed the last ones get 97.8 % of the 360 held-out digits right with seed 0 and 98.1 % with
-    seed 1, after about half a minute of one core."""
+    From weights of seed 0 the last ones classify 97.5 % of the 360 held-out digits correctly."""
     run = digits()
     return to_stage(
         RunRequest,
@@ -44,7 +43,8 @@ def finetune_digits() -> RunRequest:
         name="finetune-digits",
         model=None,
         augmentation=replace(run.augmentation, crop=replace(run.augmentation.crop, size=(32, 32))),
-        optim=Optim(kind="sgd", lr=0.1, momentum=0.9, clip=1.0),
-        schedule=Schedule(decay="cosine", warmup=30),
-        epochs=12,
+        optim=Optim(kind="sgd", lr=0.03, momentum=0.9, clip=1.0),
+        schedule=Schedule(decay="cosine", warmup=15),
+        epochs=5,
+        evaluation=Evaluation(every=25),
     )

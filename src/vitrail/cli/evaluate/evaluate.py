@@ -1,7 +1,4 @@
-"""What `vitrail evaluate` does.
-
-What `vitrail vtab` does.
-"""
+"""`vitrail evaluate` scores weights on a data set, `vitrail vtab` fine-tunes them on the 19 tasks of VTAB-1k."""
 
 import os
 import shlex
@@ -82,17 +79,17 @@ def run_evaluate(options: EvaluateOptions) -> int:
 def score_sizes(
     options: EvaluateOptions, sizes: Sequence[int | None], collection: "Collection", split: str, world: World
 ) -> list[ScoredNetwork]:
-    """One for each size, or as many of them as an interrupt left time for."""
+    """One score per size, or as many as there were before an interrupt."""
     done: list[ScoredNetwork] = []
     for size in sizes:
         try:
             done.append(score_size(options, size, collection, split, world))
         except KeyboardInterrupt:
             if not done:
-                print("stopped; nothing was scored or written", file=sys.stderr)
+                print("stopped; nothing was scored", file=sys.stderr)
                 raise
             rest = " ".join(map(str, sizes[len(done) :]))
-            print(f"stopped; for the rest, give the same command with --image-size {rest}", file=sys.stderr)
+            print(f"stopped; for the rest, run the same command with --image-size {rest}", file=sys.stderr)
             break
     return done
 
@@ -123,7 +120,7 @@ def score_size(
 
 
 def check_distinct(outputs: dict[str, Path | None]) -> None:
-    """Two outputs in one file would leave the later one only."""
+    """Refuses two outputs in one file."""
     taken = dict[Path, str]()
     for option, path in outputs.items():
         if path is not None and (first := taken.setdefault(path.resolve(), option)) != option:
@@ -131,7 +128,7 @@ def check_distinct(outputs: dict[str, Path | None]) -> None:
 
 
 def add_size(path: Path, size: int | None) -> Path:
-    """result.json, or result-224.json where several sizes are scored."""
+    """result.json, or result-224.json if several sizes are scored."""
     return path if size is None else path.with_name(f"{path.stem}-{size}{path.suffix}")
 
 
@@ -148,7 +145,7 @@ def write_outputs(options: EvaluateOptions, one: ScoredNetwork, size: int | None
 
 
 def show_scores(options: EvaluateOptions, done: Sequence[ScoredNetwork], collection: "Collection", split: str) -> None:
-    """What a person sees."""
+    """Prints the scores."""
     one, count = done[0], len(collection.splits[split])
     image = "x".join(map(str, one.about.preprocessing.image))
     size = [f"{image} px"] if len(done) == 1 else []
@@ -171,7 +168,7 @@ def show_scores(options: EvaluateOptions, done: Sequence[ScoredNetwork], collect
 
 
 def show_sizes(done: Sequence[ScoredNetwork]) -> None:
-    """A row a size. What would make it too wide for a terminal is in the results."""
+    """Prints one row per size; the result files have all metrics."""
     found = done[0].found
     heads = [measure.name for measure in found.measures if measure.name in found.brief]
     rows: list[list[str]] = []
@@ -190,13 +187,13 @@ def show_sizes(done: Sequence[ScoredNetwork]) -> None:
 
 
 def describe_count(measure: Measure, scope: Scope) -> str:
-    """ "58 of 64", with a mark where images count that were trained on."""
+    """ "58 of 64", with a mark if images count that the weights were trained on."""
     count = f"{round(measure.value * (measure.count or 0)):,} of {measure.count:,}"
     return f"{count}, {scope.exposure.count:,} seen" if scope.tainted else count
 
 
 def show_single(one: ScoredNetwork) -> None:
-    """The numbers with their intervals, and what to look at."""
+    """Prints the metrics with their intervals, and the tables."""
     found = one.found
     unknown = "" if any(format_interval(measure) for measure in found.measures) else "none"
     rows = [[measure.name, format_value(measure), format_interval(measure) or unknown] for measure in found.measures]
@@ -231,8 +228,8 @@ def run_vtab(options: VtabOptions) -> int:
         status = start_vtab(study, facts, options)
         return exit_now(status) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else status
     except KeyboardInterrupt:
-        print(f"stopped at once; go on with: {study.go_on}", file=sys.stderr, flush=True)
-        os._exit(130)  # without waiting for a checkpoint that is being written: it is whole or not there
+        print(f"stopped immediately; resume with: {study.go_on}", file=sys.stderr, flush=True)
+        os._exit(130)  # without waiting for a checkpoint that is being written: it is complete or absent
 
 
 def select_tasks(named: Sequence[str]) -> tuple[str, ...]:
@@ -245,7 +242,7 @@ def select_tasks(named: Sequence[str]) -> tuple[str, ...]:
 
 
 def vtab_command(options: VtabOptions) -> str:
-    """The command that goes on."""
+    """The command that resumes."""
     words = ["vitrail", "vtab", options.weights]
     words += ["--tasks", *options.tasks] if options.tasks else []
     for option, value in (("--root", options.root), ("--out", options.out), ("--seed", options.seed)):
@@ -281,7 +278,7 @@ def start_vtab(study: VtabStudy, facts: dict[str, Any], options: VtabOptions) ->
 
 
 def download_tasks(study: VtabStudy) -> None:
-    """Downloads what is missing and may be had; what is not is said when its task comes."""
+    """Downloads what is missing and public; the rest is reported with its task."""
     with bars(bytes_=True) as progress:
         for name in study.tasks:
             open_task(study, VTAB_TASKS[name], download=True, progress=progress)
@@ -299,22 +296,22 @@ def show_vtab(study: VtabStudy, outcome: VtabOutcome) -> None:
 
 
 def show_missing(outcome: VtabOutcome, *, whole: bool) -> None:
-    """What is passed over, a data set once: in a line, or with all that goes where."""
+    """Prints skipped data sets once each: in one line, or with instructions."""
     told: dict[str, list[str]] = {}
     for name in outcome.in_state("missing"):
         told.setdefault(SETS[VTAB_TASKS[name].source].folder, []).append(name)
     for names in told.values():
         lines = outcome.reasons[names[0]].splitlines()
         titles = ", ".join(VTAB_TASKS[name].title for name in names)
-        print(f"passed over: {titles}\n    " + "\n    ".join(lines) if whole else f"passed over: {titles}. {lines[0]}")
+        print(f"skipped: {titles}\n    " + "\n    ".join(lines) if whole else f"skipped: {titles}. {lines[0]}")
     if told and not whole:
-        print("where to get these and where to put them: the same command with --dry-run")
+        print("for where to get them and where to put them, add --dry-run")
 
 
 def check_outcome(study: VtabStudy, outcome: VtabOutcome) -> None:
-    """Says how to go on; raises where there is something to complain of."""
+    """Prints how to resume; raises if tasks failed or no data were found."""
     if outcome.stopped:
-        print(f"stopped and saved; go on with: {study.go_on}")
+        print(f"stopped and saved; resume with: {study.go_on}")
     failed = outcome.in_state("failed")
     if failed:
         first = f"{VTAB_TASKS[failed[0]].title}: {outcome.reasons[failed[0]]}"
@@ -328,7 +325,7 @@ def check_outcome(study: VtabStudy, outcome: VtabOutcome) -> None:
 
 
 def forecast_vtab(study: VtabStudy, world: World) -> int:
-    """Which sets are there, and what all of it takes; nothing is trained or kept."""
+    """Prints which data sets are available and the total cost; nothing is trained or written."""
     done = read_progress(study)
     lines: list[list[str]] = []
     left = test = 0
@@ -346,7 +343,7 @@ def forecast_vtab(study: VtabStudy, world: World) -> int:
                 left, test = left + 1, test + len(found.test or ())
         lines.append([task.title, task.group, state, way, str(task.classes), f"{task.sizes[2]:,}"])
     heads = ("task", "group", "pictures", "augmented by", "classes", "test")
-    print_table(heads, lines, left=4, title="A dry run: nothing is trained or kept")
+    print_table(heads, lines, left=4, title="Dry run: nothing is trained or written")
     show_missing(outcome, whole=True)
     run = study.base
     each = run.model.macs

@@ -1,11 +1,4 @@
-"""What `fewshot`, `probe` and `knn` have in common: a split to learn from, one to score, and the features of both.
-
-What `vitrail fewshot` does.
-
-What `vitrail probe` does.
-
-What `vitrail knn` does.
-"""
+"""`vitrail fewshot`, `probe` and `knn`: accuracy of frozen features, learned on one split and scored on another."""
 
 import contextlib
 import math
@@ -27,6 +20,7 @@ from vitrail.cli.progress import bars, on_interrupt
 from vitrail.core.atomic_files import cache_folder, check_writable
 from vitrail.core.console import print_table
 from vitrail.core.errors import BadLabels, ConfigError, DataError
+from vitrail.core.text import join_words, pluralise
 from vitrail.data.collection import Collection, unify_classes
 from vitrail.data.dataset import ImageDataset, SubsetDataset
 from vitrail.data.loader import Batch
@@ -61,14 +55,14 @@ NAMED: Final = 3  # unreadable images that are named
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrozenTask:
-    """A set with a split to learn from and one to score; or one split, of which some samples are held out to score."""
+    """A data set with a split to learn from and one to score; or one split with some samples held out to score."""
 
     collection: Collection
     train: str
     test: str
     held: "NDArray[np.int64] | None" = None
     elsewhere: tuple[str, str] | None = None  # the set and the split that are scored, where --test names them
-    shared: "NDArray[np.int64] | None" = None  # samples of train that are scored, too, and so not learnt from
+    shared: "NDArray[np.int64] | None" = None  # samples of train that are also scored, and therefore not learned from
     notes: tuple[str, ...] = ()
 
     @property
@@ -103,14 +97,14 @@ class FrozenSplits:
     test_labels: Tensor
     source: ImageDataset  # what is scored
     scope: Scope
-    found: bool  # whether all of them were kept from before
-    kept: bool  # whether all of them are there for later
+    found: bool  # whether all of them were cached
+    kept: bool  # whether all of them are cached now
     notes: tuple[str, ...]
     unreadable: tuple[str, ...]
 
 
 def open_tasks(options: FrozenOptions, data: Sequence[str], tests: Sequence[str]) -> list[FrozenTask]:
-    """One for each of `data`; what is scored may be in `tests`, as many as there are of them."""
+    """One task per entry of `data`; `tests` names what is scored, one entry each."""
     if options.out is not None:
         check_writable(options.out)
     if len(set(data)) < len(data):
@@ -126,7 +120,7 @@ def open_tasks(options: FrozenOptions, data: Sequence[str], tests: Sequence[str]
 
 
 def drop_shared(task: FrozenTask, called: str) -> FrozenTask:
-    """The task without the images to learn from that are scored as well, under whatever name."""
+    """The task without training images that are also scored, under any name."""
     source = task.collection.splits[task.train]
     places = np.arange(len(source)) if task.held is None else np.setdiff1d(np.arange(len(source)), task.held)
     shared = find_shared(SubsetDataset(source, places), task.scored())
@@ -140,7 +134,7 @@ def drop_shared(task: FrozenTask, called: str) -> FrozenTask:
             f"all {count_images(len(shared))} to learn from are among those to score ({called}); name others with "
             "--test SOURCE, or hold some out: --held-out 0.5"
         )
-    note = f"{count_images(len(shared))} of {task.train} are also scored, and are not learnt from"
+    note = f"{count_images(len(shared))} of {task.train} are also scored and are not learned from"
     return replace(task, shared=places[shared], notes=(note,))
 
 
@@ -174,7 +168,7 @@ def open_task(options: FrozenOptions, text: str, test: str | None) -> FrozenTask
 
 @contextlib.contextmanager
 def prepare_network(options: FrozenOptions) -> Generator[Subject]:
-    """The network on its device, in the precision that was asked for."""
+    """The network on its device, in the requested precision."""
     with single_process(options.device) as device:
         about = load_subject(options.weights, device, image_size=options.image_size)
         about.computing_in(options.precision)
@@ -182,7 +176,7 @@ def prepare_network(options: FrozenOptions) -> Generator[Subject]:
 
 
 def extract_splits(options: FrozenOptions, about: Subject, task: FrozenTask) -> FrozenSplits:
-    """The features of both parts, kept ones or new ones."""
+    """The features of both parts, cached or new."""
     with bars() as advance:
         unseen, scope = choose_unseen(
             task.scored(),
@@ -203,9 +197,8 @@ def extract_splits(options: FrozenOptions, about: Subject, task: FrozenTask) -> 
         gone = [source.name(sample) for sample in list_missing(source, part.samples)]
         unreadable += [f"{split}: {name}" for name in gone]
         if gone:
-            some = ", ".join(gone[:NAMED]) + (", ..." if len(gone) > NAMED else "")
             notes.append(
-                f"{len(gone):,} of {split} could not be read and {'is' if len(gone) == 1 else 'are'} out: {some}"
+                f"{split}: skipped {pluralise(len(gone), 'unreadable image')}: {join_words(gone, limit=NAMED)}"
             )
         if part.warning:
             notes.append(part.warning)
@@ -218,10 +211,10 @@ def extract_splits(options: FrozenOptions, about: Subject, task: FrozenTask) -> 
     labels = keep_single_labels(train.labels)
     several = int((learnt & (labels < 0)).sum())
     if several:
-        notes.append(f"{several:,} of {task.train} have no label or several, and are not learnt from")
+        notes.append(f"{several:,} of {task.train} have no label or several, and are not learned from")
     learnt &= labels >= 0
     if not learnt.any():
-        raise BadLabels(f"{task.title}@{task.train}: no image has one label and can be read, so nothing can be learnt")
+        raise BadLabels(f"{task.title}@{task.train}: no readable image has exactly one label to learn from")
     return FrozenSplits(
         train=train.features[learnt],
         train_labels=labels[learnt],
@@ -237,10 +230,10 @@ def extract_splits(options: FrozenOptions, about: Subject, task: FrozenTask) -> 
 
 
 def extract_split(options: FrozenOptions, about: Subject, source: ImageDataset, called: str) -> FrozenFeatures:
-    """The features of one split. They are told of on stderr while they are made."""
+    """The features of one split, with progress on stderr."""
     view = SquareView(about.preprocessing.image) if options.reference else about.preprocessing
 
-    kept = "" if options.no_cache else "; features that are complete are kept for the next start"
+    kept = "" if options.no_cache else "; complete features are cached for the next start"
     with bars() as bar, on_interrupt(f"no score was written{kept}"):
 
         def pictures(bare: ImageDataset) -> Iterator[Batch]:
@@ -271,14 +264,14 @@ def count_progress(batches: Iterable[Batch], tell: Callable[[int], None]) -> Ite
 def show_setup(
     options: FrozenOptions, about: Subject, task: FrozenTask, features: FrozenSplits, *, first: bool = True
 ) -> None:
-    """What was looked at, before the numbers."""
+    """Prints what is evaluated, before the numbers."""
     if first:
         image = "x".join(map(str, about.preprocessing.image))
         print(weights_line(options.weights, about.facts, f"{image} px", options.precision))
     scored = "held out of it" if task.held is not None else f"of {task.test}"
-    how = "kept from before" if features.found else "extracted and kept" if features.kept else "extracted again"
+    how = "from the cache" if features.found else "extracted and cached" if features.kept else "extracted again"
     print(
-        f"{task.title}: {len(task.classes):,} classes; learnt from {len(features.train):,} of {task.train}, scored on "
+        f"{task.title}: {len(task.classes):,} classes; learned from {len(features.train):,} of {task.train}, scored on "
         f"{len(features.test):,} {scored}; {features.train.shape[1]:,} features each, {how}"
     )
     for line in features.scope.lines():
@@ -296,7 +289,7 @@ def build_result(
     config: Mapping[str, Any],
     details: Mapping[str, Any],
 ) -> Result:
-    """With its provenance: the data are those that were scored, and next to them those that were learnt from."""
+    """The result with its provenance: the scored data, and the data learned from."""
     train, test = task.learnt_from(), features.source
     data = describe_scored_data(about, task.collection, task.test, options.deduplicated_by)
     data |= {"pictures": len(test), "fingerprint": test.fingerprint, "seen": features.scope.facts()}
@@ -323,7 +316,7 @@ def build_result(
 
 
 def write_results(options: FrozenOptions, results: Sequence[Result], notes: Iterable[str]) -> None:
-    """What else is to be said, and the files: FILE, or FILE-SET where there are several sets."""
+    """Prints the notes and writes the files: FILE, or FILE-SET for several data sets."""
     for note in dict.fromkeys(notes):
         print(f"note: {note}")
     out = options.out
@@ -364,7 +357,7 @@ def run_fewshot(options: FewshotOptions) -> int:
 
 
 def check_fewshot(options: FewshotOptions) -> None:
-    """What can be refused before anything is read."""
+    """Refuses invalid options before anything is read."""
     if options.sweep and (options.seeds or options.penalty is not None):
         raise ConfigError("--sweep draws nothing and tries every penalty; leave --seeds and --penalty out")
     if options.penalty is not None and not 0 < options.penalty < math.inf:
@@ -375,8 +368,8 @@ def check_fewshot(options: FewshotOptions) -> None:
 
 
 def feasible_shots(asked: Sequence[int] | None, tasks: Sequence[FrozenTask]) -> tuple[list[int], list[str]]:
-    """The numbers of shots that every class of every set has images for. One that was asked for and cannot be had is
-    refused; of the usual ones it is left out, with a note."""
+    """The numbers of shots that every class of every set has images for. A requested one that is impossible is
+    an error; a default one is skipped, with a note."""
     shots, notes = list(dict.fromkeys(asked or SHOTS)), list[str]()
     for task in tasks:
         counts = count_single_labels(task.learnt_from().labels, len(task.classes))
@@ -397,7 +390,7 @@ def feasible_shots(asked: Sequence[int] | None, tasks: Sequence[FrozenTask]) -> 
 def score_draws(
     options: FewshotOptions, about: Subject, both: Sequence[tuple[FrozenTask, FrozenSplits]], shots: Sequence[int]
 ) -> list[Result]:
-    """The variant of today: several draws, one penalty."""
+    """The current variant: several draws, one penalty."""
     seeds, penalty = list(dict.fromkeys(options.seeds or SEEDS)), options.penalty or PENALTY
     rows, results = list[list[str]](), list[Result]()
     for task, part in both:
@@ -425,7 +418,7 @@ def score_draws(
 def score_sweep(
     options: FewshotOptions, about: Subject, both: Sequence[tuple[FrozenTask, FrozenSplits]], shots: Sequence[int]
 ) -> list[Result]:
-    """The older variant: every penalty, and for each number of shots the one of the best mean rank over the sets."""
+    """The earlier variant: every penalty, and for each number of shots the one with the best mean rank."""
     grids = {
         number: [
             sweep_penalties(p.train, p.train_labels, p.test, p.test_labels, len(task.classes), number)
@@ -468,7 +461,7 @@ def score_sweep(
 
 
 def accuracies(part: FrozenSplits, classes: int, number: int, seeds: Sequence[int], penalty: float) -> list[float]:
-    """Of each draw; of all images there is only one."""
+    """The accuracy of each draw; with all images there is only one."""
     if number == ALL:
         return [fit_ridge(part.train, part.train_labels, classes, penalty).accuracy(part.test, part.test_labels)]
     return score_few_shot(part.train, part.train_labels, part.test, part.test_labels, classes, number, seeds, penalty)
@@ -479,18 +472,18 @@ def format_shots(number: int) -> str:
 
 
 def name_measure(number: int) -> str:
-    """As a measure of a result: 5-shot."""
+    """The name of the metric: 5-shot."""
     return "all shots" if number == ALL else f"{number}-shot"
 
 
 def count_labelled(part: FrozenSplits) -> int:
-    """How many of the images have a label to be scored by."""
+    """The number of images with a label."""
     rows = part.test_labels if part.test_labels.ndim == 2 else part.test_labels[:, None]
     return int((rows >= 0).any(1).sum())
 
 
 def show_table(heads: Sequence[str], rows: Sequence[Sequence[str]], sets: int) -> None:
-    """With a column for the set where there are several."""
+    """Prints a table, with a column for the data set if there are several."""
     if sets > 1:
         print_table(["set", *heads], rows)
     else:

@@ -1,7 +1,4 @@
-"""What `vitrail study` does.
-
-What `vitrail compare` does.
-"""
+"""`vitrail study` runs a grid and shows its result; `vitrail compare` puts results into one table."""
 
 import csv
 import io
@@ -81,7 +78,7 @@ def list_studies() -> int:
 
 
 def study_command(options: StudyOptions) -> str:
-    """The command that goes on."""
+    """The command that resumes."""
     words = ["vitrail", "study", options.name, *([options.data] if options.data else []), "--scale", options.scale]
     words += [] if options.out is None else ["--out", str(options.out)]
     words += ["--jobs", str(options.jobs)] if options.jobs else []
@@ -91,7 +88,7 @@ def study_command(options: StudyOptions) -> str:
 
 
 def list_cells(plan: "StudyPlan", costs: "dict[str, CellCost]", speed: "DeviceSpeed") -> int:
-    """Every cell and its cost, and all of it together. Nothing is opened that is not there, nothing is trained."""
+    """Every cell and its cost, and the total. Nothing is trained."""
     from vitrail.core.console import print_table
     from vitrail.core.text import format_duration
     from vitrail.studies.run_study import read_finished
@@ -142,20 +139,20 @@ def start_study(plan: "StudyPlan", options: StudyOptions) -> int:
         write_report(plan.study, outcomes, plan.out, scale=plan.scale, data=plan.data)
 
     if plan.data:
-        open_collection(plan.data)  # a name that is misspelt is said once, not by every cell
+        open_collection(plan.data)  # reports a misspelt name once instead of in every cell
     try:
         with make_watcher() as watching:
             report = run_study(
                 plan, places=device_slots(options.device, options.jobs), watcher=watching, present=present
             )
     except KeyboardInterrupt:
-        print(f"stopped at once; go on with: {plan.go_on}", file=sys.stderr, flush=True)
-        os._exit(130)  # without waiting for a checkpoint that is being written: it is whole or not there
+        print(f"stopped immediately; resume with: {plan.go_on}", file=sys.stderr, flush=True)
+        os._exit(130)  # without waiting for a checkpoint that is being written: it is complete or absent
     return show_study(plan, report)
 
 
 def show_study(plan: "StudyPlan", report: "GridReport") -> int:
-    """The table and the sentence, what failed, and where everything is."""
+    """Prints the table, the summary, what failed, and where the files are."""
     from vitrail.core.console import print_table
     from vitrail.studies.study_report import CAUTION
 
@@ -173,12 +170,12 @@ def show_study(plan: "StudyPlan", report: "GridReport") -> int:
         print("   ".join(there))
     if report.stopped:
         left = len(report.of("waiting", "running", "stopped"))
-        print(f"stopped and saved, {left} of {len(plan.cells)} cells are left; go on with: {plan.go_on}")
+        print(f"stopped and saved, {left} of {len(plan.cells)} cells are left; resume with: {plan.go_on}")
     return 1 if report.of("failed", "left out") else 0
 
 
 def show_failed(report: "GridReport") -> None:
-    """Cells that failed, those of one reason together."""
+    """Prints the failed cells, grouped by reason."""
     reasons: dict[str, list[str]] = {}
     for outcome in report.outcomes:
         if outcome.fault:
@@ -186,10 +183,10 @@ def show_failed(report: "GridReport") -> None:
     for fault, cells in reasons.items():
         print(f"failed: {', '.join(cells)}: {fault}")
     if reasons:
-        print("The same command again tries these again.")
+        print("Run the same command to try them again.")
 
 
-WIDE = 6  # columns above which a terminal gets a table for each data set, and one with a measure a line
+WIDE = 6  # beyond so many columns a terminal gets one table per data set, then one metric per line
 FORMATS = (".md", ".csv", ".html")
 
 
@@ -199,7 +196,7 @@ def run_compare(options: CompareOptions) -> int:
         raise ConfigError(f"--out {out}: the name says the format; end it in {', '.join(FORMATS)}")
     gathered = gather_results(options.results)
     table = compare_results(gathered.found, options.measures)
-    notes = [*table.notes, *(f"passed over: {why}" for why in gathered.passed_over)]
+    notes = [*table.notes, *(f"skipped: {why}" for why in gathered.passed_over)]
     show_comparison(table)
     for note in notes:
         print(f"note: {note}")
@@ -211,13 +208,13 @@ def run_compare(options: CompareOptions) -> int:
 
 
 def show_comparison(table: Comparison) -> None:
-    """One table where it fits, else one for each data set."""
+    """Prints one table if it fits, else one per data set."""
     if len(table.columns) <= WIDE and len({column.data for column in table.columns}) > 1:
         print_table(["weights", *(table.title(column) for column in table.columns)], make_cells(table))
         return
     for name, part in table.groups():
         heads = [part.title(column, whole=False) for column in part.columns]
-        if len(heads) > WIDE:  # a measure a line
+        if len(heads) > WIDE:  # one metric per line
             names, *numbers = zip(*make_cells(part), strict=True)
             print_table(
                 ["measure", *names], [[head, *row] for head, row in zip(heads, numbers, strict=True)], title=name
@@ -247,7 +244,7 @@ def escape_cell(text: str) -> str:
 
 
 def to_csv(table: Comparison, notes: Sequence[str]) -> str:
-    """A line a number, with all digits and where it is from: what a spreadsheet or pandas takes."""
+    """One line per number, with all digits and its origin, for a spreadsheet or pandas."""
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     heads = ("weights", "hash", "kind", "data", "fingerprint", "deduplicated", "measure", "value", "low", "high")
@@ -275,7 +272,7 @@ def csv_row(column: MeasureColumn, measure: Measure, found: ResultFile) -> list[
 
 
 def to_html(table: Comparison, notes: Sequence[str]) -> str:
-    """A page with a table for each data set, the notes, and where each number is from."""
+    """A page with one table per data set, the notes, and the origin of each number."""
     from vitrail.report.page import Notes, Section, Table, render_page
 
     sections: list[Section] = []

@@ -1,7 +1,4 @@
-"""How a run looks while it goes on: one panel that is redrawn on a terminal, plain lines elsewhere.
-
-How a study looks while it goes on: a line when a cell starts and when it ends, and on a terminal one bar for all.
-"""
+"""How a run and a study look while they run: a panel redrawn on a terminal, plain lines elsewhere."""
 
 import sys
 import time
@@ -50,7 +47,7 @@ def describe_row(row: dict[str, Any]) -> str:
 
 
 def format_tallies(row: dict[str, Any]) -> dict[str, str]:
-    """What an objective counts next to its loss, by the names that people know."""
+    """What an objective counts next to its loss, by display name."""
     return {
         title_of(known): f"{row[name]:.1%}" if known.share else f"{row[name]:.3f}"
         for name, known in known_measures().items()
@@ -82,7 +79,7 @@ class PlainDisplay:
         self.spoke = self.clock()
         try:
             self.write(text)
-        except BrokenPipeError:  # whoever read has left; the run goes on
+        except BrokenPipeError:  # the reader has gone; the run continues
             silence_stdout()
             self.write = lambda text: None
 
@@ -95,7 +92,7 @@ class PlainDisplay:
         self.log(describe_row(row))
 
     def advance(self, what: str, done: int, total: int | None) -> None:
-        """Says so where nothing was said for a while: steps may be slow, and much comes between them."""
+        """Prints a line if nothing was printed for a while, since steps may be slow."""
         if self.clock() - self.spoke >= WAIT_S:
             self.log(amount(what, done, total))
 
@@ -114,7 +111,7 @@ class QuietDisplay:
 
 class TrainingPanel:
     """How far the run is, the latest numbers with their step, and what else is being done, redrawn in place; what is
-    told scrolls past above it. A thread of rich's draws what the fields say, so that a step costs next to nothing."""
+    is logged scrolls past above it. A thread of rich draws the fields, so that a step costs next to nothing."""
 
     def __init__(self, console: Any = None, clock: Callable[[], float] = time.monotonic) -> None:
         from rich.live import Live
@@ -235,7 +232,7 @@ def make_observer(rank: int) -> PlainDisplay | TrainingPanel | QuietDisplay:
 
 
 def describe_cell(outcome: CellOutcome) -> str:
-    """What came of a cell, in a few words."""
+    """The result of a cell in a few words."""
     if outcome.fault:
         return f"failed: {outcome.fault}"
     names = [name for name in outcome.values if name == "accuracy" or name.startswith("fewshot-")]
@@ -243,7 +240,7 @@ def describe_cell(outcome: CellOutcome) -> str:
 
 
 class StudyLines:
-    """Plain text: a line a start and a line an end, with how much time is left."""
+    """Plain text: one line when a cell starts and one when it ends, with the time left."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self.write, self.left_s = PlainDisplay(write), float("nan")

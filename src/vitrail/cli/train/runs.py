@@ -1,11 +1,4 @@
-"""What `vitrail recipes` does.
-
-What `vitrail report` does.
-
-What `vitrail replay` does.
-
-What `vitrail demo` does.
-"""
+"""`vitrail recipes`, `report`, `replay` and `demo`."""
 
 import io
 import json
@@ -26,10 +19,11 @@ from PIL import Image
 
 from vitrail.cli.options.train import DemoOptions, RecipesOptions, ReplayOptions, ReportOptions
 from vitrail.cli.progress import waiting
-from vitrail.cli.train.display import PlainDisplay, QuietDisplay, TrainingPanel, duration, make_observer
+from vitrail.cli.train.display import PlainDisplay, QuietDisplay, TrainingPanel, make_observer
 from vitrail.core.atomic_files import write_file
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
+from vitrail.core.text import format_duration
 from vitrail.distributed.process_group import join_world
 from vitrail.recipes.launch import record_command
 from vitrail.recipes.registry import RecipeEntry, find_recipe, list_recipes
@@ -122,13 +116,13 @@ def draw_batch(found: Replay) -> Image.Image:
 
 MIN_ACCURACY: Final = 0.95
 MAX_SCORES: Final = 5  # of a run that are shown; its report has them all
-SAMPLE_INDEX: Final = 3  # which of the held-out digits is written as an image to ask with
+SAMPLE_INDEX: Final = 3  # the held-out digit that is written as an image
 
 
 def run_demo(options: DemoOptions) -> int:
     out = options.out
     if is_done(out / "finetune"):
-        print(f"The demo has been run in {out}; another --out runs it again.")
+        print(f"The demo is finished in {out}; use another --out to run it again.")
         show_next_steps(out / "finetune", write_digit(out))
         return 0
     begun = time.monotonic()
@@ -136,10 +130,10 @@ def run_demo(options: DemoOptions) -> int:
     finetune = replace(
         pretrain, verb="finetune", recipe="finetune-digits", weights=str(out / "pretrain" / "last.safetensors")
     )
-    torch.set_num_threads(1)  # so small a network is quicker without a pool
+    torch.set_num_threads(1)  # a network this small is faster on one thread
     with make_observer(0) as panel:
         watching = DemoObserver(panel)
-        watching.log("1  Pre-training: a small ViT from scratch on 16 px digits, 16 patches an image")
+        watching.log("1  Pre-training: a small ViT from scratch on 16 px digits, 16 patches per image")
         low = train_stage(pretrain, out / "pretrain", options.device, watching)
         if low.test is None:
             return report_interrupted(out)
@@ -150,9 +144,11 @@ def run_demo(options: DemoOptions) -> int:
             return report_interrupted(out)
     print()
     print(f"held-out digits, 16 px: {low.test['accuracy']:.2%}    32 px: {high.test['accuracy']:.2%}", end="")
-    print(f"    ({high.test['count']} images, {duration(time.monotonic() - begun)} in all)")
+    print(f"    ({high.test['count']} images)")
     print()
     show_next_steps(high.folder, write_digit(out))
+    took, of_cpu = format_duration(time.monotonic() - begun), format_duration(time.process_time())
+    print(f"The demo took {took}, {of_cpu} of CPU time.")
     return 0 if high.test["accuracy"] > MIN_ACCURACY else 1
 
 
@@ -184,7 +180,7 @@ class DemoObserver:
 
 
 def train_stage(asked: RunCommand, out: Path, device: str, watching: Observer) -> TrainingResult:
-    """One run of the two; what was begun before is resumed."""
+    """One of the two runs; an interrupted one is resumed."""
     with join_world(device) as world:
         if world.size > 1:
             raise ConfigError("the demo is for one process; start it without torchrun")
@@ -207,12 +203,14 @@ def write_digit(out: Path) -> Path:
 
 
 def show_next_steps(run: Path, picture: Path) -> None:
-    """What to do with it, as lines to type or to click on."""
+    """Prints what to do next, as commands and links."""
     vitrail, weights = vitrail_command(), shlex.quote(str(run))
-    print(f"Look at its report:  {(run / 'report.html').absolute().as_uri()}")
+    print(f"Open the report:     {(run / 'report.html').absolute().as_uri()}")
     print(f"Try it in a browser: {vitrail} serve {weights}")
-    print(f"Ask it:              {vitrail} predict {weights} {shlex.quote(str(picture))}")
-    print(f"Use your images:   {vitrail} fit vitrail-cifar10 FOLDER --out mine.safetensors   (one subfolder per class)")
+    print(f"Predict with it:     {vitrail} predict {weights} {shlex.quote(str(picture))}")
+    print(
+        f"Use your images:     {vitrail} fit vitrail-cifar10 FOLDER --out mine.safetensors  (one subfolder per class)"
+    )
 
 
 def vitrail_command() -> str:
@@ -228,5 +226,5 @@ def vitrail_command() -> str:
 
 
 def report_interrupted(out: Path) -> int:
-    print(f"stopped; `{vitrail_command()} demo --out {out}` goes on")
+    print(f"stopped; resume with: {vitrail_command()} demo --out {out}")
     return 0

@@ -1,9 +1,4 @@
-"""What `pretrain` and `finetune` have in common: their options, and how a run is started and resumed.
-
-What `vitrail pretrain` does.
-
-What `vitrail finetune` does.
-"""
+"""`vitrail pretrain` and `vitrail finetune`: how a run is started, resumed and reported."""
 
 import csv
 import io
@@ -54,7 +49,7 @@ from vitrail.train.scoring import TrainingResult
 
 
 def build_request(options: TrainingOptions, verb: str, weights: str = "") -> RunCommand:
-    """What was typed. --epochs, --steps, --batch and --lr are settings like those of --set."""
+    """The request as typed; --epochs, --steps, --batch and --lr are settings like those of --set."""
     return RunCommand(
         verb=verb,
         recipe=options.recipe,
@@ -86,25 +81,25 @@ def run_training(options: TrainingOptions, asked: RunCommand | None) -> int:
     """Everything after parsing; `asked` is none where the folder says it."""
     out = Path(options.resume) if options.resume else options.out
     if options.resume is not None and out is None:
-        raise ConfigError("--resume wants a folder: --resume RUN, or --out RUN --resume")
+        raise ConfigError("--resume needs a folder: --resume RUN, or --out RUN --resume")
     changes = (options.settings, options.data, options.image_size, options.seed is not None, options.sweep is not None)
     changes = (*changes, options.labels, options.rename, options.minutes is not None, short_options(options))
     if asked is None and any(changes):
-        raise ConfigError("--resume alone goes on as the folder says; give the whole command to change something")
+        raise ConfigError("--resume alone uses the run's own settings; give the whole command to change something")
     going_on = asked is None
     if asked is None:
         assert out is not None
         asked = read_run_command(read_command(out))
     elif options.resume is not None and out is not None:
-        read_command(out)  # a folder that is not a run is said so here
+        read_command(out)  # refuses a folder that is not a run
     if options.jobs != 1 and asked.sweep is None:
-        raise ConfigError(f"--jobs {options.jobs} is for the points of a sweep; add --sweep, or leave it out")
+        raise ConfigError(f"--jobs {options.jobs} is for sweeps; add --sweep, or omit --jobs")
     try:
         status = start_run(options, asked, out, going_on)
         return exit_now(status) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else status
     except KeyboardInterrupt:
-        print("stopped at once", file=sys.stderr, flush=True)
-        os._exit(130)  # without waiting for a checkpoint that is being written: it is whole or not there
+        print("stopped immediately", file=sys.stderr, flush=True)
+        os._exit(130)  # without waiting for a checkpoint that is being written: it is complete or absent
 
 
 def exit_now(status: int) -> NoReturn:
@@ -134,7 +129,7 @@ def start_run(options: TrainingOptions, asked: RunCommand, out: Path | None, goi
             )
         except KeyboardInterrupt:
             watching.log(
-                f"resume with: {resume_command(asked, out)}" if (out / COMMAND).exists() else "nothing was written yet"
+                f"resume with: {resume_command(asked, out)}" if (out / COMMAND).exists() else "nothing has been written"
             )
             raise
 
@@ -157,13 +152,13 @@ def download_data(source: str) -> None:
 
 
 def show_forecast(plan: RunPlan, asked: RunCommand, world: World) -> int:
-    """What to expect of the run and, where one is asked for, of the sweep, which ends with a run on all images."""
+    """Prints what to expect of the run and, if requested, of the sweep, which ends with a run on all images."""
     grid = None if asked.sweep is None else build_sweep_grid(asked, plan)
     runs = 1.0 if grid is None else relative_cost(plan.run, grid, world, with_changes)
     run = plan.run if grid is None else with_all_images(plan.run)
     found = dry_run(run, open_splits(run.data, task_of(run.objective)), world, base=plan.base)
     if world.is_main:
-        print_table(("what", "to expect"), list(found.figures.items()), title="A dry run: nothing is kept", left=2)
+        print_table(("what", "to expect"), list(found.figures.items()), title="Dry run: nothing is written", left=2)
         print(f"time: about {duration(found.seconds)} for all steps, without scoring")
         if grid is not None:
             whole = f"the sweep, {len(list_points(grid))} points and the last run"
@@ -216,7 +211,7 @@ def show_result(result: TrainingResult, asked: RunCommand, world: World) -> int:
     if world.rank:
         return 0
     if result.state == "interrupted":
-        print(f"stopped after step {result.step:,}, saved; go on with: {resume_command(asked, result.folder)}")
+        print(f"stopped after step {result.step:,}, saved; resume with: {resume_command(asked, result.folder)}")
         return 0
     for text in describe_scores(result):
         print(text)
@@ -269,7 +264,7 @@ def describe_scores(result: TrainingResult) -> list[str]:
 
 
 def describe_outcome(row: dict[str, Any]) -> str:
-    """A score in words; features without a classifier are scored by their neighbours, and by their rank."""
+    """A score as text; features without a classifier are scored by their neighbours and their rank."""
     rank = f"feature rank {row['rank']:.1f}" if "rank" in row else ""
     first = headline(row)
     if first is None:
@@ -287,7 +282,7 @@ def show_search(found: SweepResult, asked: RunCommand, out: Path, world: World) 
         head = ("settings", name_score(found.points[0].criterion))
         print_table(head, [(point.name, point.shown) for point in found.points])
     if found.final is None:
-        print(f"stopped; go on with: {resume_command(asked, out)}")
+        print(f"stopped; resume with: {resume_command(asked, out)}")
         return 0
     return show_result(found.final, asked, world)
 
@@ -318,5 +313,5 @@ def merge_weight_words(options: FinetuneOptions) -> FinetuneOptions:
     if not options.start:
         return options
     if options.weights and options.data:
-        raise ConfigError(f"--from {options.start} and {options.weights} both name weights; leave one out")
+        raise ConfigError(f"--from {options.start} and {options.weights} both name weights; give one")
     return replace(options, weights=options.start, data=options.data or options.weights)

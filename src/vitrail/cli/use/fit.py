@@ -1,7 +1,4 @@
-"""What `vitrail fit` does.
-
-What `vitrail embed` does.
-"""
+"""`vitrail fit` builds a classifier in closed form; `vitrail embed` writes features to a file."""
 
 import contextlib
 import math
@@ -27,7 +24,7 @@ from vitrail.cli.progress import Advance, bars, on_interrupt
 from vitrail.core.atomic_files import cache_folder, check_writable
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
-from vitrail.core.text import format_size
+from vitrail.core.text import format_size, pluralise
 from vitrail.data.collection import Collection
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.loader import Batch
@@ -48,7 +45,7 @@ def run_fit(options: FitOptions) -> int:
     test = None if options.test is None else open_data(options.test, download=options.download)
     collection.need_labels()  # before the weights are read
     names = resolve_class_names(options.labels, options.rename, collection.classes, len(collection.classes))
-    kept = "" if options.no_cache else "; features that are complete are kept for the next start"
+    kept = "" if options.no_cache else "; complete features are cached for the next start"
     with single_process(options.device) as device, on_interrupt(f"{options.out} was not written{kept}"):
         about = load_subject(options.weights, device, image_size=options.image_size)
         print(weights_line(options.weights, about.facts, f"{format_size(about.preprocessing.image)} px"))
@@ -71,9 +68,9 @@ def run_fit(options: FitOptions) -> int:
         out.parent.mkdir(parents=True, exist_ok=True)
         bundle = to_bundle(made.model)
         write_bundle(bundle if names is None else rename_classes(bundle, names), out)
-    how = "kept from before" if made.found else "extracted and kept" if made.kept else "extracted again"
+    how = "from the cache" if made.found else "extracted and cached" if made.kept else "extracted again"
     width = made.head.weight.shape[1]
-    print(f"learnt from {made.pictures:,} images of {made.split}, {width:,} features each, {how}")
+    print(f"learned from {made.pictures:,} images of {made.split}, {width:,} features each, {how}")
     if made.several is None:
         for line in describe_estimate(made, given=options.l2 is not None):
             print(line)
@@ -88,7 +85,7 @@ def run_fit(options: FitOptions) -> int:
 
 
 def check_fit(options: FitOptions) -> None:
-    """What can be refused before anything is read."""
+    """Refuses invalid options before anything is read."""
     out = options.out
     if out.suffix != SUFFIX:
         raise ConfigError(f"--out {out}: a network is written as {SUFFIX}; name it {out.with_suffix(SUFFIX)}")
@@ -104,18 +101,18 @@ def check_fit(options: FitOptions) -> None:
 
 
 def load_images(options: FitOptions, about: Subject, source: ImageDataset, advance: Advance) -> Iterator[Batch]:
-    """The images of a source; how far they are is told on stderr."""
+    """The batches of a source, with progress on stderr."""
     advance("features", 0, len(source))
     found = load_batches(options, source, about.preprocessing, about.device)
     return count_progress(found, lambda done: advance("features", min(done, len(source)), len(source)))
 
 
 def describe_estimate(made: FittedClassifier, *, given: bool) -> list[str]:
-    """What to expect of new images, by those that were held out, and how strongly the classifier was regularised."""
+    """The expected accuracy on new images, from held-out ones, and the regularisation."""
     head, held = made.head, made.head.held
     if held is None:
         return [f"estimated accuracy: unknown, no images were held out (l2 {head.penalty:.4g})"]
-    count = min(held.count, made.pictures)  # an image that is held out in several draws says no more than in one
+    count = min(held.count, made.pictures)  # an image held out in several draws counts once
     low, high = wilson_interval(round(held.accuracy * count), count)
     times_ = f" in {held.draws} rounds" if held.draws > 1 else ""
     why = "as given" if given else f"the best of {len(PENALTIES)}"
@@ -138,18 +135,18 @@ def show_multi_label(found: MultiLabelMeasures) -> None:
             rows = [(measure.name, format_value(measure), format_interval(measure)) for measure in measures]
             print_table(["measure", "value", "95% interval"], rows)
     if not found.scored:
-        print("scored: nothing else; a split test or val would be, or name one with --test DATA")
+        print("not evaluated: no test or val split found; name one with --test DATA")
 
 
 def show_result(made: FittedClassifier) -> None:
     if made.scored is None:
-        print("no test images: a subfolder test or val next to train would be scored, or name some with --test DATA")
+        print("not evaluated: no test or val split found; name one with --test DATA")
         return
     top1 = made.scored.top1
     print(
         f"{made.scored.split}: accuracy {format_value(top1)} "
         f"(95% interval {format_interval(top1)}, {top1.count:,} images); its "
-        f"probabilities are off by {made.scored.error:.2%} on average"
+        f"probabilities are off by {made.scored.error:.2%}"
     )
 
 
@@ -184,7 +181,7 @@ def run_embed(options: EmbedOptions) -> int:
             count = sum(map(len, splits.values()))
             print(weights_line(options.weights, about.facts, f"{image} px", options.precision))
             print(f"{collection.title}: {count:,} images of {', '.join(splits)}", flush=True)
-        kept = on_interrupt("the parts that are done are kept; the same command resumes")
+        kept = on_interrupt("finished parts are saved; the same command resumes")
         with bars() as bar, kept if world.is_main else contextlib.nullcontext():
             if world.is_main:
                 bar("pictures", 0, sum(map(len, splits.values())))
@@ -224,12 +221,12 @@ def select_splits(collection: Collection, split: str | None) -> dict[str, ImageD
 
 def show_embedded(done: EmbeddingSummary, kind: str) -> None:
     if done.found == done.parts:
-        print("all of it was there already, of the same weights, images and settings")
+        print("nothing to do: up to date")
     elif done.found:
-        print(f"went on: {done.found:,} of {done.parts:,} parts were there from an earlier start")
+        print(f"resumed: {done.found:,} of {done.parts:,} parts were already done")
     if done.unreadable:
         some = ", ".join(str(one) for one in done.first[:NAMED]) + (", ..." if done.unreadable > NAMED else "")
-        verb = "is" if done.unreadable == 1 else "are"
-        print(f"note: {done.unreadable:,} could not be read and {verb} out, see {done.path}.unreadable.txt: {some}")
+        skipped = pluralise(done.unreadable, "unreadable image")
+        print(f"note: skipped {skipped}, see {done.path}.unreadable.txt: {some}")
     size = size_of(done.path)
     print(f"embeddings: {done.path} ({size}): {done.pictures:,} rows of {done.width:,} {kind} features")

@@ -1,4 +1,4 @@
-"""What `vitrail inspect` does."""
+"""`vitrail inspect`: a page of figures of what a network attends to and has learned."""
 
 import contextlib
 import sys
@@ -13,7 +13,7 @@ from vitrail.cli.progress import bars
 from vitrail.core.atomic_files import check_writable, write_file
 from vitrail.core.console import format_millions, print_table
 from vitrail.core.errors import BadImage, ConfigError, DataError, unknown_name
-from vitrail.core.text import format_size
+from vitrail.core.text import format_size, join_words, pluralise
 from vitrail.models.family import ModelConfig
 
 if TYPE_CHECKING:
@@ -54,18 +54,17 @@ def run_inspect(options: InspectOptions) -> int:
         rows.append(["explorer", "Every layer and head, to click through", "in the page"])
     print_table(["kind", "what", "figures"], rows, left=3)
     for line in left_out:
-        print(f"left out: {line}")
+        print(f"skipped: {line}")
     if gone := looked.unreadable:
-        some = ", ".join(gone[:NAMED]) + (", ..." if len(gone) > NAMED else "")
-        print(f"note: {len(gone):,} of the set could not be read and {'is' if len(gone) == 1 else 'are'} out: {some}")
+        print(f"note: skipped {pluralise(len(gone), 'unreadable image')}: {join_words(gone, limit=NAMED)}")
     print(f"page: {written}")
     return 0
 
 
 def report_stopped(options: InspectOptions, looked: "InspectionInput", done: "InspectionParts") -> int:
-    """What an interrupt leaves: a page of the figures that were ready, and how to make the others."""
+    """Writes a page of the finished figures after an interrupt, and prints how to make the others."""
     rest = ",".join(done.stopped)
-    print(f"stopped; to make the rest, give the same command with --only {rest}", file=sys.stderr)
+    print(f"stopped; to make the rest, run the same command with --only {rest}", file=sys.stderr)
     if not done.parts:
         print("nothing was written", file=sys.stderr)
         return 130
@@ -108,7 +107,7 @@ def parse_kinds(text: str | None) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InspectionInput:
-    """What is looked at, and where it is from."""
+    """The images to inspect, and their origin."""
 
     about: "Subject"
     given: "InspectionContext"
@@ -225,7 +224,7 @@ def pick_samples(source: "ImageDataset", about: "Subject") -> "list[tuple[str, t
 def find_class_names(
     options: InspectOptions, about: "Subject", source: "ImageDataset | None"
 ) -> tuple[str, ...] | None:
-    """What the classes are called: by a file, by the weights, or by the set where it has as many."""
+    """The class names: from a file, from the weights, or from the data set if it has as many."""
     from vitrail.tasks.classification.metrics import is_numeric
 
     config = about.network.config
@@ -239,7 +238,7 @@ def find_class_names(
 
 
 def has_classes(about: "Subject") -> bool:
-    """Whether outputs stand for classes; of a task that is not registered here they are taken for plain numbers."""
+    """Whether outputs are classes; those of an unregistered task are plain numbers."""
     from vitrail.checkpoint.bundle import get_card
     from vitrail.tasks.registry import TASKS
 

@@ -1,4 +1,4 @@
-"""What `vitrail predict` does."""
+"""`vitrail predict`: classifies images, and optionally writes masks and attention maps."""
 
 import contextlib
 import sys
@@ -47,17 +47,17 @@ def run_predict(options: PredictOptions) -> int:
         print(describe_predictor(weights, asker), file=sys.stderr)
         for line in (*found.notes, *found.closed):
             print_note(line)
-        with on_interrupt("the answers so far are complete; start again with the images that are missing"):
+        with on_interrupt("the predictions so far are complete; run again with the remaining images"):
             predict_all(done, found, options.workers)
     if not done.seen:
-        raise DataError("no names of images came from stdin")
+        raise DataError("stdin named no images")
     if done.failed:
-        print_note(f"{done.failed:,} of {done.seen:,} images could not be read")
+        print_note(f"{done.failed:,} of {done.seen:,} images were unreadable")
     return 1 if done.failed or found.closed else 0
 
 
 def load_predictor(options: PredictOptions, weights: str, device: "torch.device") -> "Predictor[Any]":
-    """The network that was asked for, if it has classes to name."""
+    """The requested network, if it has classes."""
     from vitrail.predict.predictor import THRESHOLD, predictor
 
     batch = options.batch or (128 if device.type == "cuda" else 32)
@@ -80,7 +80,7 @@ def load_predictor(options: PredictOptions, weights: str, device: "torch.device"
 
 
 def check_task(options: PredictOptions, asker: "Predictor[Any]", weights: str) -> None:
-    """Refuses options that the task of the weights has no use for."""
+    """Refuses options that do not apply to the task of the weights."""
     offered = asker.task.prediction_options(multi_label=asker.multi_label)
     if options.topk is not None and "topk" not in offered:
         raise ConfigError(
@@ -100,12 +100,12 @@ def check_task(options: PredictOptions, asker: "Predictor[Any]", weights: str) -
 
 
 def describe_predictor(weights: str, asker: "Predictor[Any]") -> str:
-    """Which weights answer: "w.npz: ViT, 5.72M parameters, 224x224 px, 1,000 classes"."""
+    """The weights in one line: "w.npz: ViT, 5.72M parameters, 224x224 px, 1,000 classes"."""
     from vitrail.checkpoint.known_weights import is_bundled
 
     network, image = asker.network, asker.preprocessing.image
     count = format_millions(sum(parameter.numel() for parameter in network.parameters()))
-    named = f"{weights} (comes with vitrail)" if is_bundled(weights) else printable(weights)
+    named = f"{weights} (bundled)" if is_bundled(weights) else printable(weights)
     classes = asker.task.describe_outputs(asker.labels) + (
         f", each by itself; chosen from {100 * asker.threshold:g} %" if asker.multi_label else ""
     )
@@ -130,7 +130,7 @@ def make_files(folder: Path | None, asker: "Predictor[Any]", found: "ImageListin
 
 
 class PreparedImage(NamedTuple):
-    """What the network is given of an image, and what is drawn on: the part that it sees, or all of it."""
+    """An image as the network sees it, and the images to draw on: the visible part, or all of it."""
 
     view: "View"
     seen: "Image | None" = None
@@ -139,7 +139,7 @@ class PreparedImage(NamedTuple):
 
 @dataclass(kw_only=True, slots=True)
 class PredictSession:
-    """What answers and where to, and the count so far."""
+    """The predictor, the outputs, and the counts so far."""
 
     asker: "Predictor[Any]"
     out: PredictionWriter
@@ -150,7 +150,7 @@ class PredictSession:
     failed: int = 0
 
     def prepare(self, found: "ImageFile") -> PreparedImage:
-        """What the network is given, and what is drawn on where that was asked for."""
+        """The network's input, and what is drawn on if requested."""
         if self.drawn is None and self.files is None:
             return PreparedImage(self.asker.view(found.path))
         from vitrail.cli.use.predict_outputs import limit_size
@@ -165,7 +165,7 @@ class PredictSession:
         )
 
     def answer(self, batch: "Sequence[tuple[ImageFile, PreparedImage | BadImage]]") -> None:
-        """One call of the network, and a word on every image in its place."""
+        """Predicts one batch and writes one result per image, in order."""
         import torch
 
         views = [thing.view for _, thing in batch if not isinstance(thing, BadImage)]
@@ -177,7 +177,7 @@ class PredictSession:
             if isinstance(thing, BadImage):
                 self.failed += 1
                 reason = str(thing).removeprefix(f"{found.path}: ")
-                print_note(f"passed over {found.path}: {reason}")
+                print_note(f"skipped {found.path}: {reason}")
                 self.out.failed(found.path, reason)
                 continue
             prediction, made = next(answers), dict[str, str]()
@@ -192,11 +192,11 @@ class PredictSession:
 
 
 def predict_all(done: PredictSession, found: "ImageListing", workers: int) -> None:
-    """All images, some at a time; what is known of them is written before more are looked at."""
+    """Predicts all images, batch by batch; results are written as they come."""
     from vitrail.predict.prefetch import default_threads, grouped, prepared
 
     threads = 0 if found.total == 1 else workers if workers >= 0 else default_threads()
-    # A bar would tear through answers that come on the same terminal.
+    # A bar would interleave with predictions on the same terminal.
     with bars() if not sys.stdout.isatty() else contextlib.nullcontext(lambda *_: None) as progress:
         for burst in found.bursts():
             made = prepared(burst, done.prepare, ahead=2 * done.asker.batch, threads=threads)

@@ -1,4 +1,4 @@
-"""Which words of `vitrail predict` are weights and which are images, and what images there are in folders."""
+"""Which words of `vitrail predict` are weights and which are images, and which images folders contain."""
 
 import os
 import select
@@ -20,7 +20,7 @@ from vitrail.data.readers.folder import describe_unread, has_image_suffix, is_fo
 STDIN: Final = "-"
 WEIGHTS: Final = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".ckpt")
 UNREAD: Final = (".pdf", ".mp4")
-PAUSE_S: Final = 0.2  # of whoever writes to our stdin, after which what has come is answered
+PAUSE_S: Final = 0.2  # pause of the writer to stdin after which the names so far are processed
 CHUNK: Final = 1 << 16
 
 
@@ -37,11 +37,11 @@ def split_words(words: Sequence[str]) -> tuple[str, list[str]]:
     first, rest = words[0], list(words[1:])
     late = next((word for word in rest if word.lower().endswith(WEIGHTS)), None)
     if late is not None:
-        raise ConfigError(f"{late} looks like weights, and those come first: vitrail predict {late} IMAGE...")
+        raise ConfigError(f"{late} looks like weights, which come first: vitrail predict {late} IMAGE...")
     if not is_weights(first):
         return DEFAULT_WEIGHTS, list(words)
     if not rest:
-        raise ConfigError(f"{first} is weights, and there are no images behind it; name files or folders, or -")
+        raise ConfigError(f"{first} is weights, but no images follow; name files or folders, or -")
     return first, rest
 
 
@@ -66,7 +66,7 @@ def is_weights(word: str) -> bool:
 
 
 def is_image_file(path: str) -> bool:
-    """Whether a file begins as an image does, whatever it is called."""
+    """Whether a file's content is an image, whatever its name."""
     try:
         with open(path, "rb") as file:
             detect_format(file.read(CHUNK))
@@ -82,7 +82,7 @@ class ImageListing:
     words: tuple[str, ...]
     paths: StringArray
     starts: tuple[int, ...]  # where each word's images begin in `paths`, and the end
-    notes: tuple[str, ...]  # on files that were passed over
+    notes: tuple[str, ...]  # on skipped files
     closed: tuple[str, ...]  # folders that could not be read, and why
 
     @property
@@ -113,7 +113,7 @@ class ImageListing:
 
 def list_images(words: Sequence[str], *written: Path | None) -> ImageListing:
     """Files as they are, folders with all below them, in order. Only names are looked at, now and once. Folders below
-    that are `written` to are left out: what an earlier command put there was not meant."""
+    that are `written` to are skipped: they hold the output of an earlier command."""
     if list(words).count(STDIN) > 1:
         raise ConfigError("- stands for stdin, which can be read once")
     paths, starts, notes, closed, left = list[str](), [0], list[str](), list[str](), list[str]()
@@ -124,10 +124,10 @@ def list_images(words: Sequence[str], *written: Path | None) -> ImageListing:
             closed += shut
             left += unread
             if unread:
-                notes.append(f"{word}: passed over {describe_unread(unread)}")
+                notes.append(f"{word}: skipped {describe_unread(unread)}")
             if others:
                 files = "1 file that is" if others == 1 else f"{others:,} files that are"
-                notes.append(f"{word}: passed over {files} not called an image")
+                notes.append(f"{word}: skipped {files} not called an image")
         elif word != STDIN:
             paths.append(word)
         starts.append(len(paths))
@@ -178,7 +178,7 @@ def walk_folder(root: str, *written: Path | None) -> tuple[list[str], int, list[
 
 
 class StdinNames:
-    """Names from stdin, one a line. Whoever writes them may wait for our answers, so what has come is handed on when
+    """Names from stdin, one per line. The writer may wait for our predictions, so names are handed on when
     no more comes for a moment."""
 
     def __init__(self) -> None:

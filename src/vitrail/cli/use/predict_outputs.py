@@ -1,9 +1,4 @@
-"""The answers of `vitrail predict`: for a person at a terminal, for a person behind a pipe, as JSON Lines, as CSV.
-
---out: predictions as files, in the same tree as their images, each with a drawing for people to look at.
-
-Images lit by where a network looked (Figure 6), each in a file of its own.
-"""
+"""What `vitrail predict` writes: lines, JSON or CSV, prediction files (--out) and attention maps (--attention)."""
 
 import csv
 import io
@@ -224,7 +219,7 @@ class PredictionFiles:
 
 
 def identify(folder: str | Path) -> tuple[int, int] | None:
-    """What a folder is under any of its names; none where it is not there."""
+    """A folder's identity under any of its names; None if it does not exist."""
     try:
         status = os.stat(folder)
     except (OSError, ValueError):
