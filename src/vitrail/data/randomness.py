@@ -1,13 +1,11 @@
-"""Random numbers that are computed, not kept: a pure function of (seed, epoch, sample, view) and of what they are for.
+"""Stateless random numbers, a pure function of (seed, epoch, sample, view) and a purpose; and the order of an epoch.
 
-Nothing here has a state, so a run can stop and go on anywhere, with any number of processes, and draw the same. One
-sample in a loader process and a batch on the accelerator get the same numbers, because both come from the same keys.
+Without state, a run can resume anywhere, with any number of processes, and draw the same numbers. A sample in a loader
+process and a batch on the accelerator get the same numbers, because both derive them from the same keys.
 
-The order of an epoch: a pseudo-random permutation that is computed where it is asked for, never stored.
-
-A Feistel network over the smallest rectangle that holds the set, with cycle-walking past its end: each round adds to
-one coordinate a keyed hash of the other, so every round, and the whole, is a bijection. The key is (seed, epoch). Three
-hundred million samples cost no more memory than three.
+`EpochOrder` is a pseudo-random permutation that is computed on demand and never stored: a Feistel network over the
+smallest rectangle that holds the dataset, with cycle-walking past its end. Each round adds to one coordinate a keyed
+hash of the other, so every round is a bijection. The key is (seed, epoch). Its memory does not grow with the dataset.
 """
 
 from dataclasses import dataclass

@@ -1,16 +1,14 @@
-"""Where the pixels of a view come from: one description by which masks, boxes and points follow their image.
+"""Targets of samples (classes, masks), and the geometry by which masks, boxes and points follow their image.
+
+    for batch in train_batches(dataset, augmentation, batch=8, seed=0, targets=MaskTargets()):
+        batch.pixels, batch.target  # uint8 [B, 3, H, W] and [B, H, W], cropped and flipped alike
 
     geometry = augmentation.geometry(image.size, draws)
-    geometry.mask(mask, 255), geometry.boxes(boxes), geometry.points(points)    # as the view shows them
-    geometry.restore(predicted, 255)                                            # back onto the whole image
+    geometry.mask(mask, 255), geometry.boxes(boxes), geometry.points(points)  # as the view shows them
+    geometry.restore(predicted, 255)                                          # back onto the whole image
 
 Coordinates are continuous: x grows to the right and y downward, the image spans 0 to its width and height, and the
 centre of its first pixel is at (0.5, 0.5).
-
-What a task learns from the samples of a source: classes, masks, numbers. Batches carry them next to the pixels.
-
-for batch in stream(source, augmentation, batch=8, seed=0, targets=Masks()):
-    batch.pixels, batch.target    # uint8 [B, 3, H, W] and [B, H, W], cropped and mirrored alike
 """
 
 from dataclasses import dataclass

@@ -1,11 +1,10 @@
-"""How many pieces (segments, chunks, blocks, comments) a file may be made of.
+"""TIFF directories, which EXIF uses too: the orientation of an image and the tags its pixels need; and `PieceLimit`.
 
-A honest file has few, or large ones. A hostile one has millions that hold nothing, and each costs a step in Python.
+They are parsed here and not by Pillow, because a decoder that meets odd metadata warns, and warning filters are global:
+other threads would see them change. The decoder only gets what it needs, so there is nothing to warn about.
 
-The directory of a TIFF, which is also what EXIF is: which way up an image is, and the tags its pixels need.
-
-Read here and not by Pillow, because a decoder that meets odd metadata warns, and a warning filter belongs to the whole
-process: other threads would see it change. What is not needed is never handed over, so there is nothing to warn about.
+`PieceLimit` bounds the number of pieces (segments, chunks, blocks, comments) of a file. An honest file has few or large
+ones; a hostile one has millions of empty ones, each of which costs a step in Python.
 """
 
 import re

@@ -1,12 +1,10 @@
-"""What a file says of itself, read before any decoder runs: its format, its size, which way up it is.
+"""Image headers, read before any decoder runs: format, size and orientation.
 
-A decoder is then handed only what the pixels need. EXIF, profiles, texts, thumbnails and further frames stay outside:
-whatever they hold cannot fail, warn, take memory or take time.
+The decoder then gets only what the pixels need. EXIF, profiles, texts, thumbnails and further frames are removed: their
+content cannot fail, warn, or take memory or time.
 
-PBM, PGM, PPM and PFM, rewritten as the variety that Pillow decodes in C.
-
-Pillow reads these headers byte by byte, and numbers in text or with an odd maximum value by value, all in Python: a
-comment of 20 MB takes ten seconds. Here numpy does it, with the same results.
+PBM, PGM, PPM and PFM are rewritten as the variant that Pillow decodes in C. It reads their headers byte by byte, and
+numbers in text or with an odd maximum value by value in Python, so that a comment of 20 MB takes ten seconds.
 """
 
 import re

@@ -1,5 +1,5 @@
-"""What training does to images: crops, flips, colours, erasing, mixing; one image at a time or in batches.
+"""Augmentation: crops, flips, colours, erasing and mixing, for single images or batches.
 
-Every parameter is drawn from `CounterRng`, by functions written once for B samples: a loader process asks for one, the
-accelerator for a batch, and both get the same. The pixels are torchvision's and Pillow's business.
+Every parameter is drawn from `CounterRng` by functions written once for B samples: a loader process draws for one, the
+accelerator for a batch, and both get the same numbers. The pixel operations are torchvision's and Pillow's.
 """

@@ -1,7 +1,7 @@
-"""Which part of an image is seen, at the size the network wants.
+"""Crops: which part of an image is used, at the size that the network takes.
 
-A crop first says what it will do with an image of a certain size (`cut`), before a pixel is decoded. So a JPEG that is
-much larger than its crop needs is decoded at a half, a quarter or an eighth, which is what large images wait for.
+A crop first says what it will do with an image of a given size (`cut`), before any pixel is decoded. A JPEG much
+larger than its crop needs is then decoded at a half, a quarter or an eighth of its size, which is far faster.
 """
 
 from dataclasses import dataclass
