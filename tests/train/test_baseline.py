@@ -155,6 +155,7 @@ def test_an_interrupt_meanwhile_leaves_a_run_that_can_be_resumed(tmp_path: Path,
     assert go(tuning(weights, steps=3), out).state == "done"
 
 
+@pytest.mark.slow
 def test_a_run_shows_it_everywhere(tmp_path: Path, weights: str) -> None:
     watching = Watching()
     result = go(tuning(weights), tmp_path / "run", watching)

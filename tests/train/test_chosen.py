@@ -161,6 +161,7 @@ def test_without_a_split_for_the_end_a_resumed_run_shows_its_best_weights(tmp_pa
     assert [row["step"] for row in rows(tmp_path / "run", "watch")] == [BEST, END]  # looked at again, not noted again
 
 
+@pytest.mark.slow
 def test_a_run_that_may_not_choose_stands_for_its_last_weights(tmp_path: Path, shown: Shown) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run/best.safetensors").write_bytes(b"of an earlier run here")
@@ -172,6 +173,7 @@ def test_a_run_that_may_not_choose_stands_for_its_last_weights(tmp_path: Path, s
     assert (result.test["step"], result.test["weights"], shown.chosen) == (END, "last", -1)
 
 
+@pytest.mark.slow
 def test_weights_tell_no_score_that_is_of_an_earlier_step(tmp_path: Path, shown: Shown) -> None:
     def interrupt(row: dict[str, Any]) -> None:
         if row["kind"] == "train" and row["step"] == 14:

@@ -100,6 +100,7 @@ def test_a_run_killed_after_its_last_score_has_it_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("another", [False, True])
+@pytest.mark.slow
 def test_a_folder_that_is_removed_ends_the_run_which_claims_nothing(tmp_path: Path, another: bool) -> None:
     out = tmp_path / "run"
 
@@ -116,6 +117,7 @@ def test_a_folder_that_is_removed_ends_the_run_which_claims_nothing(tmp_path: Pa
     assert list(out.iterdir()) == [] if another else not out.exists()
 
 
+@pytest.mark.slow
 def test_checkpoints_that_are_cleared_are_written_again(tmp_path: Path) -> None:
     run = replace(tiny_run(steps=12), keep=Keep(steps=4))
 

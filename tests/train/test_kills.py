@@ -39,6 +39,7 @@ def test_killed_inside_the_second_save(tmp_path: Path, undisturbed: str, point: 
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))])
+@pytest.mark.slow
 def test_killed_at_random(tmp_path: Path, undisturbed: str, seed: int) -> None:
     done = trial(RUN, tmp_path / "run", seed=seed, usual_s=1.0)
     assert done.digest == undisturbed

@@ -205,6 +205,7 @@ def test_the_number_of_loader_processes_changes_nothing(tmp_path: Path) -> None:
     assert digest_of(tmp_path / "0") == digest_of(tmp_path / "2")
 
 
+@pytest.mark.slow
 def test_another_config_is_refused_by_field_unless_forced(tmp_path: Path) -> None:
     go(tiny_run(steps=8), tmp_path / "run")
     changed = tiny_run(steps=12, optim=replace(tiny_run().optim, lr=0.001), log=3)
@@ -216,6 +217,7 @@ def test_another_config_is_refused_by_field_unless_forced(tmp_path: Path) -> Non
     assert go(changed, tmp_path / "run", force=True).step == 12
 
 
+@pytest.mark.slow
 def test_other_pictures_are_another_run(tmp_path: Path) -> None:
     go(tiny_run(steps=8), tmp_path / "run")
     other = tiny_run(steps=8, data=replace(tiny_run().data, dev=0.1))
@@ -254,6 +256,7 @@ def seen_as_they_are(**changes: Any) -> Run:
     return tiny_run(augmentation=augmentation, mix=Mix(), **changes)
 
 
+@pytest.mark.slow
 def test_an_update_that_is_not_finite_is_left_out_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = seen_as_they_are(steps=100, batch=64, micro=64, keep=Keep(steps=50))
     poisoned(monkeypatch, run)
@@ -303,6 +306,7 @@ def test_out_of_memory_at_the_start_halves_the_micro_batch(tmp_path: Path, monke
     ]
 
 
+@pytest.mark.slow
 def test_out_of_memory_halves_odd_micro_batches_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     honest, seen = TrainingStep.compute_gradients, set[int]()
 
@@ -425,6 +429,7 @@ def test_early_stopping_keeps_the_best_and_scores_it(tmp_path: Path) -> None:
     assert result.test["step"] == 2
 
 
+@pytest.mark.slow
 def test_few_shot_accuracy_on_the_way(tmp_path: Path) -> None:
     run = tiny_run(steps=8, evaluation=Evaluation(every=4, fewshot="digits", shots=(1, 5)))
     go(run, tmp_path / "run")
@@ -433,6 +438,7 @@ def test_few_shot_accuracy_on_the_way(tmp_path: Path) -> None:
     assert all(0.1 < row["accuracy"] < 1 for row in few)
 
 
+@pytest.mark.slow
 def test_a_search_chooses_on_dev_and_ends_on_all_pictures(tmp_path: Path) -> None:
     run = tiny_run(steps=8, data=Data(source="digits", dev=0.1, workers=0))
     watching = Watching()
@@ -605,6 +611,7 @@ def test_a_few_shot_source_that_is_not_there_is_said_before_the_start(tmp_path: 
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_weights_of_a_run_are_found_by_its_folder(tmp_path: Path) -> None:
     out = go(tiny_run(steps=8), tmp_path / "run").folder
     found, best = find_weights(str(out)).tensors, vitrail.load(out / "best.safetensors").state_dict()

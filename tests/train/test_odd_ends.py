@@ -111,6 +111,7 @@ def test_a_run_killed_when_it_had_just_stopped_early_ends_the_same(
     assert digest_of(tmp_path / "cut") == digest_of(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_network_that_answers_nan_still_leaves_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its score is not a number; that is kept in words, and none of its answers counts as right."""
 
@@ -171,6 +172,7 @@ def test_what_force_could_not_do_leaves_the_config_as_it_was(tmp_path: Path) -> 
     assert json.loads((tmp_path / "run/config.json").read_text())["steps"] == 12
 
 
+@pytest.mark.slow
 def test_a_folder_in_which_nothing_was_trained_takes_the_corrected_command(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="blocks:9"):
         go(tiny_run(steps=8, optim=Optim(freeze="blocks:9")), tmp_path / "run")
@@ -224,6 +226,7 @@ def test_a_loader_process_that_is_killed_is_named_wherever_the_run_is(tmp_path: 
     assert go(run, tmp_path / "run").state == "done"
 
 
+@pytest.mark.slow
 def test_which_split_is_scored_may_change_and_changed_pictures_are_named_by_their_split(tmp_path: Path) -> None:
     images = tmp_path / "pictures"
     for split in ("train", "val"):

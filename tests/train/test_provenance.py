@@ -62,6 +62,7 @@ def source(photos: Path) -> ImageDataset:
     return open_collection(str(photos)).split("train")
 
 
+@pytest.mark.slow
 def test_the_weights_of_a_run_know_which_images_they_were_trained_on(photos: Path, tmp_path: Path) -> None:
     go(a_run(photos), tmp_path / "run")
     for name in ("best.safetensors", "last.safetensors"):
@@ -106,6 +107,7 @@ def test_images_that_were_replaced_by_others_of_the_same_size_are_noticed(photos
         go(a_run(photos), tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_images_that_were_touched_or_moved_are_the_same(photos: Path, tmp_path: Path) -> None:
     go(a_run(photos), tmp_path / "run")
     moved = shutil.move(photos, tmp_path / "elsewhere")

@@ -286,6 +286,7 @@ def test_torn_lines_are_passed_over_and_counted(tmp_path: Path) -> None:
     assert "3 lines of metrics.jsonl could not be read" in text_of(tmp_path)
 
 
+@pytest.mark.slow
 def test_long_runs_stay_small_and_quick(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     rows = [train_row(step, loss=1 + rng.random(), norm=rng.random()) for step in range(1, 5001)]

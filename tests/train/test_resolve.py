@@ -83,6 +83,7 @@ def test_the_network_is_said_at_the_start() -> None:
     assert lines[1].endswith(" parameters, 8x8 px, from scratch")
 
 
+@pytest.mark.slow
 def test_a_dry_run_says_it_too() -> None:
     run = tiny_run(micro=6, mix=Mix())
     figures = dry_run(run, open_splits(run.data), ALONE).figures

@@ -201,6 +201,7 @@ def test_the_run_is_stored_and_found_again(tmp_path: Path, kind: str) -> None:
         go(replace(run, objective=Classification()), tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_config_from_before_there_was_a_choice_is_of_a_classification(tmp_path: Path) -> None:
     run = selfsup_run("masked", objective=Classification(smoothing=0.1))
     go(run, tmp_path / "run")

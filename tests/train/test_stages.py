@@ -140,6 +140,7 @@ def test_all_stages_are_stored_alike() -> None:
     assert diff_plain(to_plain(from_plain(Run, json.loads(json.dumps(to_plain(chosen))))), to_plain(chosen)) == []
 
 
+@pytest.mark.slow
 def test_a_folder_of_an_older_version_is_of_the_same_run(tmp_path: Path) -> None:
     """Which left the splits and the scoring open in what it wrote."""
     run = replace(open_run(), epochs=0.0, steps=8)

@@ -80,6 +80,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Trai
     return found
 
 
+@pytest.mark.slow
 def test_a_row_tells_neighbours_rank_and_the_own_loss(runs: dict[str, tuple[Path, TrainingResult]]) -> None:
     for out, result in runs.values():
         first, second = rows_in(out, "watch")

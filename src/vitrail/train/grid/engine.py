@@ -1,13 +1,11 @@
-"""How the cells of a grid stand: in memory, in its record, and to those that watch.
+"""Runs a grid: every cell to its end, in this process or in several, even if some of them fail.
 
-Runs a grid: every cell to its end, in this process or spread over processes and devices, whatever happens to one.
-
-    plan = Plan(cells=cells, out=out, cells_in=out / "cells", record=out / "study.json", job=job)
+    plan = GridPlan(cells=cells, out=out, cells_in=out / "cells", record=out / "study.json", job=job)
     report = run_grid(plan, World(device=torch.device("cpu")), watcher=QuietWatcher())
 
-The same call again resumes: a finished cell stays, one that was interrupted resumes from its checkpoint, one that
-failed is tried again. A cell that fails is reported and the others finish; only what starts from its weights is not
-run. What a grid is for (a sweep's last run, VTAB's mean, a study's table) is up to its caller.
+The same call again resumes: finished cells stay, interrupted ones resume from their checkpoints, failed ones are tried
+again. A failure is reported and the other cells finish; only the cells that start from its weights are not run. What a
+grid is for (a sweep's last run, VTAB's mean, a study's table) is up to its caller.
 """
 
 import contextlib
@@ -38,7 +36,7 @@ from vitrail.train.run_folder.files import RunLock
 
 
 class GridState:
-    """Of several processes each has one, and they agree; the first one alone writes and presents."""
+    """The state of all cells. Every process has one, and they agree; only the main one writes and presents."""
 
     def __init__(self, plan: GridPlan, world: World, watcher: Watcher, present: Present) -> None:
         self.plan, self.world, self.watcher, self.present = plan, world, watcher, present
@@ -59,7 +57,7 @@ class GridState:
         self.note("running")
 
     def finished(self) -> dict[str, CellOutcome]:
-        """The cells that need no more work."""
+        """The outcomes of the cells that need no more work."""
         found = {
             name: finished_outcome(cell, self.plan.folder(name), self.plan.job) for name, cell in self.cells.items()
         }
@@ -73,8 +71,8 @@ class GridState:
         return sum(state == "waiting" for state in self.states.values())
 
     def next(self) -> Cell | None:
-        """The longest cell that can start now, of the first seed that has one: the whole grid stands there early, and
-        other seeds narrow it down. None where all wait for others, or are begun."""
+        """The most expensive cell that can start now, of the first seed that has one: the whole grid exists early, and
+        further seeds refine it. None if all others are started or waiting for another cell."""
         ready = [
             name
             for name, state in self.states.items()
@@ -114,13 +112,13 @@ class GridState:
             self.show_so_far()
 
     def over(self, outcome: CellOutcome) -> None:
-        """Nothing more will come of a cell in this start."""
+        """Records the outcome of a cell that is over for this start."""
         self.outcomes[outcome.cell], self.shares[outcome.cell] = outcome, 1.0
         self.progress()
         self.watcher.ended(self.cells[outcome.cell], outcome, self.seconds.get(outcome.cell, 0.0))
 
     def fail(self, outcome: CellOutcome) -> None:
-        """A cell that failed or is missing, and those that would have started from its weights."""
+        """Ends a cell that failed or is missing, and those that would have started from its weights."""
         self.over(outcome)
         for other in self.cells.values():
             if other.after == outcome.cell and self.states[other.name] == "waiting":
@@ -129,21 +127,23 @@ class GridState:
                 self.fail(CellOutcome(cell=other.name, at=other.at, fault=fault))
 
     def progress(self) -> None:
-        """Told as the share of the work of this start, and the seconds that the rest will take at this rate."""
+        """Reports the share of this start's work that is done, and the seconds left at this rate."""
         done = sum(self.work(name) * share for name, share in self.shares.items())
         share = done / self.total if self.total else 1.0
         spent = time.monotonic() - self.start
         self.watcher.progress(share, spent * (1 - share) / share if share else float("nan"))
 
     def show_so_far(self) -> None:
-        """On the way a presentation that fails is reported, and stops nothing; the one of the end will fail as well."""
+        """Presents the results so far. A failure is reported and stops nothing; at the end it will be raised."""
         self.presented = time.monotonic()
         if not self.world.is_main:
             return
         try:
             self.present(self.report())
         except Exception as error:
-            self.watcher.log(f"what there is could not be presented ({error}); the other {self.plan.unit} still run")
+            self.watcher.log(
+                f"the results so far could not be presented ({error}); the other {self.plan.unit} still run"
+            )
 
     def list_outcomes(self) -> tuple[CellOutcome, ...]:
         return tuple(self.outcomes[name] for name in self.cells if name in self.outcomes)
@@ -152,7 +152,7 @@ class GridState:
         return GridReport(states=dict(self.states), outcomes=self.list_outcomes(), stopped=stopped)
 
     def close(self, *, stopped: bool) -> GridReport:
-        """The last word, and the presentation of what there is."""
+        """Writes the record and presents the results."""
         unfinished = any(state in ("waiting", "running", "stopped") for state in self.states.values())
         failed = any(state in ("failed", "left out") for state in self.states.values())
         self.note("stopped" if stopped and unfinished else "failed" if failed else "done")
@@ -162,7 +162,7 @@ class GridState:
         return report
 
     def note(self, state: str) -> None:
-        """Writes the record. A full disk does not end the grid: every cell's own folder says how it stands."""
+        """Writes the record. A full disk does not end the grid: every cell's own folder has its state."""
         if not self.world.is_main:
             return
         cells: dict[str, dict[str, Any]] = {}
@@ -188,7 +188,7 @@ class GridState:
 
 
 class CellObserver:
-    """Hears a run in this very process, and passes on what the watcher's own observer wants to hear."""
+    """Observes a run in this process, and passes everything on to the watcher's own observer."""
 
     def __init__(self, board: GridState, cell: str, observer: Observer) -> None:
         self.board, self.cell, self.observer = board, cell, observer
@@ -245,7 +245,7 @@ def run_grid(
 
 @contextlib.contextmanager
 def hold_folder(plan: GridPlan, world: World, watcher: Watcher) -> Generator[None]:
-    """Holds the grid's folder, by the first process. What that one is refused, all are."""
+    """Locks the grid's folder. An error of the main process is raised in all of them."""
     lock, refused = None, ""
     try:
         if world.is_main:
@@ -266,7 +266,7 @@ def hold_folder(plan: GridPlan, world: World, watcher: Watcher) -> Generator[Non
 
 
 def run_inline(board: GridState, world: World, stop: Stop) -> bool:
-    """One cell after another in this world; whether a signal ended it."""
+    """Runs one cell after another in this process; returns whether a signal ended it."""
     while not any(world.gather(bool(stop))):
         cell = board.next()
         if cell is None:
@@ -278,7 +278,7 @@ def run_inline(board: GridState, world: World, stop: Stop) -> bool:
 
 
 def run_in_pool(board: GridState, places: Sequence[DeviceSlot], stop: Stop) -> bool:
-    """Over processes, each of which takes the next cell when it is done with one; whether a signal ended it."""
+    """Runs cells in a pool of processes; returns whether a signal ended it."""
     with WorkerPool(places, most=board.left) as pool:
         while True:
             if stop:

@@ -1,8 +1,6 @@
-"""One run of a grid: where it stands, what is trained, and what came of it.
+"""The definition of a grid: its cells, what is done with each, who watches, and the outcomes on disk.
 
-What came of the cells of a grid, on disk: CELL/outcome.json, there once the cell is finished and not before.
-
-What a grid runs and where, who hears of it, and how it stands in the end.
+CELL/outcome.json exists once the cell is finished, and not before.
 """
 
 import json
@@ -141,7 +139,7 @@ class GridReport:
 
     states: dict[str, CellState]
     outcomes: tuple[CellOutcome, ...]
-    stopped: bool = False  # by a signal, and to be resumed
+    stopped: bool = False  # by a signal; can be resumed
 
     def of(self, *states: CellState) -> list[str]:
         return [name for name, state in self.states.items() if state in states]
@@ -210,7 +208,7 @@ class GridPlan:
 
 
 class Watcher(Protocol):
-    """Who is told how a grid goes: a terminal, or nobody. `listen` gives the observer of a cell that is trained in this
+    """Watches a grid: a terminal, or nobody. `listen` gives the observer of a cell that is trained in this
     process; those in other processes only tell how far they are."""
 
     def log(self, text: str) -> None: ...

@@ -1,4 +1,5 @@
-"""The paper's search (4.1, 4.3): every point of a grid with a dev split held out, the best one on all images."""
+"""The paper's hyper-parameter search (4.1, 4.3): every point of a grid with a dev split held out, then the best one on
+all images."""
 
 import itertools
 import json

@@ -1,10 +1,8 @@
-"""One cell after another in one process: trained, or resumed, to its end, and its outcome kept.
+"""Trains the cells of a grid, in this process or in a pool of processes that take one cell after another.
 
-A process that lives on between cells pays once for torch and for the device. What one cell leaves behind must not
-reach the next: compiled code is forgotten (after a few networks torch would stop compiling, without a word), and the
-memory of the device is given back.
-
-Processes that take one cell after another. One that dies has failed its cell, and another takes its place.
+A process that lives on between cells pays once for torch and for the device. Nothing of a cell may reach the next:
+compiled code is dropped (after a few networks torch would silently stop compiling), and the memory of the device is
+released. A process that dies fails its cell, and another one replaces it.
 """
 
 import contextlib
@@ -71,7 +69,7 @@ class DeviceSlot:
 
 
 def run_cell(task: CellTask, world: World, observer: Observer | None = None) -> CellEnd:
-    """Trains a cell to its end, or resumes it. What goes wrong is told in words, and no other cell is affected. In a
+    """Trains a cell to its end, or resumes it. An error is described and does not affect other cells. In a
     world of several processes this holds for what all of them meet alike; any other error ends the grid."""
     name = task.cell.name
     prepared = prepare(task, world)
@@ -147,11 +145,11 @@ def describe_error(error: BaseException, *, shared: bool) -> str:
 
 
 def leave_trace(folder: Path) -> None:
-    """For whoever looks for the cause."""
+    """Writes the traceback into the cell's folder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / FAULT).write_text(traceback.format_exc(), "utf-8")
-    except OSError:  # the fault itself is told all the same
+    except OSError:  # the fault itself is reported anyway
         pass
 
 
@@ -166,7 +164,7 @@ def release_memory(device: torch.device) -> None:
 
 
 class PipeObserver:
-    """Tells through a pipe how far a cell is."""
+    """Reports the progress of a cell through a pipe."""
 
     def __init__(self, cell: str, pipe: "Connection[Any, Any]") -> None:
         self.cell, self.pipe, self.last = cell, pipe, 0.0
@@ -177,7 +175,7 @@ class PipeObserver:
     def advance(self, what: str, done: int, total: int | None) -> None:
         if what == STEP and total and time.monotonic() - self.last > TELL_S:
             self.last = time.monotonic()
-            with contextlib.suppress(BrokenPipeError):  # whoever asked is gone: the cell ends behind its step
+            with contextlib.suppress(BrokenPipeError):  # the parent is gone: the cell ends after its step
                 self.pipe.send(CellProgress(cell=self.cell, share=done / total))
 
 
@@ -239,8 +237,7 @@ class GridWorker:
             self.process.start()
         theirs.close()
 
-    def how_it_ended(self) -> str:
-        """In words."""
+    def describe_exit(self) -> str:
         self.process.join()
         code = self.process.exitcode or 0
         if code >= 0:
@@ -289,7 +286,7 @@ class WorkerPool:
         worker = next((worker for worker in self.workers if not worker.cell and worker.process.is_alive()), None)
         if worker is None:
             for dead in [worker for worker in self.workers if not worker.cell]:
-                self.bury(dead)
+                self.remove_dead_worker(dead)
             worker = GridWorker(self.free.pop(0))
             self.workers.append(worker)
         worker.cell = task.cell.name
@@ -297,12 +294,12 @@ class WorkerPool:
             worker.pipe.send(task)
 
     def messages(self) -> Iterator[CellProgress | CellEnd]:
-        """What the processes say, or what became of them; nothing where nobody had to say something for a while."""
+        """The messages of the processes, or how they ended; empty after POLL_S without messages."""
         wait([worker.pipe for worker in self.workers], POLL_S)
         for worker in list(self.workers):
-            yield from self.heard_from(worker)
+            yield from self.read_messages(worker)
 
-    def heard_from(self, worker: GridWorker) -> Iterator[CellProgress | CellEnd]:
+    def read_messages(self, worker: GridWorker) -> Iterator[CellProgress | CellEnd]:
         alive = worker.process.is_alive()  # asked first: what it said before it died is in the pipe then
         try:
             while worker.pipe.poll():
@@ -314,16 +311,16 @@ class WorkerPool:
             alive = False
         if alive:
             return
-        fault = self.bury(worker)
+        fault = self.remove_dead_worker(worker)
         if worker.cell:
             yield CellEnd(cell=worker.cell, state="stopped" if self.stopping else "failed", fault=fault)
 
-    def bury(self, worker: GridWorker) -> str:
+    def remove_dead_worker(self, worker: GridWorker) -> str:
         """Gives the place of a process that died to another, and says how it ended."""
         self.workers.remove(worker)
         worker.pipe.close()
         self.free.append(worker.place)
-        return worker.how_it_ended()
+        return worker.describe_exit()
 
     def stop(self) -> None:
         """Once: every process ends its cell behind its step, and saves it."""

@@ -192,8 +192,8 @@ def describe_collapse(rows: Sequence[Row], config: Mapping[str, Any]) -> list[st
     if row is not None and row["rank"] < FEW:
         width = f" of {row['width']}" if row.get("width") else ""
         found.append(
-            f"{COLLAPSED}the features have a rank of {format_short(row['rank'])}{width}, so two images differ in hardly "
-            "more than one or two numbers."
+            f"{COLLAPSED}the features have a rank of {format_short(row['rank'])}{width}, so two images differ in "
+            "hardly more than one or two numbers."
         )
     alike = None if row is None else number(row.get("similarity"))
     if alike is not None and (alike > SAME or (alike > ALIKE and found)):
