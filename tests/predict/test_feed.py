@@ -6,7 +6,7 @@ import time
 import pytest
 
 from vitrail.core.errors import BadImage
-from vitrail.predict.prefetch import grouped, prepared
+from vitrail.predict.prefetch import prepare_ahead, split_batches
 
 
 def slowly(number: int) -> int:
@@ -18,7 +18,7 @@ def slowly(number: int) -> int:
 
 @pytest.mark.parametrize("threads", [0, 1, 4])
 def test_order_is_kept_and_failures_stay_in_their_place(threads: int) -> None:
-    found = list(prepared(range(40), slowly, ahead=8, threads=threads))
+    found = list(prepare_ahead(range(40), slowly, ahead=8, threads=threads))
     assert [thing for thing, _ in found] == list(range(40))
     for thing, made in found:
         assert str(made) == (f"{thing} is bad" if thing % 5 == 4 else str(10 * thing))
@@ -34,7 +34,7 @@ def test_no_more_is_held_than_was_agreed() -> None:
             most = max(most, held)
         return number
 
-    for _ in prepared(range(100), make, ahead=6, threads=3):
+    for _ in prepare_ahead(range(100), make, ahead=6, threads=3):
         time.sleep(0.0005)
         with lock:
             held -= 1
@@ -46,10 +46,10 @@ def test_another_error_is_not_taken_for_a_bad_picture() -> None:
         raise KeyError(number)
 
     with pytest.raises(KeyError):
-        list(prepared(range(3), broken, ahead=2, threads=2))
+        list(prepare_ahead(range(3), broken, ahead=2, threads=2))
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("prepare")]
 
 
 def test_groups() -> None:
-    assert list(grouped(range(7), 3)) == [[0, 1, 2], [3, 4, 5], [6]]
-    assert list(grouped([], 3)) == []
+    assert list(split_batches(range(7), 3)) == [[0, 1, 2], [3, 4, 5], [6]]
+    assert list(split_batches([], 3)) == []

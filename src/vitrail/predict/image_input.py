@@ -11,7 +11,7 @@
 What could mean two things is refused: floats beyond 0 to 1 may be bytes or normalised already, other whole numbers may
 have any range. Files and bytes go through the checks of `vitrail.data.decode`.
 
-An image behind an address, for whoever asks for it: http and https alone, and never more than was agreed to.
+An image behind a URL is fetched only on request: http and https, within limits of size and time.
 """
 
 import http.client
@@ -39,7 +39,7 @@ REDIRECTS: Final = 5
 CHUNK: Final = 2**16
 
 
-class Upward(urllib.request.HTTPRedirectHandler):
+class SafeRedirects(urllib.request.HTTPRedirectHandler):
     """Redirects, a few of them, never from https down to http or off to another protocol."""
 
     max_redirections = REDIRECTS
@@ -71,7 +71,7 @@ def fetch(url: str) -> bytes:
         urllib.request.HTTPSHandler(),
         urllib.request.HTTPErrorProcessor(),
         urllib.request.HTTPDefaultErrorHandler(),
-        Upward(),
+        SafeRedirects(),
     ):
         opener.add_handler(handler)
     asked = urllib.request.Request(url, headers={"User-Agent": "vitrail", "Accept": "image/*"})
@@ -103,7 +103,7 @@ def _received(answer: http.client.HTTPResponse, until: float) -> bytes:
     return bytes(content)
 
 
-Given: TypeAlias = "str | Path | bytes | bytearray | memoryview | Image.Image | NDArray[Any] | Tensor"
+ImageInput: TypeAlias = "str | Path | bytes | bytearray | memoryview | Image.Image | NDArray[Any] | Tensor"
 
 
 def is_one(given: object) -> bool:
@@ -130,13 +130,13 @@ def image_from(given: object, fetch: Callable[[str], bytes] | None = None) -> Im
         if isinstance(given, Tensor):
             return EncodedImage(_bytes(_channels_last(given))).rgb()
     except BadImage as error:
-        raise BadImage(f"{named(given)}: {error}") from None
+        raise BadImage(f"{describe_input(given)}: {error}") from None
     raise BadImage(
-        f"{named(given)} is not an image; give a file's name, bytes, a Pillow image, an array, a tensor, or a list"
+        f"{describe_input(given)} is not an image; give a path, bytes, a Pillow image, an array, a tensor, or a list"
     )
 
 
-def named(given: object) -> str:
+def describe_input(given: object) -> str:
     """What a message calls it."""
     if isinstance(given, str | os.PathLike):
         return os.fspath(cast("str | os.PathLike[str]", given))

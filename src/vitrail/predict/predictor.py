@@ -29,8 +29,8 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.targets import Geometry
 from vitrail.distributed.process_group import find_device
 from vitrail.models.build import Model
-from vitrail.predict.image_input import Given, fetch, image_from, is_one, named
-from vitrail.predict.prefetch import default_threads, grouped, prepared
+from vitrail.predict.image_input import ImageInput, describe_input, fetch, image_from, is_one
+from vitrail.predict.prefetch import default_threads, prepare_ahead, split_batches
 from vitrail.tasks.classification.prediction import Prediction, rank_classes
 from vitrail.tasks.classification.task import ClassificationTask
 from vitrail.tasks.registry import find_task
@@ -110,9 +110,9 @@ class Predictor(Generic[PredictionT]):
         threshold: float = THRESHOLD,
     ) -> None:
         self.device = find_device(str(device))
-        network = network_of(weights, image_size, precision)
+        network = load_network(weights, image_size, precision)
         config, known = network.config, get_card(network)
-        self.task: Task = registered_task(known.task, weights)
+        self.task: Task = find_registered_task(known.task, weights)
         if config.channels != 3:
             raise ConfigError(f"this network takes {config.channels} channels; images are prepared in 3")
         if batch < 1:
@@ -147,16 +147,18 @@ class Predictor(Generic[PredictionT]):
     # Images in, answers out.
 
     @overload
-    def __call__(self, pictures: "Given", topk: int | None = None) -> PredictionT: ...
+    def __call__(self, pictures: "ImageInput", topk: int | None = None) -> PredictionT: ...
     @overload
-    def __call__(self, pictures: "Iterable[Given]", topk: int | None = None) -> list[PredictionT]: ...
-    def __call__(self, pictures: "Given | Iterable[Given]", topk: int | None = None) -> PredictionT | list[PredictionT]:
+    def __call__(self, pictures: "Iterable[ImageInput]", topk: int | None = None) -> list[PredictionT]: ...
+    def __call__(
+        self, pictures: "ImageInput | Iterable[ImageInput]", topk: int | None = None
+    ) -> PredictionT | list[PredictionT]:
         """What the network says of one image; of several, a list. Of a classifier these are the `topk` (5) likeliest
         classes. What is not an image raises BadImage."""
         answers = list(self.stream(pictures, topk))
         return answers[0] if is_one(pictures) else answers
 
-    def stream(self, pictures: "Given | Iterable[Given]", topk: int | None = None) -> Iterator[PredictionT]:
+    def stream(self, pictures: "ImageInput | Iterable[ImageInput]", topk: int | None = None) -> Iterator[PredictionT]:
         """Predictions one by one, for more images than fit into memory: two batches of them are held at
         once, read ahead of what is asked for."""
         self._options(topk)
@@ -164,30 +166,30 @@ class Predictor(Generic[PredictionT]):
             outputs = self.logits(torch.stack([view.pixels for view in views]))
             yield from self.interpret(outputs, [view.geometry for view in views], topk)
 
-    def features(self, pictures: "Given | Iterable[Given]") -> Tensor:
+    def features(self, pictures: "ImageInput | Iterable[ImageInput]") -> Tensor:
         """What the last layer reads: float32 [N, D] on the CPU. Of a ViT the representation y (Eq. 4), through the
         hidden layer where there is one; of a ResNet the pooled map."""
         return self._gathered(pictures, self.embedded)
 
-    def tokens(self, pictures: "Given | Iterable[Given]") -> Tensor:
+    def tokens(self, pictures: "ImageInput | Iterable[ImageInput]") -> Tensor:
         """A vector for each patch behind the last layer and norm: float32 [N, rows, columns, D] on the CPU. Of a ResNet
         the last feature map."""
         return self._gathered(pictures, self.mapped)
 
-    # The steps, for whoever batches by himself: prepare in threads, stack, one call of the network for many.
+    # The steps, for callers that batch themselves: prepare in threads, stack, one call of the network for many.
 
-    def prepare(self, picture: "Given") -> Tensor:
+    def prepare(self, picture: "ImageInput") -> Tensor:
         """One image, resized and cropped as the weights want it: uint8 [3, H, W]."""
         return self.view(picture).pixels
 
-    def view(self, picture: "Given") -> View:
+    def view(self, picture: "ImageInput") -> View:
         """One image, resized and cropped as the weights want it, and what was done to it."""
         image = image_from(picture, fetch if self.urls else None)
         try:
             upright = upright_rgb(image)
             pixels = self.preprocessing.pixels(upright)
         except BadImage as error:
-            raise BadImage(f"{named(picture)}: {error}") from None
+            raise BadImage(f"{describe_input(picture)}: {error}") from None
         return View(pixels, self.preprocessing.geometry((upright.height, upright.width)))
 
     def normalise(self, batch: Tensor) -> Tensor:
@@ -269,21 +271,21 @@ class Predictor(Generic[PredictionT]):
                 "`logits` and `interpret`"
             )
 
-    def _batches(self, pictures: "Given | Iterable[Given]") -> Iterator[list[View]]:
+    def _batches(self, pictures: "ImageInput | Iterable[ImageInput]") -> Iterator[list[View]]:
         alone = is_one(pictures)
-        several = cast("Iterable[Given]", [pictures] if alone else pictures)
+        several = cast("Iterable[ImageInput]", [pictures] if alone else pictures)
         threads = 0 if alone or self.batch == 1 else default_threads()
-        made = prepared(several, self.view, ahead=2 * self.batch, threads=threads)
+        made = prepare_ahead(several, self.view, ahead=2 * self.batch, threads=threads)
         with closing(made):
-            for some in grouped(made, self.batch):
-                yield [usable(view) for _, view in some]
+            for some in split_batches(made, self.batch):
+                yield [raise_if_unreadable(view) for _, view in some]
 
-    def _gathered(self, pictures: "Given | Iterable[Given]", read: Callable[[Tensor], Tensor]) -> Tensor:
+    def _gathered(self, pictures: "ImageInput | Iterable[ImageInput]", read: Callable[[Tensor], Tensor]) -> Tensor:
         rows = [read(torch.stack([view.pixels for view in views])) for views in self._batches(pictures)]
         return torch.cat(rows) if rows else read(torch.zeros(0, 3, *self.preprocessing.image, dtype=torch.uint8))
 
 
-def network_of(weights: str | Path | Model, image_size: int | Pair | None, precision: Precision | None) -> Model:
+def load_network(weights: str | Path | Model, image_size: int | Pair | None, precision: Precision | None) -> Model:
     """The network itself, or that of weights by name, at another size and in another type where that is asked for."""
     if precision not in (None, *get_args(Precision)):
         raise unknown_name("precision", str(precision), get_args(Precision))
@@ -297,7 +299,7 @@ def network_of(weights: str | Path | Model, image_size: int | Pair | None, preci
     return weights if precision is None else weights.to(kind)
 
 
-def registered_task(name: str, weights: str | Path | Model) -> Task:
+def find_registered_task(name: str, weights: str | Path | Model) -> Task:
     """The task of the weights; where it is not registered, the error says whose it is."""
     try:
         return find_task(name)
@@ -306,7 +308,7 @@ def registered_task(name: str, weights: str | Path | Model) -> Task:
         raise UnknownName(f"{whose}{error}; import the module that registers it first") from None
 
 
-def usable(made: View | BadImage) -> View:
+def raise_if_unreadable(made: View | BadImage) -> View:
     if isinstance(made, BadImage):
         raise made
     return made

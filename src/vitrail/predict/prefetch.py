@@ -24,7 +24,7 @@ def default_threads() -> int:
     return min(os.cpu_count() or 1, 8)
 
 
-def prepared(
+def prepare_ahead(
     given: Iterable[Item], prepare: Callable[[Item], Made], *, ahead: int, threads: int
 ) -> "Generator[tuple[Item, Made | BadImage]]":
     """Each thing with what `prepare` makes of it, or with the reason why that is nothing. Without threads it is made
@@ -38,7 +38,7 @@ def prepared(
     try:
         while True:
             for thing in islice(things, max(ahead, 1) - len(waiting)):
-                waiting.append((thing, begun(pool, prepare, thing)))
+                waiting.append((thing, submit_one(pool, prepare, thing)))
             if not waiting:
                 return
             thing, future = waiting.popleft()
@@ -47,7 +47,7 @@ def prepared(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def begun(pool: ThreadPoolExecutor, prepare: Callable[[Item], Made], thing: Item) -> "Future[Made | BadImage]":
+def submit_one(pool: ThreadPoolExecutor, prepare: Callable[[Item], Made], thing: Item) -> "Future[Made | BadImage]":
     """A Pillow image is made here and now: it may be opened but not decoded, given twice, and two threads must not
     decode it at once."""
     if not isinstance(thing, Image.Image):
@@ -64,7 +64,7 @@ def attempt(prepare: Callable[[Item], Made], thing: Item) -> Made | BadImage:
         return error
 
 
-def grouped(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+def split_batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
     """So many at a time; the last ones may be fewer."""
     items = iter(items)
     while some := list(islice(items, size)):

@@ -193,15 +193,15 @@ class PredictSession:
 
 def predict_all(done: PredictSession, found: "ImageListing", workers: int) -> None:
     """Predicts all images, batch by batch; results are written as they come."""
-    from vitrail.predict.prefetch import default_threads, grouped, prepared
+    from vitrail.predict.prefetch import default_threads, prepare_ahead, split_batches
 
     threads = 0 if found.total == 1 else workers if workers >= 0 else default_threads()
     # A bar would interleave with predictions on the same terminal.
     with bars() if not sys.stdout.isatty() else contextlib.nullcontext(lambda *_: None) as progress:
         for burst in found.bursts():
-            made = prepared(burst, done.prepare, ahead=2 * done.asker.batch, threads=threads)
+            made = prepare_ahead(burst, done.prepare, ahead=2 * done.asker.batch, threads=threads)
             with contextlib.closing(made):
-                for some in grouped(made, done.asker.batch):
+                for some in split_batches(made, done.asker.batch):
                     done.answer(some)
                     sys.stdout.flush()
                     progress("pictures", done.seen, found.total)
