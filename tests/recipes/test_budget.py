@@ -133,6 +133,7 @@ def test_the_command_for_more_time_asks_for_the_same(asked: RunCommand, monkeypa
     assert heard == [replace(typed, minutes=0.0)]
 
 
+@pytest.mark.slow
 def test_the_choice_is_made_once(asked: RunCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A start that is interrupted, the same command on a machine of another pace, and --resume train the same steps."""
     paces = iter([0.02])

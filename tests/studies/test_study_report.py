@@ -23,6 +23,12 @@ STUDY = find_study("positions")
 FILES = ["figure.png", "figure.svg", "report.html", "table.csv", "table.md"]
 
 
+@pytest.fixture
+def no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes a second, and not every test looks at it."""
+    monkeypatch.setattr(study_report, "draw_figure", lambda findings: {})
+
+
 def values(at: Mapping[str, Coordinate]) -> dict[str, float]:
     return {"accuracy": noisy(0.8, at), "fewshot-5": 0.7, "exaflops": 0.25, "device_hours": 0.5, "images": 1000.0}
 
@@ -62,6 +68,7 @@ def test_empty_columns_are_dropped_and_bars_are_escaped() -> None:
     assert replace(STUDY, analyse=lambda _: empty).findings(()).table.columns == ("a", "b")
 
 
+@pytest.mark.usefixtures("no_figure")
 def test_failed_and_missing_cells_are_shown(tmp_path: Path) -> None:
     some = outcomes(STUDY, "tiny", values, failed=["relative-stem-seed0"])[-6:]
     write_report(STUDY, some, tmp_path, scale="tiny", data="my <set>")
@@ -72,11 +79,13 @@ def test_failed_and_missing_cells_are_shown(tmp_path: Path) -> None:
     assert "vitrail study positions &#39;my &lt;set&gt;&#39; --scale tiny" in page
 
 
+@pytest.mark.usefixtures("no_figure")
 def test_nothing_yet(tmp_path: Path) -> None:
     write_report(STUDY, [], tmp_path, scale="tiny", data="")
     assert "0 of 16 cells are done" in (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.usefixtures("no_figure")
 def test_the_folder_knows_its_cells_and_its_command(tmp_path: Path) -> None:
     """A study of fewer seeds has fewer cells than its own grid; one that was stopped says how to go on."""
     done = CellOutcome(
@@ -110,6 +119,7 @@ def test_a_dark_screen_gets_its_own_colours() -> None:
     assert to_dark(svg) == expected
 
 
+@pytest.mark.usefixtures("no_figure")
 def test_the_page_leads_to_its_cells_and_says_what_tiny_decides(tmp_path: Path) -> None:
     made = outcomes(STUDY, "tiny", values)
     for one in made[:3]:

@@ -374,8 +374,8 @@ def draw_figure(networks: Sequence[TrainedNetwork]) -> "Figure":
     """Ours next to Figure 5."""
     ours, law = build_lines(networks), fit_frontier(networks)
     if law is not None:
-        ends = [pick(one.mean.compute for one in networks) for pick in (min, max)]
-        curve = [(x, Spread((1 - law.error(x),))) for x in np.geomspace(*ends, CURVE).tolist()]
+        low, high = (pick(one.mean.compute for one in networks) for pick in (min, max))
+        curve = [(x, Spread((1 - law.error(x),))) for x in np.geomspace(low, high, CURVE).tolist()]
         ours.append(SeedLine(name="frontier, fitted", family="frontier", points=curve, stroke="dotted", dots=False))
     theirs = [
         SeedLine(
