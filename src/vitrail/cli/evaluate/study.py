@@ -13,18 +13,11 @@ from vitrail.cli.options.evaluate import CompareOptions, StudyOptions
 from vitrail.core.atomic_files import write_file
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
-from vitrail.evaluation.compare import (
-    Comparison,
-    MeasureColumn,
-    ResultFile,
-    compare_results,
-    describe_deduplication,
-    gather_results,
-)
-from vitrail.evaluation.result import Measure
 from vitrail.studies import STUDIES, find_study
 
 if TYPE_CHECKING:
+    from vitrail.evaluation.compare import Comparison, MeasureColumn, ResultFile
+    from vitrail.evaluation.result import Measure
     from vitrail.studies.cost_estimate import CellCost, DeviceSpeed
     from vitrail.studies.run_study import StudyPlan
     from vitrail.train.grid.plan import CellOutcome, GridReport
@@ -194,6 +187,8 @@ def run_compare(options: CompareOptions) -> int:
     out = options.out
     if out is not None and out.suffix.lower() not in FORMATS:
         raise ConfigError(f"--out {out}: the name says the format; end it in {', '.join(FORMATS)}")
+    from vitrail.evaluation.compare import compare_results, gather_results
+
     gathered = gather_results(options.results)
     table = compare_results(gathered.found, options.measures)
     notes = [*table.notes, *(f"skipped: {why}" for why in gathered.passed_over)]
@@ -207,7 +202,7 @@ def run_compare(options: CompareOptions) -> int:
     return 0
 
 
-def show_comparison(table: Comparison) -> None:
+def show_comparison(table: "Comparison") -> None:
     """Prints one table if it fits, else one per data set."""
     if len(table.columns) <= WIDE and len({column.data for column in table.columns}) > 1:
         print_table(["weights", *(table.title(column) for column in table.columns)], make_cells(table))
@@ -223,11 +218,11 @@ def show_comparison(table: Comparison) -> None:
             print_table(["weights", *heads], make_cells(part), title=name)
 
 
-def make_cells(table: Comparison) -> list[list[str]]:
+def make_cells(table: "Comparison") -> list[list[str]]:
     return [[row.name, *(table.text(row, column) or "–" for column in table.columns)] for row in table.rows]
 
 
-def to_markdown(table: Comparison, notes: Sequence[str]) -> str:
+def to_markdown(table: "Comparison", notes: Sequence[str]) -> str:
     """One table, and the notes below it."""
     names = list(dict.fromkeys(column.data for column in table.columns))
     heads = ["weights", *(escape_cell(table.title(column, whole=len(names) > 1)) for column in table.columns)]
@@ -243,7 +238,7 @@ def escape_cell(text: str) -> str:
     return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
 
 
-def to_csv(table: Comparison, notes: Sequence[str]) -> str:
+def to_csv(table: "Comparison", notes: Sequence[str]) -> str:
     """One line per number, with all digits and its origin, for a spreadsheet or pandas."""
     text = io.StringIO(newline="")
     writer = csv.writer(text)
@@ -256,7 +251,9 @@ def to_csv(table: Comparison, notes: Sequence[str]) -> str:
     return text.getvalue()
 
 
-def csv_row(column: MeasureColumn, measure: Measure, found: ResultFile) -> list[object]:
+def csv_row(column: "MeasureColumn", measure: "Measure", found: "ResultFile") -> list[object]:
+    from vitrail.evaluation.compare import describe_deduplication
+
     result = found.result
     return [
         *(
@@ -271,7 +268,7 @@ def csv_row(column: MeasureColumn, measure: Measure, found: ResultFile) -> list[
     ]
 
 
-def to_html(table: Comparison, notes: Sequence[str]) -> str:
+def to_html(table: "Comparison", notes: Sequence[str]) -> str:
     """A page with one table per data set, the notes, and the origin of each number."""
     from vitrail.report.page import Notes, Section, Table, render_page
 
