@@ -79,8 +79,8 @@ def read_imagenet(root: Path) -> dict[str, ImageDataset]:
 
 
 def name_classes(root: Path, splits: dict[str, ImageDataset]) -> dict[str, ImageDataset]:
-    """Checks that the splits have the same classes, and names these in words where a file does: a line is "n01440764
-    tench, Tinca tinca"."""
+    """Checks that the splits have the same classes, and names them where a file does: a line of it is "n01440764 tench,
+    Tinca tinca"."""
     ids = next(iter(splits.values())).classes
     for split, source in splits.items():
         if source.classes != ids:

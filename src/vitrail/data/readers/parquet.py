@@ -208,8 +208,8 @@ def choose_columns(
     binary = {f.name for f in schema if types.is_binary(f.type) or types.is_large_binary(f.type)}
     struct = {f.name for f in schema if types.is_struct(f.type) and f.type.get_field_index("bytes") >= 0}
     declared = {name for name, feature in features.items() if feature_type(feature) == "Image"} & set(schema.names)
-    pictures = declared or struct or binary
-    image = image or only_column(where, "image", sorted(pictures))
+    candidates = declared or struct or binary
+    image = image or only_column(where, "image", sorted(candidates))
     if image is None:
         raise DataError(f"{where} has no column of images (encoded bytes); it has {', '.join(schema.names)}")
     classes = {name for name, feature in features.items() if feature_names(feature)} & set(schema.names)
