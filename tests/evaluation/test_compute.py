@@ -39,7 +39,13 @@ def on_padding(config: ModelConfig) -> int:
 
 
 @pytest.mark.parametrize("image", [(64, 64), (60, 45)])
-@pytest.mark.parametrize("name", ["BiT-mini-R26", "mini-R20+ViT-Micro/4", "BiT-R50x1", "R50+ViT-B/16"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mini-R20+ViT-Micro/4",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("BiT-mini-R26", "BiT-R50x1", "R50+ViT-B/16")),
+    ],
+)
 def test_padding_is_counted_as_the_network_pads(name: str, image: tuple[int, int]) -> None:
     config = model_config(name, image_size=image)
     if name in ("BiT-R50x1", "R50+ViT-B/16"):  # the same rules in less time

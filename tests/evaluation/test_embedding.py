@@ -119,6 +119,7 @@ def test_an_npz_holds_the_same(tmp_path: Path) -> None:
     assert read_description(tmp_path / "e.npz")["facts"] == read_description(tmp_path / "e.parquet")["facts"]
 
 
+@pytest.mark.slow
 def test_half_precision_is_half_as_large_and_rounded_once(tmp_path: Path) -> None:
     made(tmp_path / "e.parquet")
     made(tmp_path / "h.parquet", dtype="float16")
@@ -212,6 +213,7 @@ def test_parts_of_something_else_are_refused(tmp_path: Path, monkeypatch: pytest
         made(foreign)
 
 
+@pytest.mark.slow
 def test_two_at_once_are_told_apart(tmp_path: Path) -> None:
     out = tmp_path / "e.parquet"
     (tmp_path / "e.parquet.parts").mkdir()
@@ -256,6 +258,7 @@ def refused(world: World, out: str) -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_two_processes_write_the_same_file(tmp_path: Path) -> None:
     alone, pair = tmp_path / "1.parquet", tmp_path / "2.parquet"
     made(alone)
@@ -265,6 +268,7 @@ def test_two_processes_write_the_same_file(tmp_path: Path) -> None:
         assert "weights: " in error
 
 
+@pytest.mark.slow
 def test_kills_at_any_moment_change_nothing(tmp_path: Path) -> None:
     """SIGKILL by the clock, again and again, until a start comes through."""
     made(tmp_path / "whole.parquet", {"train": pictures(400, kind=Torn)})

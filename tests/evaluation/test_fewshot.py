@@ -59,7 +59,7 @@ def test_the_weights_solve_the_normal_equations(count: int, width: int, penalty:
     np.testing.assert_allclose(made.scores(features).numpy(), x @ direct, rtol=0, atol=1e-8)
 
 
-@pytest.mark.parametrize(("count", "width"), [(12, 40), (300, 20)])
+@pytest.mark.parametrize(("count", "width"), [pytest.param(12, 40, marks=pytest.mark.slow), (300, 20)])
 def test_scikit_learn_finds_the_same(count: int, width: int) -> None:
     linear = pytest.importorskip("sklearn.linear_model")
     features, labels = drawn(count, width, 3)
@@ -68,7 +68,9 @@ def test_scikit_learn_finds_the_same(count: int, width: int) -> None:
     np.testing.assert_allclose(fit_ridge(features, labels, 3).weight.numpy(), judge.coef_.T, rtol=0, atol=1e-8)
 
 
-@pytest.mark.parametrize(("count", "width"), [(30, 500), (200, 200), (1500, 260)])  # more than a block of columns
+@pytest.mark.parametrize(
+    ("count", "width"), [(30, 500), (200, 200), pytest.param(1500, 260, marks=pytest.mark.slow)]
+)  # more than a block of columns
 @pytest.mark.parametrize("penalty", [2.0**-10, 1.0, 1024.0, 2.0**19])
 def test_it_equals_scipy_in_float64_and_both_spaces_agree(count: int, width: int, penalty: float) -> None:
     linalg = pytest.importorskip("scipy.linalg")

@@ -35,6 +35,8 @@ NETWORKS: dict[str, ModelConfig] = {
     "BiT without a head": replace(RESNET, classes=0),
 }
 
+QUICK = ("class token", "pre-logits", "BiT")
+
 
 def network(config: ModelConfig, seed: int = 0) -> Model:
     torch.manual_seed(seed)
@@ -63,7 +65,13 @@ def small(config: ModelConfig = VIT, **options: object) -> FittedClassifier:
     return fit(network(config), both, **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("config", NETWORKS.values(), ids=list(NETWORKS))
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(config, id=name, marks=[] if name in QUICK else pytest.mark.slow)
+        for name, config in NETWORKS.items()
+    ],
+)
 def test_logits_are_the_closed_form_s_answer(config: ModelConfig, tmp_path: Path) -> None:
     source = pictures(config)
     made = fit(network(config), collection(train=source), name="start")

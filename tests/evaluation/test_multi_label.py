@@ -60,6 +60,7 @@ def test_weights_are_samples_that_count_more_often() -> None:
     np.testing.assert_allclose(found.statistics(often.astype(np.float64)), longer.statistics(np.ones(len(rows))))
 
 
+@pytest.mark.slow
 def test_intervals_hold_the_value_and_are_drawn_from_the_seed() -> None:
     found = made(60, 4)
     for measure in found.measures:

@@ -69,6 +69,7 @@ def test_the_bias_is_not_penalised() -> None:
     assert torch.softmax(made.scores(torch.zeros(1, 3)), 1)[0, 1].item() == pytest.approx(0.1, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_the_penalty_that_generalises_is_found() -> None:
     """With more features than samples a weak penalty fits noise; with many samples a strong one is too simple."""
     noisy = drawn(60, 0, 2, 50, apart=0.25)

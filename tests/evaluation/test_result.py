@@ -146,6 +146,7 @@ def test_weights_tell_what_was_left_out_of_all_their_trainings() -> None:
     assert check_deduplication(source, None, {**ours, "from": {"deduplicated": False}}) is False
 
 
+@pytest.mark.slow
 def test_results_are_read_without_torch(tmp_path: Path) -> None:
     """`vitrail compare` should not take seconds."""
     result().write(tmp_path / "result.json")

@@ -118,6 +118,7 @@ def test_allocations_are_counted_at_their_peak() -> None:
     assert count_allocated(work) == pytest.approx(6000, abs=200)  # blocks are rounded up
 
 
+@pytest.mark.slow
 def test_a_network_for_real(capfd: pytest.CaptureFixture[str]) -> None:
     passes = TimedNetwork(network=build_fresh(TINY), device=torch.device("cpu"))
     found = measure_speed(passes, SpeedLimits(batches=(1, 2, 4), seconds=20, room=1 << 30))

@@ -1,4 +1,4 @@
-"""What evaluation may be asked for and what it does unless told otherwise; the options of the commands read it, too."""
+"""Choices and defaults of evaluation, without torch, so that the options of commands can read them."""
 
 from typing import Final, Literal, TypeAlias
 
@@ -6,6 +6,6 @@ from typing import Final, Literal, TypeAlias
 Precision: TypeAlias = Literal["float32", "autocast", "bfloat16"]
 Stored: TypeAlias = Literal["float32", "float16"]  # types of the numbers in a file of features
 
-SHARE: Final = 0.1  # of every class that is held out, as the paper does on small sets (4.1)
+SHARE: Final = 0.1  # share of every class that is held out, as in the paper for small sets (4.1)
 TEMPERATURE: Final = 0.07  # of the votes of nearest neighbours
-ITERATIONS: Final = 1000  # of L-BFGS at most
+ITERATIONS: Final = 1000  # limit for L-BFGS

@@ -1,15 +1,13 @@
-"""How far a number can be trusted: intervals that hold the true value in 95 of 100 sets like the one that was scored.
+"""95% confidence intervals, and calibration.
 
     wilson(701, 1000)                                    # a share: 67.2 to 72.9 %
-    bootstrap(lambda weights: ..., len(losses), seed=0)  # whatever else is computed from samples
+    bootstrap(lambda weights: ..., len(losses), seed=0)  # any other statistic of samples
 
-They speak of the draw of the images alone, not of another training of the same network.
+Intervals cover the sampling of the images, not another training of the same network.
 
-Whether a network is as often right as it is sure: expected calibration error, and the bins of a reliability diagram.
-
-In a bin of answers with a mean confidence of 80 % about 80 % should be right. The error is the mean distance, weighted
-by the answers in each bin (Guo et al., 2017): 15 bins of equal width, or of equally many answers, so that a crowded end
-does not hide in one bin.
+A network is calibrated if it is right as often as it is confident: of predictions with a mean confidence of 80 %, about
+80 % should be right. The expected calibration error is the mean gap, weighted by the predictions in each bin (Guo et
+al., 2017): 15 bins of equal width, or of equal counts, so that a crowded end does not hide in one bin.
 """
 
 import math
@@ -26,7 +24,7 @@ from vitrail.core.errors import ConfigError, unknown_name
 CONFIDENCE: Final = 0.95
 RESAMPLES: Final = 1000
 FEWEST: Final = 200
-DRAWS: Final = 1 << 26  # samples drawn in all, above which there are fewer resamples
+DRAWS: Final = 1 << 26  # total samples drawn, above which there are fewer resamples
 
 Floats = NDArray[np.float64]
 
@@ -37,14 +35,14 @@ class Interval(NamedTuple):
 
 
 def wilson_interval(right: int, count: int, confidence: float = CONFIDENCE) -> Interval:
-    """Of a share, after Wilson (1927): stays within 0 and 1, and says something of a single image, too."""
+    """Wilson's interval of a share (1927): within 0 and 1, and useful for a single image."""
     if not 0 <= right <= count or not count:
         raise ConfigError(f"{right} of {count} is not a share")
     z = NormalDist().inv_cdf(0.5 + confidence / 2)
     share, spread = right / count, z * z / count
     middle = (share + spread / 2) / (1 + spread)
     half = math.sqrt(spread * (share * (1 - share) + spread / 4)) / (1 + spread)
-    # Exact at the ends, where rounding would leave a hair.
+    # Exact at the ends, without rounding.
     return Interval(0.0 if right == 0 else middle - half, 1.0 if right == count else middle + half)
 
 
@@ -56,10 +54,10 @@ def bootstrap(
     resamples: int = RESAMPLES,
     confidence: float = CONFIDENCE,
 ) -> list[Interval | None]:
-    """Of statistics [S], each computed from how often every sample [N] was drawn; none where one sample cannot say.
+    """Intervals of statistics [S], each a function of sample weights [N]; None for a single sample.
 
-    Percentiles, moved as Efron (1981) has it by how many resamples lie below the estimate: an error of calibration is
-    larger in nearly every resample than in the sample itself, and plain percentiles would lie above it.
+    Percentiles with Efron's bias correction (1981): a calibration error is larger in nearly every resample than in the
+    sample itself, and plain percentiles would lie above it.
     """
     estimates = np.asarray(statistics(np.ones(count)), np.float64)
     if count < 2:
@@ -76,7 +74,7 @@ def bootstrap(
 
 
 def correct_bias(drawn: Floats, estimate: float, confidence: float) -> Interval | None:
-    """The bias-corrected percentiles of a statistic's resamples. It always holds the estimate."""
+    """The bias-corrected percentiles of a statistic's resamples. The interval always contains the estimate."""
     if not (math.isfinite(estimate) and np.isfinite(drawn).all()):
         return None
     normal, count = NormalDist(), len(drawn)
@@ -88,12 +86,12 @@ def correct_bias(drawn: Floats, estimate: float, confidence: float) -> Interval 
 
 
 BINS: Final = 15
-Kind: TypeAlias = Literal["width", "count"]  # what the bins have in common
+Kind: TypeAlias = Literal["width", "count"]  # what the bins share
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Reliability:
-    """Bins [B] with their number of answers, mean confidence and share of right ones; NaN in an empty bin."""
+    """Bins [B]: number of predictions, mean confidence and accuracy; NaN in an empty bin."""
 
     counts: Floats
     confidence: Floats
@@ -107,7 +105,7 @@ class Reliability:
         return float((gaps * self.counts[there]).sum() / self.counts.sum())
 
     def rows(self) -> list[dict[str, float | int]]:
-        """As plain data, without the empty bins."""
+        """Plain data, without the empty bins."""
         return [
             {"count": int(count), "confidence": confidence, "accuracy": accuracy}
             for count, confidence, accuracy in zip(
@@ -118,27 +116,29 @@ class Reliability:
 
 
 class Calibration:
-    """Answers [N] by confidence and whether they are right, ready to be binned with any weights."""
+    """Predictions [N] by confidence and correctness, ready to be binned with any weights."""
 
     def __init__(self, confidence: NDArray[np.floating], right: NDArray[np.bool_], *, bins: int = BINS) -> None:
         if bins < 1 or len(confidence) != len(right) or not len(right):
             raise ConfigError(f"{len(confidence)} confidences and {len(right)} answers make no {bins} bins")
         self.bins = bins
-        # In one order, so that bins of equally many answers need no sorting again.
+        # Sorted once, for bins of equal counts.
         order = np.argsort(confidence, kind="stable")
         self.order = order
         self.confidence = np.asarray(confidence, np.float64)[order]
         self.right = np.asarray(right, np.float64)[order]
-        self.level = np.unique(self.confidence, return_inverse=True)[1]  # which answers are equally sure
-        # (0, 1/15], (1/15, 2/15], ... as it was defined.
+        self.level = np.unique(self.confidence, return_inverse=True)[1]  # groups of equal confidence
+        # (0, 1/15], (1/15, 2/15], ... as in the definition.
         self.places = np.clip(np.ceil(self.confidence * bins).astype(np.int64) - 1, 0, bins - 1)
 
     def reliability(self, kind: Kind = "width", weights: Floats | None = None) -> Reliability:
-        """The bins, with each answer counted once or as often as the weights [N] say."""
+        """The bins, with optional weights [N]."""
         if kind not in get_args(Kind):
             raise unknown_name("kind of bins", str(kind), get_args(Kind))
         weights = np.ones(len(self.order)) if weights is None else weights[self.order]
-        places, hits = (self.places, self.right) if kind == "width" else (self.even(weights), self.shared(weights))
+        places, hits = (
+            (self.places, self.right) if kind == "width" else (self.bin_evenly(weights), self.average_ties(weights))
+        )
         counts, sure, right = (
             np.bincount(places, weights * values, self.bins).astype(np.float64)
             for values in (1.0, self.confidence, hits)
@@ -146,14 +146,14 @@ class Calibration:
         with np.errstate(invalid="ignore"):
             return Reliability(counts=counts, confidence=sure / counts, accuracy=right / counts)
 
-    def even(self, weights: Floats) -> NDArray[np.int64]:
-        """Bins of equally many answers: where the middle of each lies in the whole."""
+    def bin_evenly(self, weights: Floats) -> NDArray[np.int64]:
+        """Bins of equal counts, by the rank of each prediction."""
         middle = np.cumsum(weights) - weights / 2
         return np.clip((middle * self.bins / weights.sum()).astype(np.int64), 0, self.bins - 1)
 
-    def shared(self, weights: Floats) -> Floats:
-        """Whether answers are right, equally sure ones all as often as they are on average: an edge between bins may
-        fall among them, and which of them come before it means nothing."""
+    def average_ties(self, weights: Floats) -> Floats:
+        """Correctness averaged over predictions of equal confidence, whose order is arbitrary when an edge between bins
+        falls among them."""
         drawn = np.bincount(self.level, weights)
         mean = np.bincount(self.level, weights * self.right) / np.where(drawn > 0, drawn, 1.0)
         return mean[self.level]
@@ -162,5 +162,5 @@ class Calibration:
 def calibration_error(
     confidence: NDArray[np.floating], right: NDArray[np.bool_], *, bins: int = BINS, kind: Kind = "width"
 ) -> float:
-    """The expected calibration error of answers [N]."""
+    """The expected calibration error of predictions [N]."""
     return Calibration(confidence, right, bins=bins).reliability(kind).error

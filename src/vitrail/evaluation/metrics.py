@@ -2,23 +2,19 @@
 
     score = score_batches(network, batches, preprocessing, ClassificationMetric(10, device), device=device)
 
-A metric keeps sums or rows that processes can add up, and never averages averages. A task brings its own: a class with
-the three methods of `Metric`, whose result names its numbers and the criteria by which the best weights are chosen.
+A metric holds sums or rows that processes can add up, and never averages averages. A task defines its own: a class with
+the three methods of `Metric`, whose result names its numbers and the criteria that select the best weights.
 
-Accuracy, top-5, loss and confusion over a split: counted, never averaged over averages, and no image dropped.
+Accuracy, top-5, loss and confusion over a split count every image once.
 
     score = evaluate(network, sweep(source, preprocessing, batch=256), preprocessing, classes=10, device="cpu")
     score.accuracy, score.loss, score.confusion
 
-Sums stay on the device and are read once, behind the last batch. A sample with several labels (ReaL) is right where the
-answer is one of them, and its loss is minus the log of the probability that they have together.
+Sums stay on the device and are read once, after the last batch.
 
-When a prediction is right: the one rule that training, every evaluation and the check of an export count by.
-
-A sample has one label, several of which any one counts (ReaL), or none, and then it is left out. Labels are [N], or
-[N, M] filled up with -1. A prediction of -1 means none was made, and is never right.
-
-Labels of features as they were extracted: one a sample [N], or several [N, M], filled up with -1.
+One rule decides when a prediction is right, in training, evaluation and the check of an export. A sample has one label,
+several of which any one counts (ReaL), or none, and then it does not count. Labels are [N], or [N, M] padded with -1.
+The loss of several labels is minus the log of their total probability. A prediction of -1 is never right.
 """
 
 import math
@@ -44,7 +40,7 @@ ResultT_co = TypeVar("ResultT_co", covariant=True)
 
 
 class SupportsAllReduce(Protocol):
-    """The processes that sweep a split between them, as `vitrail.distributed` has them."""
+    """The processes that share a split, as in `vitrail.distributed`."""
 
     @property
     def rank(self) -> int: ...
@@ -54,29 +50,29 @@ class SupportsAllReduce(Protocol):
 
 
 class Metric(Protocol[ResultT_co]):
-    """Counts what a network's outputs are worth, on the device, without waiting for it."""
+    """Scores a network's outputs on the device, without blocking it."""
 
     def update(self, outputs: Tensor, batch: Batch, /) -> None:
-        """Counts one batch, which is on the metric's device. Places where `batch.valid` is false hold no image and
-        count for nothing."""
+        """Counts one batch, which is on the metric's device. Rows where `batch.valid` is false have no image and
+        do not count."""
         ...
 
     def merge(self, world: SupportsAllReduce, /) -> None:
-        """Adds up what all processes counted; each then has the whole."""
+        """Adds up the counts of all processes; each then has the total."""
         ...
 
     def result(self) -> ResultT_co:
-        """What was counted, on the host."""
+        """The result, on the host."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Criterion:
-    """A number of a result by which weights are chosen. A difference below the share `rounding` is none."""
+    """A number of a result by which weights are selected. Relative differences below `rounding` do not count."""
 
     name: str  # in rows of metrics
-    title: str = ""  # what people call it; its name where that is the same
-    share: bool = False  # between 0 and 1, and written in percent
+    title: str = ""  # for people; the name if empty
+    share: bool = False  # between 0 and 1, shown in percent
     larger: bool = True  # larger is better, else smaller
     rounding: float = 0.0
 
@@ -86,8 +82,8 @@ class Criterion:
 
 
 def is_better(new: Mapping[str, float], old: Mapping[str, float | None], criteria: Sequence[Criterion]) -> bool:
-    """Whether the first criterion prefers the new numbers; where its two are equal, the next one decides. A number that
-    the old ones lack decides nothing."""
+    """Whether the first criterion prefers the new numbers; if its two are equal, the next one decides. A number that is
+    missing from the old ones decides nothing."""
     for criterion in criteria:
         value, before = new[criterion.name], old[criterion.name]
         if before is None or value != before:
@@ -106,8 +102,8 @@ def score_batches(
     precision: Precision = "float32",
     progress: Callable[[int], None] | None = None,
 ) -> ResultT:
-    """The result of a network, compiled, wrapped or plain, over batches of `sweep`. With a `world` each process brings
-    its part of them, and all get the result of the whole. `progress` is called with the number of samples so far."""
+    """The result of a network, compiled, wrapped or plain, over batches of `sweep`. With a `world` each process has its
+    share of them, and all get the total result. `progress` is called with the number of samples so far."""
     device = torch.device(device)
     prepare, done = make_normaliser(preprocessing, device, precision), 0
     with inference_context(network, device, precision):
@@ -124,12 +120,12 @@ def score_batches(
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Verdicts:
-    """What N predictions are worth under one labelling, [N] each."""
+    """How N predictions compare with one set of labels, [N] each."""
 
-    labelled: Tensor  # whether the sample has a label; without one it does not count
+    labelled: Tensor  # whether the sample has a label; others do not count
     right: Tensor
-    among: Tensor  # whether a label is among the likeliest classes
-    truth: Tensor  # the label that was predicted, else the first one; -1 without a label
+    among: Tensor  # whether a label is among the top classes
+    truth: Tensor  # the predicted label if it is one of several, else the first; -1 without a label
 
 
 def label_rows(labels: Tensor) -> Tensor:
@@ -149,12 +145,12 @@ def is_right(predicted: Tensor, labels: Tensor) -> Tensor:
 
 
 def count_right(predicted: Tensor, labels: Tensor) -> tuple[int, int]:
-    """How many predictions are right, and of how many samples with a label; parts of a set can be added up."""
+    """The number of correct predictions and of samples with a label, which add up over parts of a set."""
     return int(is_right(predicted, labels).sum()), int(has_label(labels).sum())
 
 
 def judge_predictions(predicted: Tensor, likeliest: Tensor, labels: Tensor) -> Verdicts:
-    """Compares predictions [N] and the likeliest classes [N, T] with the labels."""
+    """Compares predictions [N] and the top classes [N, T] with the labels."""
     rows = label_rows(labels)
     right = is_right(predicted, rows)
     first = rows.gather(1, (rows >= 0).int().argmax(1, keepdim=True))[:, 0]
@@ -174,13 +170,13 @@ def cross_entropies(logs: Tensor, labels: Tensor) -> Tensor:
     return -logs.masked_fill(one_hot(rows, logs.shape[1]) == 0, -torch.inf).logsumexp(1)
 
 
-CONFUSION: Final = 1024  # classes, above which no confusion matrix is kept
+CONFUSION: Final = 1024  # classes above which there is no confusion matrix
 TOP: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredSample:
-    """What a network said to one sample; `probability` is that of the class it said."""
+    """The prediction for one sample and its probability."""
 
     sample: int
     label: int
@@ -191,8 +187,9 @@ class ScoredSample:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ClassificationScore:
-    """Of all samples that have a label and could be read. `correct5` is there for more than five classes. The confusion
-    matrix [K, K] has true classes as rows. `best` are the surest right answers, `worst` those of the largest loss."""
+    """The score over all readable samples with a label. `correct5` is None for five classes or fewer. The confusion
+    matrix [K, K] has true classes as rows. `best` are the most confident correct predictions, `worst` those with the
+    largest loss."""
 
     count: int
     correct: int
@@ -216,7 +213,7 @@ class ClassificationScore:
         return None if self.correct5 is None else self.correct5 / self.count
 
     def row(self) -> dict[str, float | int | None]:
-        """As it stands in the metrics."""
+        """The row of a run's metrics."""
         return {"accuracy": self.accuracy, "loss": self.loss, "top5": self.top5, "count": self.count}
 
 
@@ -238,7 +235,7 @@ def evaluate(
 
 
 class ClassificationMetric:
-    """Sums on the device. Counts are int64, so that they are exact and the order of processes changes nothing."""
+    """Sums on the device. Counts are int64, so they are exact and independent of the order of processes."""
 
     def __init__(self, classes: int, device: torch.device, extremes: int = 0) -> None:
         self.classes = classes
@@ -250,7 +247,7 @@ class ClassificationMetric:
         self.best, self.worst = TopSamples(extremes, exact, device), TopSamples(extremes, exact, device)
 
     def update(self, outputs: Tensor, batch: Batch) -> None:
-        """One batch's logits [B, K]; places without an image or a label count for nothing."""
+        """Adds one batch's logits [B, K]; rows without an image or a label do not count."""
         logits = check_logits(outputs, batch, self.classes)
         logs = logits.log_softmax(-1)
         sure, predicted = logs.max(-1)
@@ -261,7 +258,7 @@ class ClassificationMetric:
         absent = ~batch.valid & (batch.sample >= 0)
         tests = torch.stack([counted, counted & found.right, counted & found.among, absent])
         self.counts += tests.sum(1)
-        # A place that does not count may hold anything, so it is replaced, not multiplied away.
+        # A row that does not count may hold anything, NaN included, so it is replaced, not multiplied by zero.
         self.loss += torch.where(counted, losses, 0.0).to(self.loss.dtype).sum()
         if len(self.cells):
             self.cells.scatter_add_(0, truth * self.classes + predicted, counted.long())
@@ -282,8 +279,8 @@ class ClassificationMetric:
         count, correct, correct5, unreadable = (int(value) for value in self.counts.tolist())
         if not count:
             raise DataError(
-                f"no image could be scored: {unreadable} are unreadable and the others, if there are any, have no "
-                "label; choose another split"
+                f"no image could be scored: {unreadable} are unreadable and the rest have no label; choose another "
+                "split"
             )
         cells = self.cells.view(self.classes, self.classes).cpu().numpy() if len(self.cells) else None
         return ClassificationScore(
@@ -299,22 +296,21 @@ class ClassificationMetric:
 
 
 def check_logits(outputs: Tensor, batch: Batch, classes: int) -> Tensor:
-    """A network's outputs as float32 logits [B, K]; ConfigError where they are not of this shape."""
+    """The outputs as float32 logits [B, K]; ConfigError if the shape differs."""
     if outputs.shape != (len(batch), classes):
-        raise ConfigError(f"the network gave {tuple(outputs.shape)}; for {classes} classes it is [B, {classes}]")
+        raise ConfigError(f"the network's outputs are {tuple(outputs.shape)}; {classes} classes need [B, {classes}]")
     return outputs.float()
 
 
 def mask_nan(predicted: Tensor, logs: Tensor) -> Tensor:
-    """Predictions [B] or [B, T], -1 where the log-probabilities [B, K] are not numbers: one such logit makes all of its
-    row so."""
+    """Predictions [B] or [B, T], -1 where the log-probabilities [B, K] are NaN, which one NaN logit causes."""
     sound = ~logs[:, 0].isnan()
     return torch.where(sound if predicted.ndim == 1 else sound[:, None], predicted, -1)
 
 
 class TopSamples:
-    """The answers with the largest keys so far. Of equal keys the earlier sample stays, so that a set of images has
-    one answer, whatever the batch."""
+    """The samples with the largest keys so far. Ties go to the earlier sample, so the result does not depend on the
+    batch size."""
 
     def __init__(self, most: int, exact: torch.dtype, device: torch.device) -> None:
         self.most = most
@@ -323,7 +319,7 @@ class TopSamples:
         self.values = torch.zeros((most, 2), dtype=exact, device=device)  # probability, loss
 
     def add(self, keys: Tensor, names: Tensor, values: Tensor) -> None:
-        """Candidates: keys [B], of which -inf is none; names [B, 3] and values [B, 2]."""
+        """Adds candidates: keys [B], where -inf means none; names [B, 3] and values [B, 2]."""
         self.take(
             torch.cat([self.keys, keys.to(self.keys.dtype)]),
             torch.cat([self.names, names]),
@@ -336,7 +332,7 @@ class TopSamples:
         self.keys, self.names, self.values = keys[order], names[order], values[order]
 
     def share(self, world: SupportsAllReduce) -> None:
-        """Those of all processes: each lays its own into its place of a table that is then summed."""
+        """Merges all processes: each writes its own rows into a table of zeros, and the tables are summed."""
         if not self.most:
             return
         tables: list[Tensor] = []
@@ -357,23 +353,23 @@ class TopSamples:
 
 
 def score_predictions(predicted: Tensor, labels: Tensor) -> tuple[int, int]:
-    """Right answers, and how many samples they are of. `predicted` is [N], or [N, T] where any of T guesses may be
-    right. Of several labels any one is right, and a sample without one is out."""
+    """`count_right`; BadLabels if no sample has a label. `predicted` is [N], or [N, T] if any of T guesses may be
+    right."""
     right, count = count_right(predicted, labels)
     if not count:
-        raise BadLabels("there are no labelled samples to score a classifier on")
+        raise BadLabels("no sample has a label, so a classifier cannot be scored")
     return right, count
 
 
 def keep_single_labels(labels: Tensor) -> Tensor:
-    """[N], -1 where a sample has no label or several: a classifier is made from those that are of one class."""
+    """[N], -1 for samples with no label or several: a classifier is fitted on samples of one class."""
     if labels.ndim == 1:
         return labels
     return torch.where((labels >= 0).sum(1) == 1, labels.amax(1), -1)
 
 
 def count_single_labels(labels: Labels, classes: int) -> NDArray[np.int64]:
-    """How many samples of a source have this class alone, for every class [K]."""
+    """For every class [K], the number of samples with this class alone."""
     if labels.starts is None:
         return labels.counts(classes)
     alone = labels.values[labels.starts[:-1][np.diff(labels.starts) == 1]]

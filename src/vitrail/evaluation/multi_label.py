@@ -1,11 +1,11 @@
-"""Answers of a network whose classes are questions of their own: mean average precision and F1, with intervals.
+"""Scores of a multi-label network: mean average precision and F1, with intervals.
 
     found = MultiLabel(scores=scores, truth=truth, sample=sample, names=names, threshold=0.5)
     found.measures                                       # mAP, micro F1, macro F1, exact match
 
 Average precision is the mean of the precision at every true sample, in the order of the scores; equal scores count as
-one step. A class without a true sample has none and is left out of the mean, and so is, of macro F1, a class that is
-neither true nor chosen anywhere.
+one step. A class without a true sample is excluded from the mean; so is, for macro F1, a class that is neither true nor
+predicted anywhere.
 """
 
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ from vitrail.data.dataset import Labels
 from vitrail.evaluation.intervals import DRAWS, RESAMPLES, Floats, bootstrap
 from vitrail.evaluation.result import ROUNDED, Measure, make_measure, measure_share
 
-THRESHOLD: Final = 0.5  # from which a class is chosen
+THRESHOLD: Final = 0.5  # probability from which a class is predicted
 STATISTICS: Final = ("mAP", "micro F1", "macro F1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClassScore:
-    """One class: its average precision, what its threshold gives, and how many samples it is true of."""
+    """One class: average precision, precision and recall at the threshold, and the number of true samples."""
 
     name: str
     average_precision: float
@@ -39,7 +39,7 @@ class ClassScore:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MultiLabelScore:
-    """M samples that were read and have labels: scores [M, K] in [0, 1], truth [M, K], and their places [M]."""
+    """M readable samples with labels: scores [M, K] in [0, 1], truth [M, K], and their indices [M]."""
 
     scores: NDArray[np.float32]
     truth: NDArray[np.bool_]
@@ -51,8 +51,8 @@ class MultiLabelScore:
     def __post_init__(self) -> None:
         if not len(self.sample) or not self.truth.any():
             raise DataError(
-                "no image could be scored: all are unreadable or without a label; choose another split, or see what "
-                "`vitrail data` says"
+                "no image could be scored: all are unreadable or without a label; choose another split, or check it "
+                "with `vitrail data`"
             )
 
     @cached_property
@@ -61,8 +61,8 @@ class MultiLabelScore:
 
     @cached_property
     def ranking(self) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64]]:
-        """For each class the samples by falling score, whether each is true, and where its run of equal scores ends,
-        [M, K] each."""
+        """For each class, the samples by descending score, whether each is true, and where its run of equal scores
+        ends: [M, K] each."""
         order = np.argsort(-self.scores, axis=0, kind="stable")
         ranked = np.take_along_axis(self.scores, order, 0)
         last = np.ones(ranked.shape, np.bool_)
@@ -72,7 +72,7 @@ class MultiLabelScore:
         return order, np.take_along_axis(self.truth, order, 0), ends
 
     def average_precision(self, weights: Floats) -> Floats:
-        """Of each class [K], where samples count as often as the weights [M] say."""
+        """Average precision of each class [K], with sample weights [M]."""
         order, true, ends = self.ranking
         drawn = weights[order]
         hits = np.cumsum(drawn * true, axis=0)
@@ -82,12 +82,12 @@ class MultiLabelScore:
             return (each * drawn * true).sum(0) / hits[-1]
 
     def counts(self, weights: Floats) -> tuple[Floats, Floats, Floats]:
-        """Of each class [K]: samples chosen rightly, chosen, true."""
+        """For each class [K]: true positives, predicted, true."""
         right, chosen, true = self.chosen & self.truth, self.chosen, self.truth
         return weights @ right, weights @ chosen, weights @ true
 
     def statistics(self, weights: Floats) -> Floats:
-        """STATISTICS of samples that count as often as the weights [M] say."""
+        """STATISTICS with sample weights [M]."""
         right, chosen, true = self.counts(weights)
         return np.array(
             [
@@ -112,7 +112,7 @@ class MultiLabelScore:
 
     @cached_property
     def classes(self) -> list[ClassScore]:
-        """Those that are true of a sample, in their order."""
+        """The classes with a true sample, in order."""
         ones = np.ones(len(self.sample))
         right, chosen, true = self.counts(ones)
         precisions, recalls, f1 = (
@@ -134,7 +134,7 @@ class MultiLabelScore:
         ]
 
     def details(self) -> dict[str, Any]:
-        """Plain data for the result, class by class."""
+        """Plain data for the result, per class."""
         fields = ("average_precision", "precision", "recall", "f1")
         return {
             "classes": list(self.names),
@@ -156,8 +156,8 @@ def score_labels(
     threshold: float,
     seed: int,
 ) -> MultiLabelScore:
-    """The scores [N, K] of a source against its labels. Where samples may have several, none is an answer, too; a
-    sample of a source with one label each that has none counts for nothing, and so does one that is not `seen`."""
+    """Compares scores [N, K] of a source with its labels. If samples may have several labels, having none is valid; if
+    each has one, a sample without a label does not count. Nor does one that was not `seen`."""
     truth = np.zeros(scores.shape, np.bool_)
     labelled = np.ones(len(scores), np.bool_)
     if labels.starts is None:
@@ -173,11 +173,11 @@ def score_labels(
 
 
 def divide_or_nan(some: Floats, of: Floats) -> Floats:
-    """Not a number where there is nothing to divide by."""
+    """NaN where the divisor is zero."""
     return np.divide(some, of, out=np.full(of.shape, np.nan), where=of > 0)
 
 
 def finite_mean(values: Floats) -> float:
-    """Of those that are numbers."""
+    """The mean of the finite values."""
     known = values[np.isfinite(values)]
     return float(known.mean()) if known.size else 0.0

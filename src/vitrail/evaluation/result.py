@@ -1,11 +1,10 @@
-"""A result as a file: what was measured, of which weights, on which images, how, on what, and when.
+"""A result as a file: the measures, weights, images, settings, machine and date.
 
     result = Result(kind="evaluate", weights=weights_facts("w.safetensors", model), data=..., measures=(...,))
     result.write(Path("result.json"))
 
-Whoever finds such a file can tell whether two numbers may stand in one table: `vitrail compare` lays them there.
-
-What a run ran on: versions, machine, devices, and the commit of the working tree.
+The file says everything that decides whether two numbers are comparable; `vitrail compare` reads it. It also records
+the environment: versions, machine, devices, and the commit of the working tree.
 """
 
 import json
@@ -20,8 +19,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast, get_args
 
-import torch
-
 from vitrail import __version__
 from vitrail.core.atomic_files import read_text, write_file
 from vitrail.core.errors import DataError, VitrailError, describe_error, unknown_name
@@ -34,13 +31,13 @@ if TYPE_CHECKING:
 
 
 FORMAT: Final = "vitrail result 1"
-ROUNDED: Final = 6  # digits of what is only to be looked at
+ROUNDED: Final = 6  # digits of numbers that are only displayed
 Unit: TypeAlias = Literal["share", "img/s", "ms", "bytes", "count", "number"]  # a share is shown as a percentage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measure:
-    """One number with its interval, where there is one, and how many samples it is of."""
+    """One number with its interval, if there is one, and the number of samples behind it."""
 
     name: str  # "top-1", "5-shot", "Natural"
     value: float
@@ -57,7 +54,7 @@ class Measure:
 
 
 def measure_share(name: str, right: int, count: int) -> Measure:
-    """So many of so many, with Wilson's interval."""
+    """A share with Wilson's interval."""
     low, high = wilson_interval(right, count)
     return Measure(name=name, value=right / count, low=low, high=high, count=count)
 
@@ -69,7 +66,7 @@ def make_measure(name: str, value: float, interval: Interval | None, count: int,
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """Plain data throughout. `details` are for a reader who wants more: per class, per seed, curves."""
+    """Plain data throughout. `details` hold more: per class, per seed, curves."""
 
     kind: str  # the command: evaluate, fewshot, probe, knn, vtab, cost
     weights: Mapping[str, Any]
@@ -77,17 +74,17 @@ class Result:
     measures: tuple[Measure, ...]
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
     details: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    environment: Mapping[str, Any] = field(default_factory=lambda: surroundings())
+    environment: Mapping[str, Any] = field(default_factory=lambda: describe_environment())
     made: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
     def write(self, path: Path) -> None:
-        """Whole or not at all."""
+        """Writes the file atomically."""
         body = {"format": FORMAT, **asdict(self)}
         write_file(path, json.dumps(body, indent=1, allow_nan=False).encode() + b"\n")
 
     @classmethod
     def read(cls, path: Path) -> "Result":
-        """What `write` wrote."""
+        """Reads a file that `write` wrote; DataError if it is not one."""
         try:
             body = json.loads(read_text(path))
             if body.pop("format") != FORMAT:
@@ -104,21 +101,15 @@ class Result:
         except OSError as error:
             raise DataError(f"{path}: {error.strerror}") from None
         except KeyError as error:
-            raise DataError(f"{path} is not a result of vitrail: it has no {error}") from None
+            raise DataError(f"{path} is not a vitrail result: it has no {error}") from None
         except RecursionError:
-            raise DataError(f"{path} is not a result of vitrail: it is nested too deeply") from None
+            raise DataError(f"{path} is not a vitrail result: it is nested too deeply") from None
         except (ValueError, TypeError, AttributeError, VitrailError) as error:
-            raise DataError(f"{path} is not a result of vitrail: {describe_error(error)}") from None
-
-
-def surroundings() -> dict[str, Any]:
-    """Versions, machine and commit."""
-
-    return describe_environment()
+            raise DataError(f"{path} is not a vitrail result: {describe_error(error)}") from None
 
 
 def describe_weights(name: str, network: "Backbone") -> dict[str, Any]:
-    """Of the network: what it was called, its hash, its kind and size, and what its card says of its making."""
+    """The name, hash, kind and size of a network, and its provenance."""
     from vitrail.checkpoint.bundle import get_card
     from vitrail.data.training_record import shorten_provenance
     from vitrail.evaluation.frozen.features import hash_network
@@ -137,8 +128,8 @@ def describe_weights(name: str, network: "Backbone") -> dict[str, Any]:
 def describe_data(
     name: str, split: str, source: "ImageDataset", *, deduplicated: bool | None, selection: "Selection | None" = None
 ) -> dict[str, Any]:
-    """Of the images. `deduplicated` is whether copies of them were taken out of what the network was trained on:
-    none where nobody knows. `selection` is what took them out."""
+    """The images of a split. `deduplicated` is whether copies of them were excluded from training, None if unknown;
+    `selection` is what excluded them."""
     return {
         "name": name,
         "split": split,
@@ -152,14 +143,14 @@ def describe_data(
 def check_deduplication(
     source: "ImageDataset", selection: "Selection | None", provenance: Mapping[str, Any]
 ) -> bool | None:
-    """Whether copies of these images were left out of training (4.1): by a selection of `vitrail data dedup` that was
-    made against them, else as the weights themselves say, else none: nobody knows."""
+    """Whether copies of these images were excluded from training (4.1): by a selection of `vitrail data dedup` made
+    against them, else as the weights record, else None (unknown)."""
     if selection is None:
         return read_deduplication(provenance, source.fingerprint)
     against = selection.rule.get("against")
     if selection.rule.get("name") != "dedup" or not isinstance(against, dict):
         raise DataError(
-            f"the selection {selection.rule.get('name', '')!r} is none of `vitrail data dedup`; give its drop.json"
+            f"the selection {selection.rule.get('name', '')!r} is not from `vitrail data dedup`; give its drop.json"
         )
     known: dict[str, str] = against
     if source.fingerprint not in known.values():
@@ -170,15 +161,15 @@ def check_deduplication(
     recorded = list_dropped_selections(provenance)
     if recorded and selection.hash not in recorded:
         raise DataError(
-            f"the weights record that this selection ({selection.hash[:12]}) was not left out when they were trained; "
-            "train with --set data.without=FILE, or leave --deduplicated-by out"
+            f"the weights record that this selection ({selection.hash[:12]}) was not excluded when they were trained; "
+            "train with --set data.without=FILE, or drop --deduplicated-by"
         )
     return True
 
 
 def list_dropped_selections(provenance: Mapping[str, Any]) -> set[str]:
-    """The hashes of the selections that weights record as left out of their training, "" for none; empty where they
-    record nothing."""
+    """The hashes of the selections that weights record as excluded from training, "" for none; empty if they record
+    nothing."""
     from vitrail.data.training_record import list_records
 
     _, records = next(list_records(provenance))
@@ -186,12 +177,12 @@ def list_dropped_selections(provenance: Mapping[str, Any]) -> set[str]:
 
 
 def read_deduplication(provenance: Mapping[str, Any], fingerprint: str) -> bool | None:
-    """What weights say: copies of the images of this fingerprint were left out of their training, and of that of the
-    weights they started from."""
-    told = provenance.get("deduplicated")
-    if not isinstance(told, dict):
-        return told if isinstance(told, bool) else None
-    against: dict[str, str] = cast("dict[str, Any]", told).get("against", {})
+    """Whether weights record that copies of the images with this fingerprint were excluded from their training, and
+    from that of the weights they started from; None if unknown."""
+    recorded = provenance.get("deduplicated")
+    if not isinstance(recorded, dict):
+        return recorded if isinstance(recorded, bool) else None
+    against: dict[str, str] = cast("dict[str, Any]", recorded).get("against", {})
     if fingerprint not in against.values():
         return None
     before: Mapping[str, Any] | None = provenance.get("from")
@@ -199,12 +190,12 @@ def read_deduplication(provenance: Mapping[str, Any], fingerprint: str) -> bool 
 
 
 def format_value(measure: Measure) -> str:
-    """A value as it stands in tables: 70.10%, 1.234, 5,717,416."""
+    """A value as tables show it: 70.10%, 1.234, 5,717,416."""
     return format_number(measure.value, measure.unit)
 
 
 def format_interval(measure: Measure) -> str:
-    """Its interval, without the unit: 67.19–72.86; empty where there is none."""
+    """The interval without the unit: 67.19–72.86; empty if there is none."""
     if measure.low is None or measure.high is None:
         return ""
     low, high = (format_number(value, measure.unit).removesuffix("%") for value in (measure.low, measure.high))
@@ -231,7 +222,9 @@ GIT_SECONDS: Final = 5.0
 
 
 def describe_environment() -> dict[str, Any]:
-    """As plain data."""
+    """Versions, machine, devices and commit, as plain data."""
+    import torch
+
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     other = "mps" if torch.backends.mps.is_available() else "cpu"
     return {
@@ -248,7 +241,7 @@ def describe_environment() -> dict[str, Any]:
 
 
 def describe_working_tree(folder: Path) -> dict[str, Any] | None:
-    """The commit that a folder is at and whether anything in it differs; none where there is no git, or no answer."""
+    """The commit of a folder and whether it has changes; None without git, or if git does not answer."""
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None
@@ -265,7 +258,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
             errors="replace",
             timeout=GIT_SECONDS,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},  # looking must not touch the tree
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},  # reading must not modify the tree
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

@@ -51,16 +51,16 @@ from vitrail.report.page import Section, Table
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
-    """A network at rest on its device, and how its images are prepared."""
+    """A network on its device, and how its images are prepared."""
 
     name: str
     network: Model
     preprocessing: Preprocessing
     device: torch.device
-    facts: Mapping[str, Any]  # for a result, of what is in the file, whatever size and type it is used in
+    facts: Mapping[str, Any]  # for a result: the weights as they are in the file, whatever size and dtype they run in
 
     def computing_in(self, precision: Precision) -> None:
-        """Turns the weights to bfloat16 where they are to be."""
+        """Converts the weights if the precision is bfloat16."""
         if precision == "bfloat16":
             self.network.to(torch.bfloat16)
 
@@ -78,9 +78,9 @@ class Subject:
 
 
 def make_subject(name: str, bundle: Bundle, device: torch.device, *, image_size: int | None) -> Subject:
-    """The network of a bundle on its device, at another size where one is given."""
+    """The network of a bundle on its device, resized if an image size is given."""
     network = network_of(replace_head_and_resize(bundle, image_size=image_size))
-    # Now, not when the result is written: a run that is training may have replaced the file by then.
+    # Now, not when the result is written: a training run may replace the file in between.
     facts = describe_weights(name, network if image_size is None else network_of(bundle))
     network = network.to(device)
     return Subject(
@@ -93,20 +93,20 @@ def make_subject(name: str, bundle: Bundle, device: torch.device, *, image_size:
 
 
 def choose_split(collection: Collection, *names: str) -> tuple[str, ImageDataset]:
-    """The first of the named splits that is there; the only one, whatever it is called."""
+    """The first of the named splits that exists; the only split, whatever its name."""
     if len(collection.splits) == 1:
         return next(iter(collection.splits.items()))
     for name in names:
         if name in collection.splits:
             return name, collection.splits[name]
     raise DataError(
-        f"{collection.name} has the splits {', '.join(collection.splits)}; say which one: {collection.name}@"
+        f"{collection.name} has the splits {', '.join(collection.splits)}; choose one: {collection.name}@"
         f"{next(iter(collection.splits))}"
     )
 
 
 def describe_scored_data(about: Subject, collection: Collection, split: str, path: Path | None) -> dict[str, Any]:
-    """What a result says of its images, the `path` of --deduplicated-by included."""
+    """The images of a result, including the `path` of --deduplicated-by."""
     source = collection.splits[split]
     selection = None if path is None else Selection.load(path)
     try:
@@ -128,9 +128,9 @@ def iterate_batches(
     ledger: UnreadableLog | None = None,
     targets: Targets = CLASS_LABELS,
 ) -> Iterator[Batch]:
-    """Every image once, prepared. A process's batch has one size, however many processes there are: a product over
-    other rows may round otherwise, and the numbers are to be the same. A `batch` of 0 is chosen by the device, a
-    negative number of `workers` by the cores."""
+    """Every image once, prepared. The batch size of a process does not depend on the number of processes, because
+    products over other rows may round differently. A `batch` of 0 depends on the device, negative `workers` on the
+    cores."""
     if batch < 0:
         raise ConfigError(f"batch {batch} must be at least 1")
     size = batch or (256 if device.type == "cuda" else 64)
@@ -148,7 +148,7 @@ def iterate_batches(
 
 
 def choose_workers() -> int:
-    """One core is left for the network."""
+    """The number of loader processes; one core is left for the network."""
     return max(min((os.cpu_count() or 1) - 1, 8), 0)
 
 
@@ -156,27 +156,27 @@ Advance: TypeAlias = Callable[[str, int, int | None], None]  # what is being don
 
 
 def ignore_progress(what: str, done: int, total: int | None) -> None:
-    """The progress of somebody who does not want to hear of it."""
+    """Ignores progress."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scope:
-    """What of the given images is scored."""
+    """Which of the given images are scored."""
 
     given: int
     exposure: Exposure
-    included: bool  # whether images that were trained on are scored
-    dropped: int = 0  # left out by --without
+    included: bool  # whether images used in training are scored
+    dropped: int = 0  # skipped because of --without
     without: str = ""  # the hash of its selection
 
     @property
     def seen(self) -> int | None:
-        """How many of the given images were trained on; none where nobody knows."""
+        """How many of the given images were used in training; None if unknown."""
         return None if not self.exposure.count and "" in self.exposure.unrecorded else self.exposure.count
 
     @property
     def tainted(self) -> bool:
-        """Whether the score counts images that were trained on."""
+        """Whether the score includes images used in training."""
         return self.included and bool(self.exposure.count)
 
     def facts(self) -> dict[str, Any]:
@@ -195,7 +195,7 @@ class Scope:
         given, seen = self.given, self.exposure.count
         lines = list[str]()
         if self.without:
-            lines.append(f"{count_images(self.dropped)} left out as copies (--without)")
+            lines.append(f"{count_images(self.dropped)} skipped as copies (--without)")
         if self.tainted:
             share = f"{seen:,} of the {count_images(given)}"
             lines.append(f"WARNING: {share} scored here were used in training")
@@ -228,8 +228,8 @@ def choose_unseen(
     world: World | None = None,
     advance: Advance = ignore_progress,
 ) -> tuple[ImageDataset, Scope]:
-    """The images to score: without those of `without`, and without those that the weights were trained on, unless they
-    are asked for. Where none is left, that is an error. All processes call it."""
+    """The images to score: without those of `without`, and without those used in training unless they are requested.
+    DataError if none are left. All processes call it."""
     dropped, selection = 0, ""
     if without is not None:
         kept, selection = drop_images(source, without)
@@ -247,7 +247,7 @@ def choose_unseen(
 
 
 def find_shared(train: ImageDataset, test: ImageDataset) -> "NDArray[np.int64] | None":
-    """The places of the images of `train` that are in `test`, too; none where there are too many to look."""
+    """The indices of the images of `train` that are also in `test`; None if there are too many to compare."""
     if any(len(one) > MOST_IMAGES or total_bytes(one) > MOST_BYTES for one in (train, test)):
         return None
     learnt, scored = hash_contents(train), hash_contents(test)
@@ -263,10 +263,12 @@ def hash_in_parallel(source: ImageDataset, world: World | None, advance: Advance
 
 
 def drop_images(source: ImageDataset, path: Path) -> tuple[ImageDataset, str]:
-    """The images that a drop.json leaves, and its hash."""
+    """The images that remain after a drop.json, and its hash."""
     selection = Selection.load(path)
     if not selection.drop:
-        raise DataError(f"--without {path} says which images to take, and none to leave out")
+        raise DataError(
+            f"--without {path} selects images to use, not images to drop; give a drop.json of `vitrail data dedup`"
+        )
     try:
         kept = selection.apply(source)
     except DataError as error:
@@ -281,10 +283,9 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoringOptions:
-    """How a network is scored. `batch` and `workers` change nothing but the time it takes. The last five are for tasks
-    whose targets are classes of images: `labels` name the outputs where the card does not, or otherwise; `by_number`
-    takes class 7 for output 7 whatever they are called; `real` is the file of ReaL labels; `answers` says whether the
-    answer to each image will be asked for."""
+    """How a network is scored. `batch` and `workers` only affect the time it takes. The last five are for
+    classification: `labels` name the outputs instead of the card; `by_number` matches class 7 to output 7 whatever
+    their names; `real` is the file of ReaL labels; `answers` says whether the prediction for each image is needed."""
 
     precision: Precision = "float32"
     seed: int = 0  # of the bootstrap
@@ -306,7 +307,7 @@ class ScoringOptions:
             raise ConfigError(f"threshold {self.threshold:g} must be between 0 and 1")
 
     def list_special(self) -> list[str]:
-        """The options that were given and that not every task takes, as the command line calls them."""
+        """The given options that not every task accepts, as the command line calls them."""
         given = {
             "--labels": self.labels is not None,
             "--by-number": self.by_number,
@@ -319,22 +320,22 @@ class ScoringOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSetting:
-    """A network, and the images of a split that it is scored on. All processes have one."""
+    """A network and the images of a split that it is scored on. Every process has one."""
 
     about: Subject
-    collection: Collection  # its split holds the images that count, and no others
+    collection: Collection  # its split contains only the images that count
     split: str
     how: ScoringOptions
     world: World
     advance: Advance
-    ledger: UnreadableLog = field(default_factory=UnreadableLog)  # what could not be read here
+    ledger: UnreadableLog = field(default_factory=UnreadableLog)  # unreadable images of this process
 
     @property
     def source(self) -> ImageDataset:
         return self.collection.splits[self.split]
 
     def run(self, metric: Metric[ResultT], targets: Targets) -> ResultT:
-        """The metric's result over every image once; the same in all processes."""
+        """The metric's result over all images; the same in all processes."""
         world, source = self.world, self.source
         self.about.computing_in(self.how.precision)
         tell = lambda done: self.advance("pictures", min(done * world.size, len(source)), len(source))  # noqa: E731
@@ -368,7 +369,7 @@ class EvaluationSetting:
 
     @cached_property
     def unreadable(self) -> tuple[str, ...]:
-        """The images and targets that could not be read, of all processes: each asks once the metric has run."""
+        """The unreadable images and targets of all processes; each must ask, after the metric has run."""
         parts = self.world.gather(list(self.ledger.known.values()))
         return tuple(sorted(str(entry) for part in parts for entry in part))
 
@@ -379,18 +380,18 @@ def no_sections() -> Sequence[Section]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EvaluationOutcome:
-    """What a task found: the measures, and what is printed, written and shown next to them."""
+    """The outcome of a task's evaluation: the measures, and what is printed, written and shown with them."""
 
-    outputs: str  # what the network answers, printed behind the number of images: "10 classes, matched by name"
-    lead: str  # what was scored, above the page: "360 images, 10 classes"
+    outputs: str  # the outputs, printed after the number of images: "10 classes, matched by name"
+    lead: str  # what was scored, at the top of the page: "360 images, 10 classes"
     measures: tuple[Measure, ...]
-    brief: tuple[str, ...] = ()  # the measures that stand in a row of several image sizes
-    counting: tuple[str, ...] = ()  # the measures that are shares of images, printed as "58 of 64", too
-    captions: Mapping[str, str] = field(default_factory=dict[str, str])  # what a measure is, in a few words
+    brief: tuple[str, ...] = ()  # the measures in a table of several image sizes
+    counting: tuple[str, ...] = ()  # the measures that are shares of images, also printed as "58 of 64"
+    captions: Mapping[str, str] = field(default_factory=dict[str, str])  # short explanations of measures
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])  # for the config of the result
     details: Mapping[str, Any] = field(default_factory=dict[str, Any])  # for the result
-    outputs_notes: tuple[str, ...] = ()  # on how the outputs are found in the data
-    notes: tuple[str, ...] = ()  # on what counted
+    outputs_notes: tuple[str, ...] = ()  # on how outputs were matched to classes
+    notes: tuple[str, ...] = ()  # on which images counted
     tables: tuple[Table, ...] = ()  # printed below the measures
     sections: Callable[[], Sequence[Section]] = no_sections  # of the page
-    answers: Callable[[], bytes] | None = None  # what was said to each image, as CSV
+    answers: Callable[[], bytes] | None = None  # the prediction for each image, as CSV

@@ -1,16 +1,14 @@
-"""Inference speed and peak memory over batch sizes (D.5, Figure 12): images a second, and the largest batch that fits.
+"""Inference speed and peak memory over batch sizes (D.5, Figure 12), and the compute of training (4.4, Table 6).
 
     found = speed(Passes(network, device, "bfloat16"), Limits(seconds=20, room=free))
     found.best.images_per_s, found.largest
 
-Batches double until nothing is gained, or time or memory is up. A point is the median of several passes behind a warm
-one. The largest batch follows from what each further image takes; on a GPU it is tried.
+Batches double until speed stops growing, or time or memory runs out. A point is the median of several passes after a
+warm-up. The largest batch that fits is extrapolated from the memory per image; on a GPU it is tried.
 
-What training costs by the paper's formula (4.4, Table 6): 6 FLOPs a multiply-accumulate, image and epoch. No torch.
-
-2 FLOPs a multiply-accumulate, and 3 for forward and backward. Table 6 counts no taps of a convolution that fall on its
-padding: without them the formula gives every row within 3 %, with them the ResNets come out up to 5 % too high. For a
-ViT there is no difference.
+Training takes 6 FLOPs per multiply-accumulate, image and epoch: 2 for the operation, times 3 for forward and backward.
+Table 6 does not count convolution taps that fall on padding: without them the formula matches every row within 3 %,
+with them the ResNets come out up to 5 % too high. For a ViT there is no difference.
 """
 
 import contextlib
@@ -30,26 +28,26 @@ from vitrail.distributed.process_group import synchronise
 from vitrail.evaluation.frozen.features import Precision
 from vitrail.models.family import ModelConfig
 
-LEAST, MOST = 3, 30  # passes that are timed for a point
-POINT_S: Final = 0.5  # that a point is timed for, where its passes are short
-GAIN: Final = 1.02  # a larger batch is quicker where it is so much quicker
+LEAST, MOST = 3, 30  # timed passes per point
+POINT_S: Final = 0.5  # time per point, if its passes are short
+GAIN: Final = 1.02  # factor from which a larger batch counts as faster
 PATIENCE: Final = 3  # doublings without a gain
-BACK_OFF, TRIES = 0.95, 8  # of the largest batch, where it does not fit after all
-TRIED: Final = 1 << 15  # images at once
+BACK_OFF, TRIES = 0.95, 8  # if the largest batch does not fit after all
+TRIED: Final = 1 << 15  # images at most
 
 
 class SpeedBench(Protocol):
-    """What is timed."""
+    """The object that is timed."""
 
     def seconds(self, batch: int) -> float: ...  # of one pass; torch.OutOfMemoryError where it does not fit
-    def memory(self, batch: int) -> int | None: ...  # bytes at the peak of a pass, all told; none where nobody knows
+    def memory(self, batch: int) -> int | None: ...  # peak bytes of a pass; None if unknown
     @property
-    def tries(self) -> bool: ...  # whether running out of memory is harmless, so that it may be tried
+    def tries(self) -> bool: ...  # whether running out of memory is harmless, so the largest batch can be tried
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpeedLimits:
-    """Which batches (none: doubling from 1), for how long in all, in how many bytes (0: no matter)."""
+    """Batches (empty: doubling from 1), total time, and available bytes (0: unlimited)."""
 
     batches: tuple[int, ...] = ()
     seconds: float = 20.0
@@ -65,7 +63,7 @@ class SpeedLimits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpeedPoint:
-    """One batch size: seconds a pass, of how many passes that is the median, and bytes at the peak."""
+    """One batch size: median seconds per pass, the number of passes, and peak bytes."""
 
     batch: int
     seconds: float
@@ -79,8 +77,8 @@ class SpeedPoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speed:
-    """All points of one image size, why there are no more, and the largest batch that fits: none where that cannot be
-    known; `tried` says whether it was run."""
+    """All points of one image size, why there are no more, and the largest batch that fits, None if unknown; `tried` is
+    whether it was run."""
 
     points: tuple[SpeedPoint, ...]
     stopped: str
@@ -89,7 +87,7 @@ class Speed:
 
     @property
     def best(self) -> SpeedPoint:
-        """The quickest, an image."""
+        """The fastest per image."""
         return max(self.points, key=lambda point: point.images_per_s)
 
 
@@ -100,7 +98,8 @@ def measure_speed(
     clock: Callable[[], float] = time.perf_counter,
     tell: Callable[[int], None] = lambda batch: None,
 ) -> Speed:
-    """Times batch after batch; `tell` hears of each. There is always one point, if the first batch fits at all."""
+    """Times batch after batch; `tell` is called with each. There is at least one point; ConfigError if not even the
+    first batch fits."""
     start, points, stopped, flat = clock(), list[SpeedPoint](), "all asked for", 0
     for batch in limits.batches or (1 << power for power in itertools.count()):
         if points and (stopped := find_limit(points, batch, limits, clock() - start)):
@@ -120,7 +119,7 @@ def measure_speed(
     else:
         stopped = "all asked for"
     if not points:
-        raise ConfigError("not even the first batch fits into memory; give a smaller --batch or --image-size")
+        raise ConfigError("the first batch does not fit into memory; give a smaller --batch or --image-size")
     largest = estimate_largest(add_memory_point(bench, points, limits), limits.room)
     if largest is not None and bench.tries:
         return try_largest(bench, points, stopped, largest, limits)
@@ -128,7 +127,7 @@ def measure_speed(
 
 
 def find_limit(points: list[SpeedPoint], batch: int, limits: SpeedLimits, spent: float) -> str:
-    """Why the next batch is not tried, or nothing."""
+    """Why the next batch is not tried; empty if it is."""
     last = points[-1]
     if spent + (LEAST + 1) * last.seconds * batch / last.batch > limits.seconds:
         return "time"
@@ -139,7 +138,7 @@ def find_limit(points: list[SpeedPoint], batch: int, limits: SpeedLimits, spent:
 
 
 def time_batch(bench: SpeedBench, batch: int, limit: float, clock: Callable[[], float]) -> SpeedPoint:
-    """Behind one pass that is not counted. A pass that takes longer than all should is timed once."""
+    """Times passes after a warm-up. A pass that takes longer than the limit is timed once."""
     end = clock() + min(POINT_S, limit)
     warm = bench.seconds(batch)
     if warm > 4 * limit:
@@ -151,7 +150,7 @@ def time_batch(bench: SpeedBench, batch: int, limit: float, clock: Callable[[], 
 
 
 def add_memory_point(bench: SpeedBench, points: list[SpeedPoint], limits: SpeedLimits) -> list[SpeedPoint]:
-    """The points, and one more that only its memory counts of, where a single one cannot say what an image takes."""
+    """The points, plus one for its memory only if a single point cannot show the memory per image."""
     only = points[0]
     if len(points) > 1 or not limits.room or only.memory is None or 2 * only.memory > limits.room:
         return points
@@ -162,7 +161,7 @@ def add_memory_point(bench: SpeedBench, points: list[SpeedPoint], limits: SpeedL
 
 
 def estimate_growth(points: list[SpeedPoint]) -> float | None:
-    """Bytes that each further image takes, by the two largest batches: small ones hide in what is needed anyway."""
+    """Bytes per additional image, from the two largest batches; small ones are dominated by fixed costs."""
     known = sorted({point.batch: point.memory for point in points if point.memory is not None}.items())
     if len(known) < 2:
         return None
@@ -171,7 +170,7 @@ def estimate_growth(points: list[SpeedPoint]) -> float | None:
 
 
 def estimate_largest(points: list[SpeedPoint], room: int) -> int | None:
-    """The largest batch that the room should hold."""
+    """The largest batch that should fit."""
     each, last = estimate_growth(points), max(points, key=lambda point: point.batch)
     if not room or each is None or each <= 0 or last.memory is None:
         return None
@@ -179,8 +178,8 @@ def estimate_largest(points: list[SpeedPoint], room: int) -> int | None:
 
 
 def try_largest(bench: SpeedBench, points: list[SpeedPoint], stopped: str, largest: int, limits: SpeedLimits) -> Speed:
-    """The largest batch run once, or a somewhat smaller one; left as reckoned where a pass would take too long, or is
-    so large that kernels may fail of other things than memory."""
+    """Runs the largest batch once, or a slightly smaller one; keeps the estimate if a pass would take too long, or if
+    the batch is so large that kernels may fail for other reasons than memory."""
     last, batch = points[-1], largest
     if last.seconds * batch / last.batch > limits.seconds or batch > TRIED:
         return Speed(points=tuple(points), stopped=stopped, largest=largest)
@@ -196,7 +195,7 @@ def try_largest(bench: SpeedBench, points: list[SpeedPoint], stopped: str, large
 
 @dataclass(kw_only=True, slots=True)
 class TimedNetwork:
-    """A network on its device, and random images for it. bfloat16 weights where the precision says so."""
+    """A network on its device with random images; its weights are bfloat16 if the precision is."""
 
     network: nn.Module
     device: torch.device
@@ -225,7 +224,7 @@ class TimedNetwork:
         return time.perf_counter() - start
 
     def memory(self, batch: int) -> int | None:
-        """Weights, images and the most that is held next to them."""
+        """Bytes of weights, images and peak activations."""
         images = self.images(batch)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
@@ -248,7 +247,7 @@ class TimedNetwork:
     def images(self, batch: int) -> Tensor:
         if self._images is None or len(self._images) != batch:
             config: Any = self.network.config
-            self._images = None  # the last ones make room
+            self._images = None  # frees the previous ones
             random = torch.Generator(self.device).manual_seed(0)
             kind = torch.bfloat16 if self.precision == "bfloat16" else torch.float32
             shape = (batch, config.channels, *config.image)
@@ -257,7 +256,7 @@ class TimedNetwork:
 
 
 def count_allocated(work: Callable[[], None]) -> int:
-    """Bytes that torch holds on the CPU at the peak of some work, beyond those before it: counted, not sampled."""
+    """Peak bytes that torch allocates on the CPU during some work: counted, not sampled."""
     from torch.profiler import ProfilerActivity, profile
 
     with silence_profiler(), profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen:
@@ -270,7 +269,7 @@ def count_allocated(work: Callable[[], None]) -> int:
 
 @contextlib.contextmanager
 def silence_profiler() -> Generator[None]:
-    """Without the profiler's complaint that there is no GPU, which it writes past Python."""
+    """Silences the profiler's warning about a missing GPU, which bypasses Python."""
     name, before = "KINETO_LOG_LEVEL", os.environ.get("KINETO_LOG_LEVEL")
     os.environ[name] = "99" if before is None else before
     try:
@@ -285,15 +284,15 @@ TPUV3_CORE_FLOPS = 1567e18 / (680 * 86400)  # of the paper's ViT-L/16 on JFT: 15
 
 
 def training_flops(macs_an_image: float, images: float) -> float:
-    """Of so many images, each seen once: forward and backward."""
+    """FLOPs of training on a number of images, each seen once: forward and backward."""
     return FLOPS_A_MAC * macs_an_image * images
 
 
 def tpuv3_core_days(flops: float) -> float:
-    """How long a TPUv3 core takes at the pace of the paper's ViT-L/16, to set a run next to Table 2."""
+    """TPUv3 core-days at the speed of the paper's ViT-L/16, to compare a run with Table 2."""
     return flops / TPUV3_CORE_FLOPS / 86400
 
 
 def count_paper_macs(config: ModelConfig) -> int:
-    """Multiply-accumulates of one image as the paper counts them: without the taps that fall on padding."""
+    """Multiply-accumulates per image as the paper counts them: without taps on padding."""
     return config.macs - config.padding_macs

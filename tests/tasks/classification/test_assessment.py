@@ -124,7 +124,7 @@ def test_pairs_are_the_largest_cells_off_the_diagonal() -> None:
     matrix = found.matrix
     assert matrix is not None
     np.fill_diagonal(matrix, 0)
-    pairs = found.confused(4)
+    pairs = found.rank_confusions(4)
     assert [pair.count for pair in pairs] == sorted(matrix.ravel().tolist(), reverse=True)[:4]
     for pair in pairs:
         assert matrix[NAMES.index(pair.truth), NAMES.index(pair.said)] == pair.count
@@ -159,7 +159,7 @@ def raw(said: PredictedClasses) -> tuple[bytes, ...]:
     return tuple(part.tobytes() for part in (said.seen, said.top, said.confidence, said.losses["original"]))
 
 
-@pytest.mark.parametrize("torn", [False, True])
+@pytest.mark.parametrize("torn", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_two_processes_get_the_answers_of_one_to_the_last_bit(torn: bool) -> None:
     alone = shared(World(device=torch.device("cpu")), torn)
     assert together(shared, torn) == [alone, alone]

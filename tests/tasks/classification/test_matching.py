@@ -15,12 +15,12 @@ PETS = ("cat", "dog", "owl")
 def test_the_same_names_in_another_order_are_found_by_name() -> None:
     found = match_classes(3, PETS, ("owl", "cat", "dog"), "photos")
     assert (found.how, found.table.tolist(), found.names, found.notes) == ("by name", [2, 0, 1], PETS, ())
-    labels = found.relabelled(Labels(np.array([0, 1, 2, -1])))
+    labels = found.relabel(Labels(np.array([0, 1, 2, -1])))
     assert labels.values.tolist() == [2, 0, 1, -1]
 
 
 def test_several_labels_are_renumbered_too() -> None:
-    found = match_classes(3, PETS, ("owl", "cat", "dog"), "photos").relabelled(Labels.several([[0, 1], [], [2]]))
+    found = match_classes(3, PETS, ("owl", "cat", "dog"), "photos").relabel(Labels.several([[0, 1], [], [2]]))
     assert [found[at] for at in range(3)] == [(2, 0), (), (1,)]
 
 

@@ -87,7 +87,7 @@ def slow_counts(path: Path, *, without: Sequence[int] = ()) -> tuple[float, floa
     return float(np.mean(ious)), float((truth == predicted).mean())
 
 
-@pytest.mark.parametrize("batch", [1, 5, 64])
+@pytest.mark.parametrize("batch", [5, *(pytest.param(batch, marks=pytest.mark.slow) for batch in (1, 64))])
 def test_the_numbers_are_those_of_a_slow_loop(here: Path, batch: int) -> None:
     found = vitrail.evaluate("net.safetensors", "drawn", batch=batch, device="cpu")
     miou, accuracy = slow_counts(here)
@@ -97,6 +97,7 @@ def test_the_numbers_are_those_of_a_slow_loop(here: Path, batch: int) -> None:
     assert found.measures["mIoU"].count == COUNT - BAD
 
 
+@pytest.mark.slow
 def test_intervals_are_of_other_draws_of_the_images(here: Path) -> None:
     """Drawn again by hand, from the confusion of each image, with the same correction of the percentiles."""
     found = vitrail.evaluate("net.safetensors", "drawn", seed=3, device="cpu")

@@ -123,6 +123,7 @@ def test_predict_writes_masks_in_the_size_of_the_images(here: Path, tmp_path: Pa
             assert set(np.unique(np.asarray(mask))) <= set(range(len(CLASSES)))
 
 
+@pytest.mark.slow
 def test_an_export_gives_the_same_logits(here: Path, tmp_path: Path) -> None:
     runtime = pytest.importorskip("onnxruntime")
     assert main(["export", "whole", "--to", "onnx", "--out", str(tmp_path / "w.onnx")]) == 0
@@ -136,6 +137,7 @@ def test_an_export_gives_the_same_logits(here: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_weights_of_a_classifier_are_fine_tuned_without_a_word_on_the_task(here: Path, tmp_path: Path) -> None:
     config = vitrail.ViTConfig(width=16, depth=1, mlp_width=16, heads=2, image=(16, 16), patch=(4, 4), classes=7)
     vitrail.save(vitrail.create_model(config), tmp_path / "classifier.safetensors")
@@ -194,6 +196,7 @@ def test_what_does_not_fit_is_refused_in_one_line(
     assert all(word in error for word in said)
 
 
+@pytest.mark.slow
 def test_frozen_features_come_from_such_weights_too(here: Path, tmp_path: Path) -> None:
     """A classifier on the features of a network whose head reads patches is one for whole images."""
     assert main(["fit", "whole", "digits", "--out", str(tmp_path / "fitted.safetensors"), "--device", "cpu"]) == 0
@@ -209,6 +212,7 @@ def test_a_report_and_its_rows_are_read_again(here: Path, capsys: pytest.Capture
     assert f"{COUNTS['test']} images" in said
 
 
+@pytest.mark.slow
 def test_a_step_is_replayed_without_labels_of_whole_images(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", "whole", "--step", "1", "--device", "cpu"]) == 0
     said = capsys.readouterr().out
@@ -216,6 +220,7 @@ def test_a_step_is_replayed_without_labels_of_whole_images(here: Path, capsys: p
     assert not any(name in said for name in CLASSES)
 
 
+@pytest.mark.slow
 def test_a_pack_of_masks_without_labels_says_so(here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "pack", "drawn", "--out", str(tmp_path / "packed")]) == 0
     capsys.readouterr()
@@ -223,7 +228,7 @@ def test_a_pack_of_masks_without_labels_says_so(here: Path, tmp_path: Path, caps
     assert "--task segmentation" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("value", [200, 255])
+@pytest.mark.parametrize("value", [200, pytest.param(255, marks=pytest.mark.slow)])
 def test_a_run_without_an_image_to_learn_from_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], value: int
 ) -> None:

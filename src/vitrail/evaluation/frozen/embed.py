@@ -93,7 +93,7 @@ def embed(
         raise unknown_name("type", str(dtype), get_args(Stored))
     if batch < 1:
         raise ConfigError(f"batch={batch} must be at least 1")
-    source = whole(splits)
+    source = concatenate_splits(splits)
     work = EmbeddingJob(
         network=network,
         source=source,
@@ -105,24 +105,24 @@ def embed(
         precision=precision,
     )
     facts = work.facts(world)
-    with begun(work, facts, world, force=force) as todo:
+    with open_job(work, facts, world, force=force) as todo:
         if todo is not None:
             work.compute(todo[world.rank :: world.size], facts, world, workers=workers, tell=tell)
             world.barrier()  # every part is there
-            agreed(world, lambda: work.finish(facts, splits, origin or {}))
-        told = agreed(world, lambda: read_description(out))
+            run_on_main(world, lambda: work.finish(facts, splits, origin or {}))
+        described = run_on_main(world, lambda: read_description(out))
     return EmbeddingSummary(
         path=out,
-        pictures=int(told["pictures"]),
-        width=int(told["width"]),
-        unreadable=int(told["unreadable"]),
-        first=tuple(UnreadableSample(**entry) for entry in told["first"]),
+        pictures=int(described["pictures"]),
+        width=int(described["width"]),
+        unreadable=int(described["unreadable"]),
+        first=tuple(UnreadableSample(**entry) for entry in described["first"]),
         parts=work.parts,
         found=work.parts - (0 if todo is None else len(todo)),
     )
 
 
-def whole(splits: Mapping[str, ImageDataset]) -> ImageDataset:
+def concatenate_splits(splits: Mapping[str, ImageDataset]) -> ImageDataset:
     """One split after the other; one without labels has the classes of the others, and none of them."""
     if not splits or not all(len(source) for source in splits.values()):
         raise DataError("there are no images to embed")
@@ -133,7 +133,7 @@ def whole(splits: Mapping[str, ImageDataset]) -> ImageDataset:
     return parts[0] if len(parts) == 1 else ConcatDataset(parts)
 
 
-def agreed(world: World, work: Callable[[], Any]) -> Any:
+def run_on_main(world: World, work: Callable[[], Any]) -> Any:
     """What the first process finds, in all of them; an error of its, too."""
     value, refused = None, None
     if world.is_main:
@@ -148,15 +148,15 @@ def agreed(world: World, work: Callable[[], Any]) -> Any:
 
 
 @contextlib.contextmanager
-def begun(work: "EmbeddingJob", facts: dict[str, Any], world: World, *, force: bool) -> Generator[list[int] | None]:
+def open_job(work: "EmbeddingJob", facts: dict[str, Any], world: World, *, force: bool) -> Generator[list[int] | None]:
     """The parts that are still to be done, the same list in all processes; none where the file is done. The first
     process holds the folder while this lasts."""
     held: list[FileLock] = []
 
-    def look() -> list[int] | None:
+    def find_missing_parts() -> list[int] | None:
         check_writable(work.out)
         if work.out.exists() and not force:
-            refuse(str(work.out), read_description(work.out)["facts"], facts)
+            check_unchanged(str(work.out), read_description(work.out)["facts"], facts)
             work.clear()  # what a kill after the last step may have left
             return None
         try:
@@ -169,7 +169,7 @@ def begun(work: "EmbeddingJob", facts: dict[str, Any], world: World, *, force: b
         return [number for number in range(work.parts) if not work.is_done(number, facts, force=force)]
 
     try:
-        todo: list[int] | None = agreed(world, look)
+        todo: list[int] | None = run_on_main(world, find_missing_parts)
         yield todo
         if todo is not None and world.is_main:
             work.clear()
@@ -178,7 +178,7 @@ def begun(work: "EmbeddingJob", facts: dict[str, Any], world: World, *, force: b
             lock.release()
 
 
-def refuse(what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+def check_unchanged(what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     """Other weights, images or settings than those of a file are named."""
     changes = diff_plain(old, new)
     if changes:
@@ -215,7 +215,7 @@ class EmbeddingJob:
         return self.out.with_name(f"{self.out.name}.parts")
 
     @property
-    def listed(self) -> Path:
+    def unreadable_list(self) -> Path:
         return self.out.with_name(f"{self.out.name}.unreadable.txt")
 
     @property
@@ -257,7 +257,7 @@ class EmbeddingJob:
         except WeightsError:
             return False
         if not force:
-            refuse(str(self.folder), found.get("facts", {}), facts)
+            check_unchanged(str(self.folder), found.get("facts", {}), facts)
         return found.get("facts") == facts
 
     def compute(
@@ -290,13 +290,15 @@ class EmbeddingJob:
                     rows.append(
                         (compute_features(self.network, prepare(moved.pixels)).float(), batch.sample, batch.valid)
                     )
-                    bad += self.named(batch, places)
+                    bad += self.relocate_unreadable(batch, places)
                     done += int((batch.sample >= 0).sum())
                     if tell is not None:
                         tell(done, len(places))
                 self.write(number, rows, places, bad, facts)
 
-    def named(self, batch: Batch, places: np.ndarray[Any, np.dtype[np.int64]]) -> Iterator[UnreadableSample]:
+    def relocate_unreadable(
+        self, batch: Batch, places: np.ndarray[Any, np.dtype[np.int64]]
+    ) -> Iterator[UnreadableSample]:
         return (UnreadableSample(int(places[bad.sample]), bad.name, bad.reason) for bad in batch.unreadable)
 
     def write(
@@ -319,16 +321,18 @@ class EmbeddingJob:
                 "the network overflows" if not features[wrong[0, 0]].isfinite().all() else "float16 cannot hold them"
             )
             raise DataError(f"the features of {name} are not finite: {cause}")
-        told = [{"sample": one.sample, "name": one.name, "reason": one.reason} for one in bad]
-        description = {"kind": KIND, "facts": dict(facts), "unreadable": told}
+        described = [{"sample": one.sample, "name": one.name, "reason": one.reason} for one in bad]
+        description = {"kind": KIND, "facts": dict(facts), "unreadable": described}
         write_sealed(self.path(number), {"features": stored, "samples": samples}, description)
 
     def read(self) -> Iterator[EmbeddingPart]:
         """The parts in their order, each checked."""
         for number in range(self.parts):
             found = read_weights(self.path(number))
-            told = (found.description or {}).get("unreadable", [])
-            yield EmbeddingPart(features=found.tensors["features"], samples=found.tensors["samples"], unreadable=told)
+            described = (found.description or {}).get("unreadable", [])
+            yield EmbeddingPart(
+                features=found.tensors["features"], samples=found.tensors["samples"], unreadable=described
+            )
 
     def finish(self, facts: dict[str, Any], splits: Mapping[str, ImageDataset], origin: Mapping[str, Any]) -> None:
         """The parts as one file, which takes its name when it is whole."""
@@ -337,12 +341,12 @@ class EmbeddingJob:
         temporary = self.folder / f"joined{self.out.suffix}"  # here, so that a kill leaves nothing next to the file
         try:
             bad = join_parts(self.read, self.source, splits, about, temporary)
-            self.listed.unlink(missing_ok=True)
+            self.unreadable_list.unlink(missing_ok=True)
             if bad:
                 lines = "".join(f"{to_printable(one['name'])}: {one['reason']}\n" for one in bad)
                 inside = self.folder / "joined.unreadable"
                 write_file(inside, lines.encode())
-                os.replace(inside, self.listed)
+                os.replace(inside, self.unreadable_list)
             with open(temporary, "rb") as file:
                 os.fsync(file.fileno())
             os.replace(temporary, self.out)

@@ -87,7 +87,7 @@ def join_labels(source: ImageDataset, sample: int) -> str | None:
     return "|".join(source.classes[one] for one in source.labels[sample]) or None
 
 
-def counted(pictures: int, unreadable: Bad) -> dict[str, Any]:
+def describe_counts(pictures: int, unreadable: Bad) -> dict[str, Any]:
     return {"pictures": pictures, "unreadable": len(unreadable), "first": unreadable[:FIRST]}
 
 
@@ -112,17 +112,17 @@ def write_parquet(
     packed["feature.list.element"] = "none"  # numbers like these do not get smaller
     with pa.parquet.ParquetWriter(path, schema, compression=packed, use_dictionary=dictionaries) as writer:
         for part in parts():
-            told, flat = columns(part), part.features.numpy().reshape(-1)
-            pictures, unreadable = pictures + len(told.name), [*unreadable, *part.unreadable]
+            described, flat = columns(part), part.features.numpy().reshape(-1)
+            pictures, unreadable = pictures + len(described.name), [*unreadable, *part.unreadable]
             arrays = [
-                pa.array(told.split, pa.string()).dictionary_encode(),
-                pa.array(told.sample, pa.int64()),
-                pa.array(told.name, pa.string()),
-                pa.array(told.label, pa.string()).dictionary_encode(),
+                pa.array(described.split, pa.string()).dictionary_encode(),
+                pa.array(described.sample, pa.int64()),
+                pa.array(described.name, pa.string()),
+                pa.array(described.label, pa.string()).dictionary_encode(),
                 pa.FixedSizeListArray.from_arrays(pa.array(flat, number), about["width"]),
             ]
             writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
-        writer.add_key_value_metadata({COUNTS: json.dumps(counted(pictures, unreadable))})
+        writer.add_key_value_metadata({COUNTS: json.dumps(describe_counts(pictures, unreadable))})
     return unreadable
 
 
@@ -130,17 +130,17 @@ def write_npz(
     parts: Parts, columns: Callable[[EmbeddingPart], EmbeddingColumns], about: Mapping[str, Any], path: Path
 ) -> Bad:
     """Names and labels are in memory at once, features are not: their number is counted first."""
-    told, unreadable = list[EmbeddingColumns](), Bad()
+    described, unreadable = list[EmbeddingColumns](), Bad()
     for part in parts():
-        told.append(columns(part))
+        described.append(columns(part))
         unreadable += part.unreadable
-    count = sum(len(one.name) for one in told)
+    count = sum(len(one.name) for one in described)
     plain = {
-        "splits": np.array([text for one in told for text in one.split], np.str_),
-        "samples": np.concatenate([one.sample for one in told]),
-        "names": np.array([text for one in told for text in one.name], np.str_),
-        "labels": np.array([text or "" for one in told for text in one.label], np.str_),
-        KEY: np.array(json.dumps({**about, **counted(count, unreadable)})),
+        "splits": np.array([text for one in described for text in one.split], np.str_),
+        "samples": np.concatenate([one.sample for one in described]),
+        "names": np.array([text for one in described for text in one.name], np.str_),
+        "labels": np.array([text or "" for one in described for text in one.label], np.str_),
+        KEY: np.array(json.dumps({**about, **describe_counts(count, unreadable)})),
     }
     kind = np.dtype(str(about["facts"]["type"])).newbyteorder("<")
     header = {"descr": npy.dtype_to_descr(kind), "fortran_order": False, "shape": (count, about["width"])}

@@ -10,8 +10,8 @@ the smaller one. From Xᵀ (XXᵀ + λI) = (XᵀX + λI) Xᵀ follows (XᵀX + �
     W = (XᵀX + λI)⁻¹ XᵀY                         (n ≥ d: in the space of the features)
     W = Xᵀ (XXᵀ + λI)⁻¹ Y                        (n < d: in the space of the samples)
 
-are the same. A Gram matrix is symmetric and not negative, so with λ > 0 it has a Cholesky factor, and that is the
-quickest way to one W. For a sweep of penalties it is taken apart once, XᵀX = Q Λ Qᵀ or XXᵀ = Q Λ Qᵀ; since Q Qᵀ = I,
+are equal. A Gram matrix is symmetric and positive semidefinite, so with λ > 0 it has a Cholesky factor, the fastest way
+to a single W. For a sweep of penalties it is decomposed once, XᵀX = Q Λ Qᵀ or XXᵀ = Q Λ Qᵀ; since Q Qᵀ = I,
 
     W = Q (Λ + λI)⁻¹ Qᵀ XᵀY  =  A (Λ + λI)⁻¹ B   with A = Q,    B = Qᵀ XᵀY      (n ≥ d)
     W = Xᵀ Q (Λ + λI)⁻¹ QᵀY  =  A (Λ + λI)⁻¹ B   with A = XᵀQ,  B = QᵀY         (n < d)
@@ -19,9 +19,9 @@ quickest way to one W. For a sweep of penalties it is taken apart once, XᵀX = 
 with an A [d, m] and a B [m, K] that do not depend on λ. Y is 2 on a sample's class less 1 everywhere, so column k of
 XᵀY is twice the sum of the samples of class k, less the sum of all: a product with Y would cost more than XᵀX itself.
 
-The features are first whitened by the mean and standard deviation of the samples that the classifier is made from, and
-a constant of 100 is put next to them: a bias that the penalty hardly touches. All of it is in float64; the same lines
-serve five shots a class and a whole training set.
+The features are first whitened by the mean and standard deviation of the training samples, and a constant of 100 is
+appended: a bias that the penalty hardly affects. Everything is in float64; the same code serves five shots per class
+and a whole training set.
 """
 
 import math
@@ -45,8 +45,8 @@ PENALTY: Final = 1024.0
 PENALTIES: Final = tuple(2.0**power for power in range(-10, 20))  # of the sweep variant
 CONSTANT: Final = 100.0
 EPS: Final = 1e-5
-ROWS: Final = 4096  # samples whose scores are made at a time
-BLOCK: Final = 192  # columns of a Gram matrix at a time; narrower ones save more products and run slower
+ROWS: Final = 4096  # samples scored at a time
+BLOCK: Final = 192  # columns of a Gram matrix at a time; narrower blocks save more products and run slower
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,22 +58,22 @@ class RidgeClassifier:
     weight: Tensor
 
     def scores(self, features: Tensor) -> Tensor:
-        """[N, D] -> [N, K], near 1 for yes and -1 for no."""
+        """[N, D] -> [N, K], near 1 for the class and -1 for others."""
         return append_constant((features.double() - self.mean) / self.std) @ self.weight
 
     def predict(self, features: Tensor) -> Tensor:
-        """Class numbers [N]."""
+        """Predicted classes [N]."""
         return torch.cat([self.scores(part).argmax(-1) for part in features.split(ROWS)])
 
     def accuracy(self, features: Tensor, labels: Tensor) -> float:
-        """The share of right answers; of several labels [N, M], any one is right, and a sample without one is out."""
+        """The share of correct predictions; any of several labels [N, M] counts, and samples without a label do not."""
         right, count = score_predictions(self.predict(features), labels)
         return right / count
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RidgeDecomposition:
-    """All of the solution but the penalty: A [D + 1, m], Λ [m] and B [m, K]."""
+    """The solution for any penalty: A [D + 1, m], Λ [m] and B [m, K]."""
 
     mean: Tensor
     std: Tensor
@@ -88,7 +88,7 @@ class RidgeDecomposition:
 
 
 def fit_ridge(features: Tensor, labels: Tensor, classes: int, penalty: float = PENALTY) -> RidgeClassifier:
-    """The classifier of features [n, D] and labels [n], whatever n, for one penalty: by Cholesky."""
+    """The classifier of features [n, D] and labels [n] for one penalty, by Cholesky."""
     if not penalty > 0:
         raise ConfigError(f"penalty={penalty} must be above 0")
     mean, std, x = whiten(features, labels, classes)
@@ -109,17 +109,17 @@ def solve_by_samples(x: Tensor, labels: Tensor, classes: int, penalty: float) ->
 
 
 def factorise(upper: Tensor, penalty: float) -> Tensor:
-    """The upper Cholesky factor of a Gram matrix with the penalty on its diagonal; of both the upper half counts."""
+    """The upper Cholesky factor of a Gram matrix, given by its upper half, with the penalty on its diagonal."""
     upper.diagonal().add_(penalty)
     found, failed = torch.linalg.cholesky_ex(upper, upper=True)
     if failed:
-        raise ConfigError(f"penalty={penalty:g} is lost next to features of this size; take a larger one, 1 say")
+        raise ConfigError(f"penalty={penalty:g} is too small for features of this size; use a larger one, such as 1")
     return found
 
 
 def decompose(features: Tensor, labels: Tensor, classes: int) -> RidgeDecomposition:
-    """Features [n, D] and labels [n], or the truth [n, K] where samples may have several: whitened, set next to the
-    constant, and taken apart for any penalty."""
+    """Decomposes features [n, D] with labels [n], or with the truth [n, K] if samples may have several, for any
+    penalty."""
     mean, std, x = whiten(features, labels, classes)
     if x.shape[0] >= x.shape[1]:
         eigenvalues, q = torch.linalg.eigh(compute_gram(x), UPLO="U")
@@ -135,23 +135,25 @@ def whiten(features: Tensor, labels: Tensor, classes: int, constant: float = CON
     several = labels.dtype == torch.bool and labels.shape == (len(features), classes)
     if (labels.ndim != 1 and not several) or len(labels) != len(features) or not len(labels):
         raise BadLabels(
-            f"a linear classifier needs one label a sample; {tuple(features.shape)} features came with "
-            f"{tuple(labels.shape)} labels"
+            f"a linear classifier needs one label per sample; features are {tuple(features.shape)} and labels "
+            f"{tuple(labels.shape)}"
         )
     if not several and not (int(labels.min()) >= 0 and int(labels.max()) < classes):
-        raise BadLabels(f"labels from {int(labels.min())} to {int(labels.max())} are not those of {classes} classes")
+        raise BadLabels(
+            f"labels from {int(labels.min())} to {int(labels.max())} are out of range for {classes} classes"
+        )
     x = features.new_full((len(features), features.shape[1] + 1), constant, dtype=torch.float64)
-    white = x[:, :-1].copy_(features)  # the statistics and the whitening in place: this is most of the memory
+    white = x[:, :-1].copy_(features)  # in place: this is most of the memory
     mean = white.mean(0)
     if not mean.isfinite().all():
-        raise DataError("the features are not finite: the network overflows on some image")
+        raise DataError("the features are not finite; the network overflows on some image")
     std = white.sub_(mean).square().mean(0).sqrt_().add_(EPS)
     white.div_(std)
     return mean, std, x
 
 
 def compute_gram(x: Tensor) -> Tensor:
-    """The upper half of XᵀX [d, d], which is all that is read of it; below the diagonal blocks there are zeros."""
+    """The upper half of XᵀX [d, d]; below the diagonal blocks there are zeros."""
     found = x.new_zeros(x.shape[1], x.shape[1])
     for start in range(0, x.shape[1], BLOCK):
         found[start : start + BLOCK, start:] = x[:, start : start + BLOCK].T @ x[:, start:]
@@ -166,7 +168,7 @@ def encode_targets(labels: Tensor, classes: int) -> Tensor:
 
 
 def sum_targets(x: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """XᵀY [d, K], without Y where every sample has one class."""
+    """XᵀY [d, K], without building Y if every sample has one class."""
     if labels.ndim == 2:
         return x.T @ encode_targets(labels, classes)
     sums = x.new_zeros(classes, x.shape[1]).index_add_(0, labels.long(), x)
@@ -183,7 +185,7 @@ def score_few_shot(
     seeds: Sequence[int] = (0, 1, 2),
     penalty: float = PENALTY,
 ) -> list[float]:
-    """The test accuracy for each seed's draw of `shots` training samples a class, as the reference draws them."""
+    """The test accuracy for each seed, with `shots` training samples per class, drawn as in the reference."""
     pool, accuracies = require_single_labels(train_labels), list[float]()
     for seed in seeds:
         drawn = torch.from_numpy(select_few_shot(pool, classes, shots, seed=seed))
@@ -201,16 +203,16 @@ def sweep_penalties(
     shots: int,
     penalties: Sequence[float] = PENALTIES,
 ) -> dict[float, float]:
-    """The sweep variant, nearer to the paper's time: the first `shots` samples of each class, and the test accuracy of
-    every penalty. Over several sets the penalty of the best mean rank is the one to take for all."""
+    """The sweep variant, closer to the paper: the first `shots` samples of each class, and the test accuracy of every
+    penalty. `choose_penalty` chooses one for several data sets."""
     drawn = torch.from_numpy(select_first_shots(require_single_labels(train_labels), classes, shots))
     parts = decompose(train_features[drawn], train_labels[drawn], classes)
     return {penalty: parts.classifier(penalty).accuracy(test_features, test_labels) for penalty in penalties}
 
 
 def choose_penalty(tables: Sequence[Mapping[float, float]]) -> float:
-    """The one penalty for several sets, each with its accuracy by penalty: that of the best mean rank. Equal accuracies
-    share their rank; of equal mean ranks the larger penalty is taken."""
+    """The penalty with the best mean rank over several data sets, given the accuracy by penalty of each. Ties share
+    their rank; of equal mean ranks the larger penalty wins."""
     penalties = sorted(tables[0])
     accuracies = np.array([[table[penalty] for penalty in penalties] for table in tables])  # [sets, penalties]
     mine, others = accuracies[:, :, None], accuracies[:, None, :]
@@ -219,8 +221,8 @@ def choose_penalty(tables: Sequence[Mapping[float, float]]) -> float:
 
 
 def estimate_interval(accuracies: Sequence[float], count: int) -> Interval:
-    """In which the mean over draws would lie for other draws and other test images, in 95 of 100 cases: Student's
-    interval over the draws (of one draw nothing is known) and Wilson's over `count` images, added as squares."""
+    """The 95% interval of the mean over draws, for other draws and other test images: Student's interval over the draws
+    (zero for one draw) and Wilson's over `count` images, added in quadrature."""
     mean = statistics.fmean(accuracies)
     low, high = wilson_interval(round(mean * count), count)
     over = 0.0
@@ -230,7 +232,7 @@ def estimate_interval(accuracies: Sequence[float], count: int) -> Interval:
 
 
 def student_quantile(freedom: int) -> float:
-    """The 97.5 % point of Student's t: exact to a hundredth, by expansion around the normal one where it converges."""
+    """The 97.5 % quantile of Student's t, accurate to 0.01: from a table, then by expansion around the normal one."""
     known = (12.706, 4.303, 3.182, 2.776)
     if freedom <= len(known):
         return known[freedom - 1]
@@ -243,7 +245,7 @@ def student_quantile(freedom: int) -> float:
 
 def require_single_labels(labels: Tensor) -> Labels:
     if labels.ndim != 1:
-        raise BadLabels("a few-shot draw needs one label a sample")
+        raise BadLabels("a few-shot draw needs one label per sample")
     return Labels(labels.cpu().numpy())
 
 

@@ -3,11 +3,11 @@
     near = find_nearest(train_features, test_features, k=20)
     classify(near, train_labels, classes, k=20, temperature=0.07)
 
-The k most similar training samples vote with exp(similarity / temperature), or one vote each. Every pair is compared,
-in blocks, so that memory does not grow with the product of the two sets. Of equally similar samples the earlier one
-counts as nearer, and of equal votes the class of the smaller number wins: the answer does not hang on the blocks.
+The k most similar training samples vote with weight exp(similarity / temperature), or equally. All pairs are compared
+in blocks, so memory does not grow with the product of the two sets. Ties go to the earlier sample and to the class with
+the smaller number, so the result does not depend on the blocks.
 
-What frozen features are worth while a run goes on: a vote of nearest neighbours, and some of those to look at.
+A self-supervised run is monitored by the vote of nearest neighbours, by examples of them, and by signs of collapse.
 
 Whether features have collapsed: three numbers that need no labels.
 
@@ -60,14 +60,14 @@ def find_nearest(
     tested: int = TESTED,
     compared: int = COMPARED,
 ) -> Neighbours:
-    """The k rows of `train` [n, D] that are most similar to each row of `test` [N, D], by the cosine of their angle.
-    `tested` rows are compared with `compared` ones at a time."""
+    """The k rows of `train` [n, D] with the highest cosine similarity to each row of `test` [N, D]. `tested` rows are
+    compared with `compared` ones at a time."""
     if train.ndim != 2 or test.ndim != 2 or train.shape[1] != test.shape[1]:
         shapes = f"features {list(train.shape)} and {list(test.shape)}"
         raise ConfigError(f"{shapes} cannot be compared: both must be rows of the same width, from one network")
     if not 1 <= k <= len(train):
         raise ConfigError(f"k={k} neighbours of {len(train):,} samples: between 1 and {len(train)} can be asked for")
-    # Rounded to float32 from float64, so that copies of a sample are equally similar wherever they stand.
+    # Rounded from float64 to float32, so that copies of a sample have equal similarity wherever they are.
     exact = widest_float(torch.device(device))
     rows = [compare_block(train, part.to(device, exact), k, compared) for part in test.split(tested)]
     return Neighbours(torch.cat([row.similarity for row in rows]), torch.cat([row.index for row in rows]))
@@ -80,7 +80,7 @@ def compare_block(train: Tensor, queries: Tensor, k: int, compared: int) -> Neig
     index = torch.zeros((len(queries), 0), dtype=torch.int64, device=queries.device)
     for start in range(0, len(train), compared):
         block = F.normalize(train[start : start + compared].to(queries), dim=1)
-        # What was found before stands in front: its samples come earlier.
+        # Earlier results come first: their samples have smaller indices.
         best = torch.cat([best, (queries @ block.T).float()], 1)
         here = torch.arange(start, start + len(block), device=queries.device).expand(len(queries), -1)
         index = torch.cat([index, here], 1)
@@ -104,8 +104,8 @@ def rank_stably(values: Tensor, k: int) -> Tensor:
 def vote_classes(
     near: Neighbours, labels: Tensor, classes: int, k: int, temperature: float | None = TEMPERATURE
 ) -> Tensor:
-    """Class numbers [N] by the votes of the first k neighbours, whose labels are among `labels` [n]. Without a
-    temperature each has one vote."""
+    """Predicted classes [N] by the votes of the first k neighbours, with labels from `labels` [n]. Without a
+    temperature each neighbour has one vote."""
     if not 1 <= k <= near.index.shape[1]:
         raise ConfigError(f"k={k}: {near.index.shape[1]} neighbours were looked for")
     if temperature is not None and not temperature > 0:
@@ -118,7 +118,7 @@ def count_votes(similarity: Tensor, labels: Tensor, classes: int, temperature: f
     votes = torch.ones_like(similarity, dtype=torch.float64)
     if temperature is not None:
         exact = similarity.double()
-        votes = ((exact - exact[:, :1]) / temperature).exp()  # next to the nearest, so that nothing overflows
+        votes = ((exact - exact[:, :1]) / temperature).exp()  # relative to the nearest, so that nothing overflows
     return votes.new_zeros(len(votes), classes).scatter_add_(1, labels, votes).argmax(1)
 
 
@@ -128,7 +128,7 @@ SHOWN: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """A sample, how similar it is, and whether a label is the same: none where one of the two has no label."""
+    """A sample, its similarity, and whether it shares a label; None if one of the two has no label."""
 
     sample: int
     similarity: float
@@ -146,8 +146,8 @@ class SampleNeighbours:
 def score_vote(
     train: FrozenFeatures, test: FrozenFeatures, classes: int, *, device: torch.device | str = "cpu"
 ) -> tuple[int, int] | None:
-    """How many test images the vote of the 20 nearest training images says right, and of how many with a label;
-    none where there are no labels on either side. A training image with several labels has no vote."""
+    """How many test images the vote of the 20 nearest training images classifies correctly, and of how many with a
+    label; None without labels on either side. Training images with several labels do not vote."""
     labels = keep_single_labels(train.labels)
     known = labels >= 0
     if not classes or not known.any() or not (test.labels >= 0).any():
@@ -160,8 +160,8 @@ def score_vote(
 def find_similar_samples(
     queries: FrozenFeatures, train: FrozenFeatures, *, itself: bool = False, count: int = SHOWN
 ) -> tuple[SampleNeighbours, ...]:
-    """The nearest training images of each query. With `itself` the queries are training images, too, and an image
-    is not a neighbour of its own."""
+    """The nearest training images of each query. With `itself` the queries are training images, and an image is
+    not its own neighbour."""
     most = min(count + itself, len(train.samples))
     near = find_nearest(train.features, queries.features, most)
     found: list[SampleNeighbours] = []
@@ -182,7 +182,7 @@ def share_label(one: Tensor, other: Tensor) -> bool | None:
 
 
 def pick_samples(labels: Labels, count: int) -> NDArray[np.int64]:
-    """Some samples to look at, always the same ones: by lot, each of another class as far as there are classes."""
+    """Random but fixed samples to display, each of another class as far as possible."""
     order = np.argsort(hash_keys(hash_word("shown"), np.arange(len(labels))), kind="stable")
     seen, first, later = set[int](), list[int](), list[int]()
     for sample in order.tolist():

@@ -4,9 +4,9 @@ With whitened features X [n, D], labels y and a penalty λ, weights W [D, K] and
 
     1/n Σᵢ -log softmax(W ᵀxᵢ + b)[yᵢ]  +  λ/2 ||W||²,
 
-which is convex: there is one answer, and how near it is shows in the gradient. The loss is a mean, so that a penalty
-means the same for any n; scikit-learn's C is 1 / (n λ). L-BFGS starts from zero, in float64, and draws nothing: the
-same features give the same probe.
+which is convex, so there is one solution, and the gradient shows how near it is. The loss is a mean, so a penalty means
+the same for any n; scikit-learn's C is 1 / (n λ). L-BFGS starts from zero, in float64, without randomness: the same
+features give the same probe.
 """
 
 from collections.abc import Sequence
@@ -24,17 +24,17 @@ from vitrail.evaluation.defaults import ITERATIONS
 from vitrail.evaluation.frozen.fewshot import whiten
 from vitrail.evaluation.metrics import score_predictions
 
-PENALTIES: Final = tuple(10.0**power for power in range(1, -7, -1))  # strong to weak: each starts from the one before
-TOLERANCE: Final = 1e-6  # of the largest entry of the gradient
-ROUGH: Final = 1e-4  # the same while a penalty is looked for
+PENALTIES: Final = tuple(10.0**power for power in range(1, -7, -1))  # strong to weak: each starts from the previous one
+TOLERANCE: Final = 1e-6  # for the largest entry of the gradient
+ROUGH: Final = 1e-4  # the same during the search for a penalty
 HISTORY: Final = 20
-ROWS: Final = 8192  # samples whose probabilities are there at a time
+ROWS: Final = 8192  # samples processed at a time
 DEV: Final = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LinearProbe:
-    """Whitening by mean and std [D], weights [D, K] and bias [K], float64; and how the search for them ended."""
+    """Whitening by mean and std [D], weights [D, K] and bias [K], float64; and how the optimisation ended."""
 
     mean: Tensor
     std: Tensor
@@ -42,7 +42,7 @@ class LinearProbe:
     bias: Tensor
     penalty: float
     iterations: int
-    loss: float  # of the training samples, the penalty included
+    loss: float  # on the training samples, including the penalty
     gradient: float  # its largest entry
     tolerance: float
 
@@ -51,15 +51,15 @@ class LinearProbe:
         return self.gradient <= self.tolerance
 
     def scores(self, features: Tensor) -> Tensor:
-        """[N, D] -> log-probabilities but for a constant [N, K]."""
+        """[N, D] -> log-probabilities up to a constant [N, K]."""
         return ((features.double() - self.mean) / self.std) @ self.weight + self.bias
 
     def top(self, features: Tensor, guesses: int) -> Tensor:
-        """The likeliest classes [N, guesses], the likeliest first."""
+        """The likeliest classes [N, guesses], in descending order."""
         return torch.cat([self.scores(part).topk(guesses, dim=1).indices for part in features.split(ROWS)])
 
     def loss_on(self, features: Tensor, labels: Tensor) -> float:
-        """Mean cross-entropy, without the penalty; one label [N] a sample."""
+        """Mean cross-entropy without the penalty, for labels [N]."""
         parts = zip(features.split(ROWS), labels.split(ROWS), strict=True)
         return sum(float(F.cross_entropy(self.scores(x), y, reduction="sum")) for x, y in parts) / len(labels)
 
@@ -74,7 +74,7 @@ def fit_probe(
     tolerance: float = TOLERANCE,
     iterations: int = ITERATIONS,
 ) -> LinearProbe:
-    """The probe of features [n, D] and labels [n] for one penalty, from zero or from another probe on."""
+    """The probe of features [n, D] and labels [n] for one penalty, starting from zero or from another probe."""
     if not penalty > 0:
         raise ConfigError(f"penalty={penalty} must be above 0")
     if iterations < 1:
@@ -89,7 +89,7 @@ def fit_probe(
         max_iter=iterations,
         max_eval=2 * iterations,
         tolerance_grad=tolerance,
-        tolerance_change=0.0,  # it ends where the gradient does, not where steps grow short
+        tolerance_change=0.0,  # stops by the gradient, not by the length of a step
         history_size=HISTORY,
         line_search_fn="strong_wolfe",
     )
@@ -115,8 +115,8 @@ def fit_probe(
 
 
 def compute_gradient(x: Tensor, labels: Tensor, at: Tensor, penalty: float) -> tuple[float, Tensor]:
-    """The loss and its gradient [D + 1, K]; the last row, the bias, is not penalised. The gradient of cross-entropy is
-    that of the scores, probabilities less the one-hot label, so it is written down here and no graph is kept."""
+    """The loss and its gradient [D + 1, K]; the last row, the bias, is not penalised. The gradient of cross-entropy
+    with respect to the scores is probabilities minus the one-hot label, so no autograd graph is needed."""
     gradient, loss = torch.zeros_like(at), 0.0
     for rows, truth in zip(x.split(ROWS), labels.long().split(ROWS), strict=True):
         logs = (rows @ at).log_softmax(1)
@@ -132,13 +132,15 @@ def compute_gradient(x: Tensor, labels: Tensor, at: Tensor, penalty: float) -> t
 def search_penalty(
     features: Tensor, labels: Tensor, classes: int, penalties: Sequence[float] = PENALTIES, *, dev: float = DEV
 ) -> tuple[float, dict[float, float]]:
-    """The penalty that does best on a part of the training samples, held out of every class alike, and the accuracy
-    there of all of them. Of equal ones that with the smaller loss wins."""
+    """The penalty with the highest accuracy on held-out training samples, the same share of every class, and the
+    accuracy of all penalties there. Ties go to the smaller loss."""
     held = torch.from_numpy(split_stratified(Labels(labels.cpu().numpy()), dev))
     rest = torch.ones(len(labels), dtype=torch.bool)
     rest[held] = False
     if not len(held) or not bool(rest.any()):
-        raise BadLabels(f"{len(labels)} samples are too few to hold some out and find a penalty; give one: --penalty")
+        raise BadLabels(
+            f"{len(labels)} samples are too few to choose a penalty on held-out ones; give one with --penalty"
+        )
     found, last = dict[float, tuple[int, float]](), None
     for penalty in sorted(penalties, reverse=True):
         last = fit_probe(features[rest], labels[rest], classes, penalty, start=last, tolerance=ROUGH)

@@ -96,7 +96,7 @@ def evaluate_classes(
         notes=(*note_unlabelled(found, said, labels), *note_unsound(said)),
         tables=list_mistakes(found),
         sections=lambda: build_assessment_sections(found, source),
-        answers=lambda: write_answers(found, matching.names, names_of(source)),
+        answers=lambda: write_answers(found, matching.names, list_names(source)),
     )
 
 
@@ -124,7 +124,7 @@ def evaluate_labels(
         notes=tuple(note_unsound(said)),
         tables=(Table(columns=("class", "images", "AP", *COLUMNS[3:]), rows=rows[:LISTED], title=title),),
         sections=lambda: build_multi_label_sections(found),
-        answers=lambda: write_scores(found, names_of(source)),
+        answers=lambda: write_scores(found, list_names(source)),
     )
 
 
@@ -146,7 +146,7 @@ def find_labels(setting: EvaluationSetting) -> tuple[dict[str, Labels], ClassMat
     matching = match_classes(outputs, names, classes, collection.name, by_number=how.by_number, also=also)
     labels: dict[str, Labels] = {}
     if source.classes:
-        labels[ORIGINAL] = matching.relabelled(source.labels)
+        labels[ORIGINAL] = matching.relabel(source.labels)
     if how.real is not None:
         labels[REAL] = matching.usual(match_real_labels(source, how.real), str(how.real))
     return labels, matching
@@ -170,7 +170,7 @@ def note_unsound(said: PredictedClasses) -> list[str]:
 def list_mistakes(found: Assessment) -> tuple[Table, ...]:
     """The most frequent mistakes and the hardest classes."""
     tables: list[Table] = []
-    confused = [pair for pair in found.confused(LISTED) if pair.count > 1]
+    confused = [pair for pair in found.rank_confusions(LISTED) if pair.count > 1]
     if confused:
         rows = [(pair.truth, pair.said, f"{pair.count:,}", f"{pair.share:.1%}") for pair in confused]
         columns = ("true", "said", "times", "of its class")
@@ -183,7 +183,7 @@ def list_mistakes(found: Assessment) -> tuple[Table, ...]:
     return tuple(tables)
 
 
-def names_of(source: ImageDataset) -> list[str]:
+def list_names(source: ImageDataset) -> list[str]:
     return [source.name(at) for at in range(len(source))]
 
 

@@ -149,7 +149,7 @@ class ClassMatching:
     how: str  # "by name", "by number"
     notes: tuple[str, ...] = ()
 
-    def relabelled(self, labels: Labels) -> Labels:
+    def relabel(self, labels: Labels) -> Labels:
         """A data set's labels as outputs of the network."""
         table = np.append(self.table, NONE)  # -1 finds the last
         return Labels(table[np.asarray(labels.values, np.int64)], labels.starts)
@@ -165,7 +165,7 @@ class ClassMatching:
                 f"{where} has numbers of {len(self.names)} classes, but the data have {len(self.table)} of them by "
                 "name; score the whole set"
             )
-        return self.relabelled(labels)
+        return self.relabel(labels)
 
 
 def match_classes(
@@ -203,7 +203,7 @@ def match_classes(
             found = match_by_number(outputs, theirs, classes, where, by_number=False)
             return replace(found, notes=(*found.notes, note))
         raise BadLabels(
-            f"{where} has {brief(strange)}, which {'is no class' if len(strange) == 1 else 'are no classes'} of the "
+            f"{where} has {brief(strange)}, which {'is not a class' if len(strange) == 1 else 'are not classes'} of the "
             f"network ({brief(theirs)}); fine-tune it on these classes, or give its names as the data have them with "
             "--labels FILE, or say --by-number where the order is the same"
         )
@@ -336,7 +336,7 @@ class Assessment:
         whole[self.cells[:, 0], self.cells[:, 1]] = self.cells[:, 2]
         return whole
 
-    def confused(self, most: int) -> list[Confusion]:
+    def rank_confusions(self, most: int) -> list[Confusion]:
         """The most frequent mistakes."""
         return rank_confusions(self.cells, self.counts, self.names, most)
 

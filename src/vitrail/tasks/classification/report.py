@@ -88,7 +88,7 @@ def confusion_sections(found: Assessment) -> list[Section]:
         return [
             ConfusionSection(counts=matrix, classes=list(found.names), title="What is taken for what", listed=LISTED)
         ]
-    rows = [(pair.truth, pair.said, f"{pair.count:,}") for pair in found.confused(LISTED) if pair.count > 1]
+    rows = [(pair.truth, pair.said, f"{pair.count:,}") for pair in found.rank_confusions(LISTED) if pair.count > 1]
     return [Table(title="Most often confused", columns=("true", "said", "times"), rows=rows, left=2)] if rows else []
 
 

@@ -88,7 +88,7 @@ class ClassificationTask(Task):
         matching = match_classes(
             outputs, bundle.card.labels, source.classes, collection.name, by_number=by_number, also=also
         )
-        return RelabelledDataset(source, matching.relabelled(source.labels), matching.names), matching.notes
+        return RelabelledDataset(source, matching.relabel(source.labels), matching.names), matching.notes
 
     def predict(self, outputs: Tensor, views: Sequence[Geometry], options: PredictionOptions) -> list[Prediction]:
         """Ranks the classes: rows sum to 1 (softmax), unless the weights are multi-label: then each class is by itself
