@@ -151,7 +151,7 @@ def test_copies_that_dedup_found_are_left_out_of_the_score(capsys: pytest.Captur
     result = run("evaluate", "old.safetensors", "--without", "drop.json")
     assert top1(result)[1] == COUNT - 10
     assert (result["data"]["seen"]["dropped"], result["data"]["seen"]["without"]) == (10, drop.hash)
-    assert "10 images left out as copies" in capsys.readouterr().out
+    assert "10 images skipped as copies" in capsys.readouterr().out
     shutil.rmtree("photos/bee")
     run("evaluate", "old.safetensors", "--without", "drop.json", status=2)
     assert "--without drop.json: " in capsys.readouterr().err

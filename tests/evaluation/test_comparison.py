@@ -104,7 +104,7 @@ def test_ways_of_using_weights_are_told_by_as_few_settings_as_do() -> None:
 def test_copies_left_out_for_some_only_are_said() -> None:
     other = made("b")
     (note,) = table(made("a"), replace(other, data={**other.data, "deduplicated": True})).notes
-    assert note == "pets@test: copies were left out of some trainings only: not known for a; yes for b"
+    assert note == "pets@test: copies were excluded from some trainings only: not known for a; yes for b"
 
 
 def test_speeds_of_other_machines_are_said_and_accuracies_are_not() -> None:

@@ -149,7 +149,7 @@ def test_a_file_that_is_done_is_not_made_again(tmp_path: Path, monkeypatch: pyte
     before = digest(tmp_path / "e.parquet")
     (tmp_path / "e.parquet.parts").mkdir()  # as a kill after the last step leaves it
     (tmp_path / "e.parquet.parts" / "part-00000.safetensors").write_bytes(b"")
-    monkeypatch.setattr(embedding, "last_read", None)
+    monkeypatch.setattr(embedding, "compute_features", None)
     done = made(tmp_path / "e.parquet")
     assert done.found == done.parts
     assert digest(tmp_path / "e.parquet") == before

@@ -56,10 +56,10 @@ def fresh_again() -> torch.nn.Module:
     ("text", "why"),
     [
         ("{}", "it has no 'format'"),
-        ("[1]", "is not a result of vitrail"),
-        ("no JSON", "is not a result of vitrail"),
+        ("[1]", "is not a vitrail result"),
+        ("no JSON", "is not a vitrail result"),
         ('{"format": "vitrail result 99"}', "another format"),
-        ('{"format": "vitrail result 1", "measures": [{"name": "x"}]}', "is not a result of vitrail"),
+        ('{"format": "vitrail result 1", "measures": [{"name": "x"}]}', "is not a vitrail result"),
         ('{"format": "vitrail result 1", "measures": [{"name": "x", "value": 1, "unit": "cm"}]}', "unknown unit 'cm'"),
         (
             '{"format": "vitrail result 1", "kind": "a", "weights": {}, "data": null, "measures": []}',

@@ -290,7 +290,7 @@ def find_doubts(group: tuple[str, str, str], rows: Sequence[WeightsRow]) -> list
     facts = {
         "the images themselves differ": {name: describe_images(one.data) for name, one in some.items()},
         "what was learnt from differs": {name: describe_images(one.data.get("train")) for name, one in some.items()},
-        "copies were left out of some trainings only": {
+        "copies were excluded from some trainings only": {
             name: describe_deduplication(one) or "not known" for name, one in some.items()
         },
     }
@@ -364,7 +364,7 @@ def build_facts(result: Result) -> Facts:
     rows = [
         ("weights", f"{weights['hash'][:16]}, {weights['parameters']:,} parameters"),
         ("pictures", f"{data['name']}@{data['split']}, {data['pictures']:,}, {data['fingerprint'][:16]}"),
-        ("copies left out of training", known),
+        ("copies excluded from training", known),
         *(
             (name.removeprefix("preprocessing."), value)
             for name, value in flatten_config(config).items()

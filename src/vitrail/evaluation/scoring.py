@@ -1,13 +1,10 @@
-"""A network at rest that is to be scored, the split that it is scored on, and how images reach it.
-
-Images that the weights were trained on are no test: what is left out of a score, and what is said about it.
-
-What a task is given to score a network on a split, and what it gives back.
+"""The network to score, the images that count, and what a task is given to score the one on the other.
 
     outcome = setting.run(metric, targets)        # every image once
-    Evaluated(outputs="21 classes of pixels", lead=..., measures=(...,))
+    EvaluationOutcome(outputs="21 classes of pixels", lead=..., measures=(...,))
 
-Which images count, how they are read, the result file, the page and what is printed are the same for all tasks.
+Images that the weights were trained on do not count unless requested. Which images count, how they are read, the result
+file, the page and the printed output are the same for all tasks.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The tasks that come with the package, and how one is found."""
+"""The tasks of the package, and how to find one."""
 
 from vitrail.core.errors import unknown_name
 from vitrail.data.collection import Collection
@@ -13,23 +13,23 @@ for own in (CLASSIFICATION, SEGMENTATION):
 
 
 def find_task(name: str) -> Task:
-    """A task by its name; ConfigError with the names there are where it is not registered."""
+    """A task by name; ConfigError with the known names if it is not registered."""
     if name not in TASKS:
         raise unknown_name("task", name, tuple(TASKS))
     return TASKS[name]
 
 
 def task_of(objective: ObjectiveConfig) -> Task | None:
-    """The task whose targets an objective learns from; none for one that learns from the images alone."""
+    """The task whose targets an objective learns from; None for a self-supervised one."""
     return find_task(objective.task) if objective.task else None
 
 
 def targets_of(objective: ObjectiveConfig) -> Targets:
-    """What an objective learns from; labels come along with images that are learnt from alone, for scores."""
+    """The targets of an objective; a self-supervised one gets labels for its scores."""
     return (task_of(objective) or CLASSIFICATION).targets
 
 
 def recognise_task(collection: Collection) -> Task:
-    """The first task that the data are annotated for: classification where there are labels, and also where there is
-    nothing, so that its error says how images are labelled."""
+    """The first task that the data are annotated for; classification if there are no annotations, because its error
+    explains how to label images."""
     return next((task for task in TASKS.values() if task.recognises(collection)), CLASSIFICATION)

@@ -1,5 +1,5 @@
-"""A network's score on a split, as `vitrail evaluate` and `vitrail.evaluate` give it: which images count, and what its
-task says of the network on them."""
+"""A network's score on a split, for `vitrail evaluate` and `vitrail.evaluate`: which images count, and the evaluation
+by the network's task."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ from vitrail.evaluation.scoring import (
 )
 from vitrail.tasks.registry import find_task
 
-NAMED: Final = 3  # unreadable images that are named
+NAMED: Final = 3  # unreadable images that are listed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,8 +48,8 @@ def score_network(
     called: str,
     advance: Advance = ignore_progress,
 ) -> ScoredNetwork:
-    """Everything of one network at one size; the numbers are the same in all processes. `called` is what the split is
-    called in messages."""
+    """Scores one network at one size; the numbers are the same in all processes. `called` names the split in
+    messages."""
     task = find_task(get_card(about.network).task)
     task.check_scoring(how, about)
     data = describe_scored_data(about, collection, split, how.deduplicated_by)
@@ -84,7 +84,7 @@ def score_network(
 
 
 def describe_unreadable(unreadable: Sequence[str]) -> list[str]:
-    """How many there are, and the first of them."""
+    """A note on unreadable images, with the first of them."""
     if not unreadable:
         return []
     some = "; ".join(unreadable[:NAMED]) + ("; ..." if len(unreadable) > NAMED else "")

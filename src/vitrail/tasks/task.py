@@ -1,12 +1,9 @@
-"""The interface of a task, and the table of those that are registered.
+"""The interface of a task, and the table of registered tasks.
 
-A task says what a target is, which head a network needs, what is minimised, how outputs are scored, and what a
+A task defines what a target is, which head a network needs, what is minimised, how outputs are scored, and what a
 prediction is: how it is printed, drawn, served and shown in a report. The loader, the loop, the run folder, `evaluate`,
-`predict`, `serve` and `export` ask it, and know nothing else of targets. A new task is one file or folder, and one call
-of `register_task`.
-
-What turns the score of any task's metric into an evaluation: whether the outputs are those of the data, and which
-numbers are measures.
+`predict`, `serve` and `export` use it, and know nothing else about targets. A new task is one file or folder, and one
+call of `register_task`.
 """
 
 import math
@@ -20,6 +17,7 @@ from torch import Tensor
 
 from vitrail.checkpoint.bundle import Bundle, Card, get_card
 from vitrail.core.errors import ConfigError, DataError
+from vitrail.core.text import pluralise
 from vitrail.data.collection import Collection
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.targets import Targets
@@ -38,14 +36,13 @@ if TYPE_CHECKING:
     from vitrail.data.targets import Geometry
 
 
-COUNT = "count"  # in the row of a score: how many images it is of
+COUNT = "count"  # in the row of a score: the number of images
 
 
 def check_outputs(card: Card, num_outputs: int, names: Sequence[str], outputs: str, where: str) -> None:
-    """DataError where the outputs of a network are not the `names` that the data in `where` have; `outputs` says what
-    these are, in words."""
+    """DataError if the outputs of a network are not the `names` of the data in `where`, which `outputs` describes."""
     if num_outputs != len(names):
-        raise DataError(f"{where} has {outputs}, and the network {num_outputs:,}; fine-tune it on these data")
+        raise DataError(f"{where} has {outputs}, but the network has {num_outputs:,}; fine-tune it on these data")
     different = [at for at, name in enumerate(card.labels or names) if name != names[at]]
     if card.labels is not None and different:
         at = different[0]
@@ -58,7 +55,7 @@ def check_outputs(card: Card, num_outputs: int, names: Sequence[str], outputs: s
 def measure_row(
     row: Mapping[str, Any], criteria: Sequence[Criterion], intervals: Mapping[str, Interval | None], count: int
 ) -> tuple[Measure, ...]:
-    """The finite numbers of a score's row: first those of the criteria, called by their titles."""
+    """The finite numbers of a score's row as measures, those of the criteria first, under their titles."""
     known = {criterion.name: criterion for criterion in criteria}
     found: list[Measure] = []
     for name in (*known, *(name for name in row if name not in known and name != COUNT)):
@@ -71,44 +68,43 @@ def measure_row(
 
 
 def note_missing(row: Mapping[str, Any], left: int) -> list[str]:
-    """Images that were read and have no target, and numbers that are none."""
+    """Notes on readable images without a target, and on numbers that are not finite."""
     notes: list[str] = []
     if left:
-        have = "image has no target and counts" if left == 1 else "images have no target and count"
-        notes.append(f"{left:,} {have} for nothing")
+        notes.append(f"skipped {pluralise(left, 'image')} without a target")
     unsound = [name for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
-    return notes + [f"{name} is {row[name]} and is left out" for name in unsound]
+    return notes + [f"skipped {name}, which is {row[name]}" for name in unsound]
 
 
-EXTREMES: Final = 12  # of the best and the worst images, those that the page of an evaluation shows
-PRINTED: Final = 25  # rows above which a table is on the page alone
+EXTREMES: Final = 12  # best and worst images on the page of an evaluation
+PRINTED: Final = 25  # rows above which a table is on the page only
 
 
 class TaskScore(Protocol):
-    """What a task's metric finds on a split."""
+    """The result of a task's metric on a split."""
 
     @property
     def count(self) -> int:
-        """The images that counted."""
+        """The number of images that counted."""
         ...
 
     def row(self) -> dict[str, Any]:
-        """As it stands in the metrics of a run: numbers by name, those of the task's criteria among them."""
+        """The row of a run's metrics: numbers by name, including those of the task's criteria."""
         ...
 
 
 class TaskPrediction(Protocol):
-    """What a network says of one image. As text it is one line."""
+    """A prediction for one image. As text it is one line."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data, for JSON."""
+        """Plain data, for JSON."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PredictionOptions:
-    """How outputs become predictions: what they are called, how many classes are told, and of a multi-label network
-    from which probability on one is chosen. A task takes what concerns it."""
+    """How outputs become predictions: their names, how many classes are listed, and the threshold of a multi-label
+    network. A task uses what it needs."""
 
     names: tuple[str, ...]
     topk: int = 5
@@ -117,51 +113,51 @@ class PredictionOptions:
 
 
 class PredictionBar(NamedTuple):
-    """A part of a prediction that is shown as a bar."""
+    """A part of a prediction, shown as a bar."""
 
     label: str
-    share: float  # of 1, the length of the bar
-    chosen: bool = False  # whether it is what the network decided for
-    colour: str = ""  # "#2c5aa0", where it has the same in a drawing
+    share: float  # length of the bar, up to 1
+    chosen: bool = False  # whether it is the predicted one
+    colour: str = ""  # its colour in a drawing, such as "#2c5aa0"
 
 
 class Task(ABC):
-    """One kind of target, from the data to the report. A task has no state: one object serves everyone."""
+    """One kind of target, from the data to the report. A task has no state; one object is shared."""
 
-    name: ClassVar[str]  # in weight files, on pages and behind --task
-    objective: ClassVar[type[ObjectiveConfig]]  # what is minimised unless a run says otherwise
+    name: ClassVar[str]  # in weight files, on pages and in --task
+    objective: ClassVar[type[ObjectiveConfig]]  # the default objective
     targets: ClassVar[Targets]
-    criteria: ClassVar[tuple[Criterion, ...]]  # numbers of a score's row that choose weights; the first stands for it
+    criteria: ClassVar[tuple[Criterion, ...]]  # numbers that select weights; the first is the main one
     mixes: ClassVar[bool] = False  # whether the targets of two images can be mixed (mixup, CutMix)
-    has_classes: ClassVar[bool] = False  # whether outputs [B, K, ...] are logits of K classes, one of which is chosen
-    has_closed_form: ClassVar[bool] = False  # whether least squares on frozen features solves it, too
+    has_classes: ClassVar[bool] = False  # whether outputs [B, K, ...] are logits of K exclusive classes
+    has_closed_form: ClassVar[bool] = False  # whether least squares on frozen features also solves it
 
     # Data and network.
 
     def recognises(self, collection: Collection) -> bool:
-        """Whether these data are annotated for this task, so that nobody has to name it."""
+        """Whether these data are annotated for this task, so that it need not be named."""
         del collection
         return False
 
     @abstractmethod
     def output_names(self, collection: Collection) -> tuple[str, ...]:
-        """The names of the network's outputs for these data; DataError where they lack the targets."""
+        """The names of the network's outputs for these data; DataError if they lack the targets."""
 
     def describe_outputs(self, names: Sequence[str]) -> str:
-        """What a network answers, in words: "37 classes"."""
+        """A short description of the outputs: "37 classes"."""
         return f"{len(names):,} outputs" if len(names) != 1 else "one output"
 
     def fit_model(self, model: ModelConfig, outputs: int, *, new_head: bool) -> ModelConfig:
-        """The network with a head for so many outputs; `new_head` throws the whole old one away (3.2)."""
+        """The network with a head for a number of outputs; `new_head` discards the whole old one (3.2)."""
         return adapt_config(model, **(model.linear_head(outputs) if new_head else {"classes": outputs}))
 
     def card_facts(self, objective: ObjectiveConfig, source: ImageDataset) -> Mapping[str, Any]:
-        """More fields of the card that travels with the weights."""
+        """Additional fields of the weights' card."""
         del objective, source
         return {}
 
     def check_targets(self, objective: ObjectiveConfig, source: ImageDataset, names: Sequence[str]) -> list[str]:
-        """What looks wrong about the targets of training images before a run starts, in words."""
+        """Warnings about the targets of training images, before a run starts."""
         del objective, source, names
         return []
 
@@ -169,36 +165,36 @@ class Task(ABC):
 
     @abstractmethod
     def metric(self, outputs: int, device: torch.device, *, extremes: int = 0) -> Metric[Any]:
-        """A metric whose result is a `TaskScore`. It may keep some of the best and worst images for the report."""
+        """A metric whose result is a `TaskScore`. It may keep some of the best and worst images for reports."""
 
     def report_sections(
         self, score: Any, source: ImageDataset | None, names: Sequence[str], title: str
     ) -> list[Section]:
-        """What pages show of a score besides its numbers. `title` says of which split and weights it is."""
+        """The sections of pages on a score, besides its numbers. `title` names the split and the weights."""
         del score, source, names, title
         return []
 
     def intervals(self, score: Any, *, seed: int) -> Mapping[str, Interval | None]:
-        """95% intervals of numbers of a score's row, by name, where the task can tell them."""
+        """95% intervals of numbers of a score's row, by name, as far as the task has them."""
         del score, seed
         return {}
 
     def details(self, score: Any, names: Sequence[str]) -> Mapping[str, Any]:
-        """What a result file holds of a score besides its numbers, as plain data."""
+        """Details of a score for the result file, as plain data."""
         del score
         return {"outputs": list(names)}
 
     # Evaluation.
 
     def check_scoring(self, how: ScoringOptions, about: Subject) -> None:
-        """ConfigError where `vitrail evaluate` was given options that say nothing to these weights."""
+        """ConfigError for options of `vitrail evaluate` that do not apply to these weights."""
         if special := how.list_special():
             are = "is" if len(special) == 1 else "are"
             options = " and ".join(special)
             raise ConfigError(f"{options} {are} for classification; the task of {about.name} is {self.name}")
 
     def assess(self, setting: EvaluationSetting) -> EvaluationOutcome:
-        """Scores a network by the task's metric, for `vitrail evaluate`: every number of the score's row."""
+        """Scores a network with the task's metric, for `vitrail evaluate`: every number of the score's row."""
         names = self.output_names(setting.collection)
         network, where = setting.about.network, setting.collection.name
         check_outputs(get_card(network), network.config.classes, names, self.describe_outputs(names), where)
@@ -232,8 +228,8 @@ class Task(ABC):
     def match_targets(
         self, collection: Collection, split: str, bundle: Bundle, *, by_number: bool = False
     ) -> tuple[ImageDataset | None, tuple[str, ...]]:
-        """The images of a split with targets that are numbered as the outputs of the network, and notes on that; none
-        where the data have no targets for this task. With `by_number` their names may differ."""
+        """The images of a split with targets numbered like the outputs of the network, and notes on the matching; None
+        if the data have no targets for this task. With `by_number` the names may differ."""
         source = collection.splits[split]
         try:
             names = self.output_names(collection)
@@ -245,7 +241,7 @@ class Task(ABC):
         return source, ()
 
     def agreement(self, outputs: Tensor, other: Tensor) -> Tensor | None:
-        """To which share two outputs [B, K, ...] choose the same classes, for each image [B]; none without classes."""
+        """The share of equal predictions of two outputs [B, K, ...] for each image [B]; None without classes."""
         if not self.has_classes:
             return None
         same = (outputs.argmax(1) == other.argmax(1)).float()
@@ -257,34 +253,34 @@ class Task(ABC):
     def predict(
         self, outputs: Tensor, views: Sequence["Geometry"], options: PredictionOptions
     ) -> Sequence[TaskPrediction]:
-        """What the outputs [B, K, ...] say of B images, of which the network saw these views."""
+        """The predictions for B images from outputs [B, K, ...] on these views of them."""
 
     def prediction_options(self, *, multi_label: bool) -> tuple[str, ...]:
-        """The fields of `PredictionOptions` that people may set: "topk", "threshold"."""
+        """The fields of `PredictionOptions` that a user may set: "topk", "threshold"."""
         del multi_label
         return ()
 
     def describe_predictions(self, *, multi_label: bool) -> str:
-        """What a server answers, as a heading."""
+        """A heading for predictions, as a server shows it."""
         del multi_label
         return "What the network predicts for each image"
 
     def prediction_schema(self) -> dict[str, Any]:
-        """The `to_dict` of a prediction as JSON Schema."""
+        """The JSON Schema of a prediction's `to_dict`."""
         return {"type": "object"}
 
     def bars(self, prediction: Any) -> Sequence[PredictionBar]:
-        """The parts of a prediction as bars, in order; none where its text says it all."""
+        """The parts of a prediction as bars, in order; empty if its text is enough."""
         del prediction
         return ()
 
     def columns(self, *, multi_label: bool) -> tuple[str, ...]:
-        """The columns of a table of predictions, besides the image's name."""
+        """The columns of a table of predictions, after the image's name."""
         del multi_label
         return ("prediction",)
 
     def rows(self, prediction: Any) -> list[list[Any]]:
-        """The rows that a prediction has in such a table, one or more."""
+        """The rows of a prediction in that table, at least one."""
         return [[str(prediction)]]
 
     @property
@@ -293,13 +289,13 @@ class Task(ABC):
         return type(self).file_of is not Task.file_of or type(self).draw is not Task.draw
 
     def draw(self, prediction: Any, image: "Image") -> "Image | None":
-        """The prediction as an image to look at, over the image that it is of, which may be smaller than the one that
-        was predicted for; none where there is nothing to draw."""
+        """The prediction drawn over its image, which may be smaller than the original; None if there is nothing to
+        draw."""
         del prediction, image
         return None
 
     def file_of(self, prediction: Any) -> tuple[str, bytes] | None:
-        """A file that holds the prediction, as a suffix and its bytes; none where text says it all."""
+        """The prediction as a file: suffix and bytes; None if text is enough."""
         del prediction
         return None
 
@@ -308,6 +304,6 @@ TASKS: dict[str, Task] = {}
 
 
 def register_task(task: Task) -> None:
-    """Makes a task known by its name, and what it minimises to --set."""
+    """Registers a task by its name, and its objective for --set."""
     TASKS[task.name] = task
     register_objective(task.objective)

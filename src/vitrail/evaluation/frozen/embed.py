@@ -1,11 +1,11 @@
-"""The features of a whole collection in one file, however large it is and whatever happens on the way.
+"""The features of a whole collection in one file, whatever its size, with exact resume.
 
     embed(network, {"train": source}, Path("pets.parquet"), batch=64)
 
-The samples are cut into parts. Each is computed by itself, in batches that begin where the part begins, and written
-whole or not at all to OUT.parts, with the hash of the weights, the fingerprint of the images and all settings, and a
-checksum. So a start after a kill does the parts that are missing, several processes share the parts out, and the file
-that is joined from them in the end is the same to the byte. One part is in memory at a time.
+The samples are split into parts. Each is computed in batches that begin where the part begins, and written atomically
+to OUT.parts with the hash of the weights, the fingerprint of the images, all settings and a checksum. After a kill only
+the missing parts are computed, several processes share the parts, and the joined file is always the same to the byte.
+One part is in memory at a time.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ TYPES: Final[dict[str, torch.dtype]] = {"float32": torch.float32, "float16": tor
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EmbeddingSummary:
-    """What was written. `found` is how many of the parts an earlier start had done; all where the file was there."""
+    """The written file. `found` is how many of the parts existed before; all if the file existed."""
 
     path: Path
     pictures: int
@@ -81,10 +81,10 @@ def embed(
     force: bool = False,
     tell: Callable[[int, int], None] | None = None,
 ) -> EmbeddingSummary:
-    """Writes what the last layer reads for every image of some splits to OUT, .parquet or .npz.
+    """Writes the features of every image of some splits to OUT, .parquet or .npz.
 
-    `origin` is put into the file next to the facts: what weights and images are called. A file or parts of other
-    weights, images or settings are refused, unless `force` has them made again. `tell` hears of (done, of how many).
+    `origin`, the names of weights and images, is stored in the file with the facts. A file or parts of other weights,
+    images or settings raise ConfigError, unless `force` replaces them. `tell` is called with (done, total).
     All processes of a `world` call this, each with the network on its device."""
     world = world or World(device=next(network.parameters()).device)
     if out.suffix not in FORMATS:
@@ -123,7 +123,7 @@ def embed(
 
 
 def concatenate_splits(splits: Mapping[str, ImageDataset]) -> ImageDataset:
-    """One split after the other; one without labels has the classes of the others, and none of them."""
+    """All splits as one source; a split without labels gets the classes of the others."""
     if not splits or not all(len(source) for source in splits.values()):
         raise DataError("there are no images to embed")
     classes = next((source.classes for source in splits.values() if source.classes), ())
@@ -134,7 +134,7 @@ def concatenate_splits(splits: Mapping[str, ImageDataset]) -> ImageDataset:
 
 
 def run_on_main(world: World, work: Callable[[], Any]) -> Any:
-    """What the first process finds, in all of them; an error of its, too."""
+    """Runs a function in the main process and returns its result, or raises its error, in all of them."""
     value, refused = None, None
     if world.is_main:
         try:
@@ -149,15 +149,15 @@ def run_on_main(world: World, work: Callable[[], Any]) -> Any:
 
 @contextlib.contextmanager
 def open_job(work: "EmbeddingJob", facts: dict[str, Any], world: World, *, force: bool) -> Generator[list[int] | None]:
-    """The parts that are still to be done, the same list in all processes; none where the file is done. The first
-    process holds the folder while this lasts."""
+    """The missing parts, the same list in all processes; None if the file is complete. The main process holds a lock on
+    the folder meanwhile."""
     held: list[FileLock] = []
 
     def find_missing_parts() -> list[int] | None:
         check_writable(work.out)
         if work.out.exists() and not force:
             check_unchanged(str(work.out), read_description(work.out)["facts"], facts)
-            work.clear()  # what a kill after the last step may have left
+            work.clear()  # a kill after the last step may leave parts
             return None
         try:
             work.folder.mkdir(parents=True, exist_ok=True)
@@ -179,7 +179,7 @@ def open_job(work: "EmbeddingJob", facts: dict[str, Any], world: World, *, force
 
 
 def check_unchanged(what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Other weights, images or settings than those of a file are named."""
+    """ConfigError that lists the differences if a file has other weights, images or settings."""
     changes = diff_plain(old, new)
     if changes:
         shown = "; ".join(line if len(line) < 120 else f"{line[:117]}..." for line in changes)
@@ -190,7 +190,7 @@ def check_unchanged(what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -
 
 
 def lock_folder(folder: Path) -> FileLock:
-    """Held until it is released or this process is gone."""
+    """A lock until it is released or this process ends."""
     try:
         return FileLock(folder / "lock")
     except LockTaken:
@@ -229,7 +229,7 @@ class EmbeddingJob:
         return range(number * self.rows, min((number + 1) * self.rows, len(self.source)))
 
     def facts(self, world: World) -> dict[str, Any]:
-        """All that the numbers depend on, as plain data."""
+        """Everything that the numbers depend on, as plain data."""
         return json.loads(
             json.dumps(
                 {
@@ -248,7 +248,7 @@ class EmbeddingJob:
         )
 
     def is_done(self, number: int, facts: Mapping[str, Any], *, force: bool) -> bool:
-        """Whether a part is there, whole and of the same facts. A damaged one is made again."""
+        """Whether a part exists, intact and with the same facts. A damaged one is computed again."""
         path = self.path(number)
         if not path.exists():
             return False
@@ -269,7 +269,7 @@ class EmbeddingJob:
         workers: int,
         tell: Callable[[int, int], None] | None,
     ) -> None:
-        """The parts of this process, one after the other; the loader runs ahead over their ends."""
+        """Computes the parts of this process in order; the loader prefetches across their ends."""
         if not mine:
             return
         places = np.concatenate([np.asarray(self.span(number), np.int64) for number in mine])
@@ -309,7 +309,7 @@ class EmbeddingJob:
         bad: list[UnreadableSample],
         facts: Mapping[str, Any],
     ) -> None:
-        """One part: features [n, D] and samples [n] of what could be read, and the names of what could not."""
+        """Writes one part: features [n, D] and samples [n] of readable images, and the names of unreadable ones."""
         valid = torch.cat([one for _, _, one in rows])
         features = torch.cat([one for one, _, _ in rows]).cpu()[valid]
         samples = torch.from_numpy(places)[torch.cat([one for _, one, _ in rows])[valid]]
@@ -326,7 +326,7 @@ class EmbeddingJob:
         write_sealed(self.path(number), {"features": stored, "samples": samples}, description)
 
     def read(self) -> Iterator[EmbeddingPart]:
-        """The parts in their order, each checked."""
+        """All parts in order, each verified."""
         for number in range(self.parts):
             found = read_weights(self.path(number))
             described = (found.description or {}).get("unreadable", [])
@@ -335,7 +335,7 @@ class EmbeddingJob:
             )
 
     def finish(self, facts: dict[str, Any], splits: Mapping[str, ImageDataset], origin: Mapping[str, Any]) -> None:
-        """The parts as one file, which takes its name when it is whole."""
+        """Joins the parts into one file, renamed when it is complete."""
         counts = {name: len(source) for name, source in splits.items()}
         about = {"facts": facts, **origin, "splits": counts, "width": self.network.num_features}
         temporary = self.folder / f"joined{self.out.suffix}"  # here, so that a kill leaves nothing next to the file
@@ -352,11 +352,12 @@ class EmbeddingJob:
             os.replace(temporary, self.out)
         except OSError as error:
             raise ConfigError(
-                f"{self.out} cannot be written ({error.strerror or error}); make room, and the same command goes on"
+                f"{self.out} cannot be written ({error.strerror or error}); free some space, then run the "
+                "same command to resume"
             ) from error
 
     def clear(self) -> None:
-        """Takes the parts away, and their folder if nothing else is in it."""
+        """Deletes the parts, and their folder if it is empty then."""
         for pattern in ("part-*.safetensors", ".vitrail-*.tmp", "joined.*", "lock"):
             for path in self.folder.glob(pattern):
                 path.unlink(missing_ok=True)

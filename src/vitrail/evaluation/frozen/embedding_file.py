@@ -1,13 +1,13 @@
-"""Embeddings as a file: Parquet, a row an image, or .npz, an array a column. Written part by part, never held whole.
+"""Embeddings as a file: Parquet, one row per image, or .npz, one array per column. Written part by part.
 
 | column | holds |
 |---|---|
 | split, sample | which split, and which image of it, from 0 |
-| name | its path, its place in an archive, its row |
-| label | the name of its class; none where it has none, joined by "|" where it has several |
+| name | its path, its place in an archive, or its row |
+| label | the name of its class; null without one, joined by "|" if there are several |
 | feature | D numbers |
 
-Equal content gives equal bytes: nothing in it tells when it was written.
+Equal content gives equal bytes: there is no date in the file.
 """
 
 import json
@@ -27,17 +27,17 @@ from vitrail.data.dataset import ImageDataset
 from vitrail.data.readers.parquet import import_arrow
 
 KEY: Final = "vitrail"
-COUNTS: Final = "vitrail.counts"  # of a Parquet file, known at its end
+COUNTS: Final = "vitrail.counts"  # of a Parquet file, known at the end
 FORMATS: Final = (".parquet", ".npz")
-FIRST: Final = 100  # unreadable images that the file itself names
-LONG_AGO: Final = (1980, 1, 1, 0, 0, 0)  # a zip file cannot go without a date
+FIRST: Final = 100  # unreadable images listed in the file itself
+LONG_AGO: Final = (1980, 1, 1, 0, 0, 0)  # a zip file needs a date
 
 Bad = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class EmbeddingPart:
-    """Features [n, D] of samples [n], by their places in the whole, and what could not be read."""
+    """Features [n, D] of samples [n], by their indices in the whole source, and the unreadable images."""
 
     features: Tensor
     samples: Tensor
@@ -46,7 +46,7 @@ class EmbeddingPart:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class EmbeddingColumns:
-    """What a file says of the images of a part."""
+    """The columns of a part, except the features."""
 
     split: list[str]
     sample: NDArray[np.int64]
@@ -60,7 +60,7 @@ Parts = Callable[[], Iterator[EmbeddingPart]]
 def join_parts(
     parts: Parts, source: ImageDataset, splits: Mapping[str, ImageDataset], about: Mapping[str, Any], path: Path
 ) -> Bad:
-    """All parts in one file, with `about`. What could not be read is returned."""
+    """Writes all parts into one file, with `about`; returns the unreadable images."""
     ends = np.cumsum([len(one) for one in splits.values()])
 
     def columns(part: EmbeddingPart) -> EmbeddingColumns:
@@ -79,7 +79,7 @@ def join_parts(
 
 
 def to_printable(name: str) -> str:
-    """A name that is text: bytes that are none are written out."""
+    """A name as valid text: undecodable bytes are escaped."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
@@ -129,7 +129,7 @@ def write_parquet(
 def write_npz(
     parts: Parts, columns: Callable[[EmbeddingPart], EmbeddingColumns], about: Mapping[str, Any], path: Path
 ) -> Bad:
-    """Names and labels are in memory at once, features are not: their number is counted first."""
+    """Holds all names and labels in memory, but not the features; their number is counted first."""
     described, unreadable = list[EmbeddingColumns](), Bad()
     for part in parts():
         described.append(columns(part))
@@ -156,7 +156,7 @@ def write_npz(
 
 
 def read_description(path: Path) -> dict[str, Any]:
-    """What a file of embeddings says of itself."""
+    """The description in a file of embeddings."""
     try:
         if path.suffix == ".parquet":
             told: dict[bytes, bytes] = import_arrow().parquet.read_metadata(path).metadata or {}
@@ -169,6 +169,6 @@ def read_description(path: Path) -> dict[str, Any]:
         return found
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise ConfigError(
-            f"{path} is there and is not a file of `vitrail embed` ({type(error).__name__}); name another file, or add "
+            f"{path} exists and is not a file of `vitrail embed` ({type(error).__name__}); name another file, or add "
             "--force to replace it"
         ) from None

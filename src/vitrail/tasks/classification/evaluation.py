@@ -1,5 +1,5 @@
-"""How a classifier is scored: its classes are found among those of the data, every image is asked once, and the answers
-are judged by the data's labels and ReaL's, or class by class where the weights are multi-label."""
+"""The evaluation of a classifier: its classes are matched to those of the data, every image is predicted once, and the
+predictions are compared with the data's labels and ReaL's, or per class if the weights are multi-label."""
 
 import csv
 import io
@@ -32,12 +32,12 @@ from vitrail.tasks.classification.report import (
 
 ORIGINAL: Final = "original"
 REAL: Final = "ReaL"
-LISTED: Final = 5  # confusions and classes that are printed
-SHARES: Final = ("top-1", "top-5", "ReaL", "exact match")  # which count images
+LISTED: Final = 5  # confusions and classes printed
+SHARES: Final = ("top-1", "top-5", "ReaL", "exact match")  # measures that count images
 
 
 def assess_classifier(setting: EvaluationSetting) -> EvaluationOutcome:
-    """The numbers of a classifier, with what is printed, written and shown of them."""
+    """The numbers of a classifier, with what is printed, written and shown."""
     how, about = setting.how, setting.about
     labels, matching = find_labels(setting)
     table = PredictionTable(
@@ -67,7 +67,7 @@ def assess_classifier(setting: EvaluationSetting) -> EvaluationOutcome:
 def assess_labels(
     said: PredictedClasses, labels: Labels, matching: ClassMatching, how: ScoringOptions
 ) -> MultiLabelScore:
-    """Each class by itself."""
+    """Scores each class separately."""
     assert said.scores is not None
     threshold = THRESHOLD if how.threshold is None else how.threshold
     return score_labels(said.scores, said.seen, labels, matching.names, threshold=threshold, seed=how.seed)
@@ -81,7 +81,7 @@ def evaluate_classes(
     setting: EvaluationSetting,
     settings: Mapping[str, Any],
 ) -> EvaluationOutcome:
-    """Of weights that say one class."""
+    """The outcome for single-label weights."""
     source = setting.source
     return EvaluationOutcome(
         outputs=describe_matching(setting, matching),
@@ -107,7 +107,7 @@ def evaluate_labels(
     setting: EvaluationSetting,
     settings: Mapping[str, Any],
 ) -> EvaluationOutcome:
-    """Of weights that answer each class by itself."""
+    """The outcome for multi-label weights."""
     source, rows = setting.source, list_class_rows(found)
     title = "Each class" if len(rows) <= LISTED else "Hardest classes"
     count = f"{len(found.sample):,} images, {len(found.classes):,} classes, each by itself"
@@ -134,7 +134,7 @@ def describe_matching(setting: EvaluationSetting, matching: ClassMatching) -> st
 
 
 def find_labels(setting: EvaluationSetting) -> tuple[dict[str, Labels], ClassMatching]:
-    """The labels to score by, as numbers of the network's outputs: the data's own, where they have some, and ReaL's."""
+    """The labels to compare with, as numbers of the network's outputs: the data's own, if there are any, and ReaL's."""
     how, about, collection, source = setting.how, setting.about, setting.collection, setting.source
     outputs = about.network.config.classes
     names = about.labels if how.labels is None else how.labels
@@ -168,7 +168,7 @@ def note_unsound(said: PredictedClasses) -> list[str]:
 
 
 def list_mistakes(found: Assessment) -> tuple[Table, ...]:
-    """The most frequent mistakes and the hardest classes."""
+    """Tables of the most frequent mistakes and the hardest classes."""
     tables: list[Table] = []
     confused = [pair for pair in found.rank_confusions(LISTED) if pair.count > 1]
     if confused:
@@ -188,8 +188,8 @@ def list_names(source: ImageDataset) -> list[str]:
 
 
 def write_answers(found: Assessment, called: Sequence[str], names: Sequence[str]) -> bytes:
-    """A row an image: its name, what it shows, what was said, how sure, whether that is right; blanks where it could
-    not be read or has no label."""
+    """One row per image: name, true class, prediction, confidence, correctness and loss; blank if it is unreadable or
+    has no label."""
     judged = found.judged
     rows: list[list[str]] = [[name, "", "", "", "", ""] for name in names]
     for at in range(len(judged)):
@@ -201,8 +201,8 @@ def write_answers(found: Assessment, called: Sequence[str], names: Sequence[str]
 
 
 def write_scores(found: MultiLabelScore, names: Sequence[str]) -> bytes:
-    """A row for each image: what it shows, what was chosen, and the score of every class; blanks where it was not
-    read or has no label."""
+    """One row per image: true classes, predicted classes, and the score of every class; blank if it is unreadable or
+    has no label."""
     rows: list[list[str]] = [[name, "", "", *([""] * len(found.names))] for name in names]
     for at, place in enumerate(found.sample.tolist()):
         true, chosen = (join_names(found.names, flags[at]) for flags in (found.truth, found.chosen))

@@ -1,16 +1,15 @@
-"""What a network said to every image of a split: one row an image, so that all else can be counted on the host.
+"""Predictions for every image of a split, how they match the classes of the data, and the numbers computed from them.
 
     table = PredictionTable(len(source), 1000, {"original": source.labels, "ReaL": real}, device)
-    said = score_batches(network, sweep(source, preprocessing, batch=256), preprocessing, table, device=device)
+    said = score_batches(network, eval_batches(source, preprocessing, batch=256), preprocessing, table, device=device)
 
-Processes that share a split each fill their own rows, and the sum of their tables is the whole: the same numbers to the
-last bit, however many there are, since no row is ever added to another.
+The table has one row per image. Processes that share a split fill their own rows and add up their tables, so the
+numbers are the same to the last bit for any number of processes.
 
-Which output of a network is which class of a data set: by name where both have names, else by number.
+Classes of a data set are matched to outputs by name if both have names, else by number. A silent mistake here would
+look like a bad network, so any contradiction is an error.
 
-A silent mistake here would give a number that looks like a bad network, so whatever contradicts itself is refused.
-
-Answers, summed up: accuracy with intervals, class by class, calibration, and what is taken for what.
+An assessment holds accuracy with intervals, numbers per class, calibration, and confusions.
 """
 
 import re
@@ -47,14 +46,14 @@ from vitrail.report.confusion_matrix import ClassCount, Confusion, rank_confusio
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PredictedClasses:
-    """N rows. Where `seen` is false the image could not be read; where `top` is -1 the logits were no numbers."""
+    """N rows. Where `seen` is false the image is unreadable; where `top` is -1 the logits are NaN."""
 
     classes: int
     seen: NDArray[np.bool_]  # [N]
-    top: NDArray[np.int64]  # [N, 5], the likeliest classes in their order; fewer columns where there are fewer classes
+    top: NDArray[np.int64]  # [N, 5], the likeliest classes in order; fewer columns for fewer classes
     confidence: NDArray[np.float32]  # [N], the probability of the first
-    losses: Mapping[str, NDArray[np.float32]]  # [N] for each of the labellings
-    scores: NDArray[np.float32] | None = None  # [N, K], each class by itself, where they were asked for
+    losses: Mapping[str, NDArray[np.float32]]  # [N] for each set of labels
+    scores: NDArray[np.float32] | None = None  # [N, K], sigmoid of each class, if requested
 
     def __len__(self) -> int:
         return len(self.seen)
@@ -62,13 +61,13 @@ class PredictedClasses:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class JudgedPredictions:
-    """The M answers that count for one labelling: those to images that were read and that have a label."""
+    """The M predictions that count for one set of labels: those of readable images with a label."""
 
     sample: NDArray[np.int64]  # [M], their places in the source
-    truth: NDArray[np.int64]  # of several labels the one that was said, else the first
+    truth: NDArray[np.int64]  # the predicted label if it is one of several, else the first
     said: NDArray[np.int64]
     right: NDArray[np.bool_]
-    among: NDArray[np.bool_]  # whether a label is among the five likeliest
+    among: NDArray[np.bool_]  # whether a label is among the top five
     confidence: NDArray[np.float32]
     loss: NDArray[np.float32]
 
@@ -77,8 +76,8 @@ class JudgedPredictions:
 
 
 class PredictionTable:
-    """A metric: a row for each of `count` samples, on the device. A process leaves the rows of the others at zero, so
-    that the sum of their tables is the whole. Of a `multi_label` network the sigmoid of every class is kept."""
+    """A metric: one row for each of `count` samples, on the device. The rows of other processes stay zero. A
+    `multi_label` network also gets the sigmoid of every class."""
 
     def __init__(
         self, count: int, classes: int, labels: Mapping[str, Labels], device: torch.device, *, multi_label: bool = False
@@ -86,7 +85,7 @@ class PredictionTable:
         self.count, self.classes = count, classes
         self.labels = {name: stack_labels(one).to(device) for name, one in labels.items()}
         self.kept = classes if multi_label else 0
-        # A row more than there are samples: places without an image go there.
+        # One more row than samples, for places without an image.
         self.whole = torch.zeros(count + 1, min(TOP, classes) + 1, dtype=torch.int64, device=device)
         self.parts = torch.zeros(count + 1, 1 + len(labels) + self.kept, dtype=torch.float32, device=device)
 
@@ -97,7 +96,7 @@ class PredictionTable:
         best = mask_nan(logits.topk(min(TOP, self.classes)).indices, logs)
         sure = logs.max(-1).values.exp().nan_to_num(0.0)
         self.whole[place] = torch.cat([torch.ones_like(best[:, :1]), best], 1)
-        # A place past the end takes the labels of the first sample, which count for nothing.
+        # A place past the end takes the labels of the first sample and is ignored.
         rows = [labels[batch.sample.clamp(min=0)] for labels in self.labels.values()]
         facts = torch.stack([sure, *(cross_entropies(logs, row) for row in rows)], 1)
         self.parts[place] = torch.cat([facts, logits.sigmoid().nan_to_num(0.0)[:, : self.kept]], 1)
@@ -120,12 +119,12 @@ class PredictionTable:
 
 
 def stack_labels(labels: Labels) -> Tensor:
-    """All labels of a source [N, M], filled up with -1."""
+    """All labels of a source [N, M], padded with -1."""
     return label_rows(torch.from_numpy(labels.rows(np.arange(len(labels)))))
 
 
 def judge(said: PredictedClasses, labels: Labels, name: str) -> JudgedPredictions:
-    """The answers under one of the labellings that they were asked for with."""
+    """The predictions compared with one set of labels."""
     top = torch.from_numpy(said.top)
     found = judge_predictions(top[:, 0], top, stack_labels(labels))
     counted = np.flatnonzero(said.seen & found.labelled.numpy())
@@ -142,7 +141,7 @@ def judge(said: PredictedClasses, labels: Labels, name: str) -> JudgedPrediction
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ClassMatching:
-    """`table` [K of the data] holds the network's output of each class; `names` are those of all its outputs."""
+    """`table` [K of the data] has the network's output for each class; `names` are the names of all its outputs."""
 
     table: NDArray[np.int64]
     names: tuple[str, ...]
@@ -155,7 +154,7 @@ class ClassMatching:
         return Labels(table[np.asarray(labels.values, np.int64)], labels.starts)
 
     def usual(self, rows: Sequence[tuple[int, ...]], where: str) -> Labels:
-        """Rows of class numbers that stand for the data set's classes, in full (ReaL's), as outputs of the network."""
+        """Rows of class numbers of the full data set (ReaL's) as outputs of the network."""
         labels = Labels.several(rows)
         labels.check(len(self.names), where)
         if np.array_equal(self.table, np.arange(len(self.table))):
@@ -178,8 +177,8 @@ def match_classes(
     also: Sequence[Sequence[str]] = (),
 ) -> ClassMatching:
     """The classes of the data in `where` among a network's outputs, which the card's `labels` name; `also` are other
-    names of all outputs that the data may use. Names that are numbers are none. With `by_number` class 7 is output 7,
-    whatever the two are called."""
+    names of all outputs that the data may use. Numeric names are not treated as names. With `by_number` class 7 is
+    output 7, whatever their names."""
     if not outputs:
         raise DataError(
             "the network has no classifier, so it gives no classes; score its features with vitrail fewshot, probe or "
@@ -203,21 +202,21 @@ def match_classes(
             found = match_by_number(outputs, theirs, classes, where, by_number=False)
             return replace(found, notes=(*found.notes, note))
         raise BadLabels(
-            f"{where} has {brief(strange)}, which {'is not a class' if len(strange) == 1 else 'are not classes'} of the "
-            f"network ({brief(theirs)}); fine-tune it on these classes, or give its names as the data have them with "
-            "--labels FILE, or say --by-number where the order is the same"
+            f"{where} has {brief(strange)}, which {'is not a class' if len(strange) == 1 else 'are not classes'} of "
+            f"the network ({brief(theirs)}); fine-tune it on these classes, or give its names in the data with "
+            "--labels FILE, or add --by-number if the order is the same"
         )
     if tuple(classes) != theirs and len(set(theirs)) < len(theirs):
         twice = sorted({name for name in theirs if theirs.count(name) > 1})
         raise BadLabels(
             f"two classes of the network are called {brief(twice)}, so those of {where} cannot be found by name; "
-            "say --by-number where the order is the same"
+            "add --by-number if the order is the same"
         )
     return match_by_name(theirs, classes, outputs)
 
 
 def match_by_name(labels: tuple[str, ...], classes: Sequence[str], outputs: int) -> ClassMatching:
-    """By name. Fewer classes than outputs are no contradiction: the network may still say any of its own."""
+    """Matches by name. There may be fewer classes than outputs; the network may still predict any of its own."""
     if tuple(classes) == labels:
         return ClassMatching(table=np.arange(outputs), names=labels, how="by name")
     place = {name: at for at, name in enumerate(labels)}
@@ -230,10 +229,10 @@ def match_by_name(labels: tuple[str, ...], classes: Sequence[str], outputs: int)
 def match_by_number(
     outputs: int, labels: tuple[str, ...] | None, classes: Sequence[str], where: str, *, by_number: bool
 ) -> ClassMatching:
-    """By number: a class that is called by a number has that one, any other its place."""
+    """Matches by number: a class with a numeric name has that number, any other its index."""
     if len(classes) > outputs or (len(classes) < outputs and not by_number):
         remedy = "fine-tune it on these classes"
-        remedy += "" if len(classes) > outputs or by_number else ", or say --by-number where these are its first ones"
+        remedy += "" if len(classes) > outputs or by_number else ", or add --by-number if these are its first ones"
         remedy += "" if labels is not None or is_numeric(classes) else ", or name its classes with --labels FILE"
         raise BadLabels(f"{where} has {len(classes):,} classes and the network {outputs:,}; {remedy}")
     table = np.array([int(name) for name in classes] if is_numeric(classes) else np.arange(len(classes)), np.int64)
@@ -252,17 +251,17 @@ def match_by_number(
 
 
 def is_numeric(names: Sequence[str]) -> bool:
-    """Whether these are numbers and no names."""
+    """Whether all names are numbers."""
     return all(name.isascii() and name.isdecimal() for name in names)
 
 
 def read_names(path: Path, outputs: int) -> tuple[str, ...]:
-    """The names of a network's classes, one a line; WordNet's ids before them are passed over."""
+    """The names of a network's classes, one per line; WordNet ids before them are ignored."""
     lines = read_text(path).splitlines()
     while lines and not lines[-1].strip():
         lines.pop()
     if len(lines) != outputs:
-        raise BadLabels(f"{path} has {len(lines):,} lines, but the network has {outputs:,} classes; give one a line")
+        raise BadLabels(f"{path} has {len(lines):,} lines, but the network has {outputs:,} classes; give one per line")
     if all(re.match(r"n\d{8}\s+\S", line) for line in lines):
         lines = [line.split(maxsplit=1)[1] for line in lines]
     return tuple(line.strip().replace("_", " ") for line in lines)
@@ -272,7 +271,7 @@ def brief(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
 
 
-# What is not a plain share, in the order of `Assessment.statistics`.
+# Measures that are not plain shares, in the order of `Assessment.statistics`.
 STATISTICS: Final[tuple[tuple[str, Unit], ...]] = (
     *(("mean per class", "share"), ("ECE", "share"), ("adaptive ECE", "share"), ("loss", "number")),
 )
@@ -280,7 +279,7 @@ STATISTICS: Final[tuple[tuple[str, Unit], ...]] = (
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Assessment:
-    """Of the answers that count, with the names of the network's classes. `real` are those under ReaL's labels."""
+    """The numbers of the predictions that count. `names` are the network's classes; `real` uses ReaL's labels."""
 
     judged: JudgedPredictions
     names: Sequence[str]
@@ -290,8 +289,8 @@ class Assessment:
     def __post_init__(self) -> None:
         if not len(self.judged):
             raise DataError(
-                "no image could be scored: all are unreadable or without a label; choose another split, or see what "
-                "`vitrail data` says"
+                "no image could be scored: all are unreadable or without a label; choose another split, or check it "
+                "with `vitrail data`"
             )
 
     @cached_property
@@ -301,7 +300,7 @@ class Assessment:
 
     @cached_property
     def hits(self) -> NDArray[np.int64]:
-        """Those that were recognised [K]."""
+        """Correctly classified images of each class [K]."""
         return np.bincount(self.judged.truth[self.judged.right], minlength=len(self.names))
 
     @cached_property
@@ -314,14 +313,14 @@ class Assessment:
 
     @property
     def classes(self) -> list[ClassCount]:
-        """Those that have images, in their order."""
+        """The classes with images, in order."""
         there = np.flatnonzero(self.counts)
         return [ClassCount(self.names[at], int(self.hits[at]), int(self.counts[at])) for at in there.tolist()]
 
     @cached_property
     def cells(self) -> NDArray[np.int64]:
-        """The confusion matrix by its cells that are not empty: rows of true class, said class and count. An answer
-        that is not a number has no cell."""
+        """The non-empty cells of the confusion matrix: rows of true class, predicted class and count. NaN predictions
+        have no cell."""
         sound = self.judged.said >= 0
         pairs = np.stack([self.judged.truth[sound], self.judged.said[sound]], 1)
         cells, counts = np.unique(pairs, axis=0, return_counts=True)
@@ -329,7 +328,7 @@ class Assessment:
 
     @property
     def matrix(self) -> NDArray[np.int64] | None:
-        """The confusion matrix [K, K], true classes as rows; none for very many classes."""
+        """The confusion matrix [K, K], true classes as rows; None for too many classes."""
         if len(self.names) > CONFUSION:
             return None
         whole = np.zeros((len(self.names), len(self.names)), np.int64)
@@ -341,9 +340,9 @@ class Assessment:
         return rank_confusions(self.cells, self.counts, self.names, most)
 
     def statistics(self, weights: Floats) -> Floats:
-        """STATISTICS of answers that count as often as the weights [M] say."""
-        # A class counts as one, however many images it has; the weights of images are held, so that a class of one
-        # image that a resample lacks does not raise the others.
+        """STATISTICS with weights [M]."""
+        # Every class counts the same, however many images it has; the weights per image are fixed, so that a class with
+        # one image that a resample lacks does not raise the others.
         each = weights / self.counts[self.judged.truth]
         return np.array(
             [
@@ -356,7 +355,7 @@ class Assessment:
 
     @cached_property
     def measures(self) -> tuple[Measure, ...]:
-        """What goes into the result. A loss that is not a number is left out."""
+        """The measures of the result. A loss that is not finite is skipped."""
         count = len(self.judged)
         found = [measure_share("top-1", int(self.judged.right.sum()), count)]
         if len(self.names) > TOP:
@@ -373,7 +372,7 @@ class Assessment:
         return tuple(found)
 
     def details(self) -> dict[str, Any]:
-        """Plain data for the result: class by class, the bins, and the confusion matrix by its cells."""
+        """Plain data for the result: numbers per class, the bins, and the cells of the confusion matrix."""
         return {
             "classes": list(self.names),
             "per_class": [

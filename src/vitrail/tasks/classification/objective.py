@@ -71,9 +71,9 @@ class ClassificationObjective(Objective):
         label = batch.target if batch.target.ndim == 1 else batch.target[:, 0]
         counted = batch.valid & (label >= 0)
         if batch.target.ndim == 2 and self.config.loss == "sigmoid":
-            counted = batch.valid  # no label of several is an answer, too: none applies
+            counted = batch.valid  # having none of several labels is valid, too
         pixels, targets = self.mix(batch.pixels, targets, seed=seed, step=step, valid=batch.valid)
-        return pixels, targets, targets.argmax(-1), counted  # a mixed image is scored as what most of it is
+        return pixels, targets, targets.argmax(-1), counted  # a mixed image is scored as its main class
 
     def forward(self, *inputs: Tensor) -> ObjectiveOutput:
         pixels, targets, label, counted = inputs
@@ -84,7 +84,7 @@ class ClassificationObjective(Objective):
             losses = -(targets * logits.log_softmax(-1)).sum(-1)
         keep = counted.float()
         right = (logits.argmax(-1) == label).float() * keep
-        # A place that does not count may hold anything, so it is replaced, not multiplied away.
+        # A row that does not count may hold anything, NaN included, so it is replaced, not multiplied by zero.
         return ObjectiveOutput(torch.where(counted, losses, 0.0).sum(), keep.sum(), {"accuracy": right.sum()})
 
 

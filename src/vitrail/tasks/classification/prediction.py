@@ -1,4 +1,4 @@
-"""What a network says of an image: the likeliest classes and how sure it is."""
+"""The prediction of a classifier: the likeliest classes of an image and their probabilities."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -40,15 +40,15 @@ class ClassProbability:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The likeliest classes of one image, the likeliest first. A multi-label network answers each class by itself:
-    then `chosen` are those at or above its threshold, perhaps none."""
+    """The likeliest classes of one image in descending order. For a multi-label network `chosen` are the classes at or
+    above its threshold, perhaps none."""
 
     top: tuple[ClassProbability, ...]
     chosen: tuple[ClassProbability, ...] | None = None
 
     @property
     def label(self) -> str:
-        """What the image most likely shows."""
+        """The likeliest class."""
         return self.top[0].label
 
     @property
@@ -61,16 +61,16 @@ class Prediction:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """All that the image shows: the likeliest class, or of a multi-label network those that it chose."""
+        """The predicted classes: the likeliest one, or those that a multi-label network chose."""
         return (self.label,) if self.chosen is None else tuple(answer.label for answer in self.chosen)
 
     @property
     def shown(self) -> tuple[ClassProbability, ...]:
-        """What a table or bars show: the likeliest classes, and all that were chosen."""
+        """The classes in tables and bars: the likeliest, and all that were chosen."""
         return self.top if self.chosen is None or len(self.top) > len(self.chosen) else self.chosen
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data: {"top": [{"label", "index", "probability"}, ...]}, and "chosen" of a multi-label network."""
+        """Plain data: {"top": [{"label", "index", "probability"}, ...]}, and "chosen" of a multi-label network."""
         rows = {"top": [answer.to_dict() for answer in self.top]}
         return rows if self.chosen is None else {**rows, "chosen": [answer.to_dict() for answer in self.chosen]}
 
@@ -81,8 +81,8 @@ class Prediction:
 
 
 def rank_classes(probabilities: Tensor, options: PredictionOptions) -> list[Prediction]:
-    """Rows [B, K] as predictions; of equally likely classes the one with the smaller number comes first. Of a
-    multi-label network all classes at or above the threshold are chosen, however many that are."""
+    """Probabilities [B, K] as predictions; ties go to the class with the smaller number. A multi-label network chooses
+    all classes at or above the threshold."""
     rows, names = probabilities.numpy(force=True), options.names
     found: list[Prediction] = []
     for row, order in zip(rows, np.argsort(-rows, axis=1, kind="stable"), strict=True):

@@ -1,10 +1,4 @@
-"""What the page of an evaluation shows of a classifier: how far to trust its confidence, what is taken for what, and
-images.
-
-What the page of an evaluation shows of multi-label weights: each class.
-
-What the pages of a run show of a classifier: which classes it confuses, its worst answers and its surest ones.
-"""
+"""Sections on a classifier: calibration, confusion, the best and worst images; for multi-label weights, each class."""
 
 from collections.abc import Iterable, Sequence
 
@@ -36,12 +30,12 @@ CAPTIONS = {
 
 
 def build_assessment_sections(found: Assessment, source: ImageDataset) -> list[Section]:
-    """What the page of an evaluation shows besides the numbers, images included."""
+    """The sections of an evaluation's page, with images."""
     return [draw_calibration(found), *confusion_sections(found), build_gallery(found, source)]
 
 
 def draw_calibration(found: Assessment) -> Charts:
-    """The reliability diagram, and how many answers there are of each confidence."""
+    """The reliability diagram, and the number of predictions by confidence."""
     bins = found.reliability
     there = bins.counts > 0
     edges = np.arange(len(bins.counts)) + 0.5
@@ -82,7 +76,7 @@ def draw_calibration(found: Assessment) -> Charts:
 
 
 def confusion_sections(found: Assessment) -> list[Section]:
-    """The confusion matrix; of classes that nothing can be said of one by one, neither matrix nor list."""
+    """The confusion matrix, or a list of mistakes if there are too few images per class."""
     matrix = found.matrix
     if matrix is not None and len(found.judged) > 2 * len(found.classes):
         return [
@@ -93,7 +87,7 @@ def confusion_sections(found: Assessment) -> list[Section]:
 
 
 def build_gallery(found: Assessment, source: ImageDataset) -> Galleries:
-    """The surest right answers next to those of the largest loss."""
+    """The most confident correct predictions, and those with the largest loss."""
     judged = found.judged
     right = np.flatnonzero(judged.right)
     best = right[np.lexsort((right, -judged.confidence[right]))][:PICTURES]
@@ -109,7 +103,7 @@ def build_gallery(found: Assessment, source: ImageDataset) -> Galleries:
 def show_judged(
     places: NDArray[np.int64], judged: JudgedPredictions, names: Sequence[str], source: ImageDataset
 ) -> list[Shot]:
-    """Each image with what it shows and what was said."""
+    """Each image with its true class and the prediction."""
     made: list[Shot] = []
     for at in places.tolist():
         truth, first = names[int(judged.truth[at])], int(judged.said[at])
@@ -131,7 +125,7 @@ def build_multi_label_sections(found: MultiLabelScore) -> list[Section]:
 
 
 def list_class_rows(found: MultiLabelScore) -> list[tuple[str, ...]]:
-    """A row for each class, the lowest average precision first."""
+    """One row per class, lowest average precision first."""
     order = sorted(found.classes, key=lambda each: (each.average_precision, -each.count))
     values = [(each.average_precision, each.precision, each.recall, each.f1) for each in order]
     return [
@@ -143,8 +137,8 @@ def list_class_rows(found: MultiLabelScore) -> list[tuple[str, ...]]:
 def build_score_sections(
     score: ClassificationScore, source: ImageDataset | None, names: Sequence[str], title: str
 ) -> list[Section]:
-    """The confusion matrix, where it was counted, and the galleries. `title` is the split and, behind a comma, whose
-    answers they are."""
+    """The confusion matrix, if there is one, and the galleries. `title` is the split and, after a comma, the
+    weights."""
     found: list[Section] = []
     if score.confusion is not None:
         found.append(ConfusionSection(title=f"Confusion on {title}", counts=score.confusion, classes=names))
@@ -159,7 +153,7 @@ def build_score_sections(
 
 
 def show_answers(answers: Iterable[ScoredSample], source: ImageDataset | None, names: Sequence[str]) -> list[Shot]:
-    """Each image with what it shows and what was said; one that cannot be read now is left blank."""
+    """Each image with its true class and the prediction; blank if it is unreadable now."""
     shots: list[Shot] = []
     for answer in answers:
         mood: Mood = "right" if answer.predicted == answer.label else "wrong"

@@ -1,4 +1,4 @@
-"""Classification: one class for each image, or several of which each is a question of its own."""
+"""Classification: one class per image, or several that are decided separately."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -24,7 +24,7 @@ from vitrail.tasks.task import PredictionBar, PredictionOptions, Task
 
 
 class ClassificationTask(Task):
-    """Labels are class numbers of whole images, so crops and flips leave them as they are."""
+    """Labels are class numbers of whole images, so crops and flips do not change them."""
 
     name = "classification"
     objective = Classification
@@ -49,7 +49,7 @@ class ClassificationTask(Task):
         return {"multi_label": several}
 
     def check_targets(self, objective: ObjectiveConfig, source: ImageDataset, names: Sequence[str]) -> list[str]:
-        """Classes that are empty, or far from even, and labels that the loss does not take as they are."""
+        """Warnings about empty or very uneven classes, and about labels that do not suit the loss."""
         found: list[str] = []
         counts = source.labels.counts(len(names))
         if counts.min() == 0:
@@ -57,9 +57,7 @@ class ClassificationTask(Task):
         elif counts.max() > 20 * counts.min():
             found.append(f"the largest class has {counts.max():,} images and the smallest {counts.min():,}")
         if source.labels.multiple and isinstance(objective, Classification) and objective.loss == "softmax":
-            found.append(
-                "images may have several labels, which softmax takes for one of them; use objective.loss=sigmoid"
-            )
+            found.append("images may have several labels, but softmax expects one; use objective.loss=sigmoid")
         return found
 
     def metric(self, outputs: int, device: torch.device, *, extremes: int = 0) -> ClassificationMetric:
@@ -91,8 +89,7 @@ class ClassificationTask(Task):
         return RelabelledDataset(source, matching.relabel(source.labels), matching.names), matching.notes
 
     def predict(self, outputs: Tensor, views: Sequence[Geometry], options: PredictionOptions) -> list[Prediction]:
-        """Ranks the classes: rows sum to 1 (softmax), unless the weights are multi-label: then each class is by itself
-        (sigmoid)."""
+        """Ranks the classes by probability: softmax, or sigmoid if the weights are multi-label."""
         del views
         return rank_classes(outputs.sigmoid() if options.multi_label else outputs.softmax(-1), options)
 

@@ -1,13 +1,11 @@
-"""The pixels of each image of a split, counted by class, so that a score can be computed for other draws of images.
-
-Colours for class indices: far apart from their neighbours, the same wherever a class is drawn.
-
-Intersection over union of each class, counted over all pixels of a split.
+"""Intersection over union of each class, counted over all pixels of a split, and the colours of classes.
 
     score = score_batches(network, batches, preprocessing, SegmentationMetric(9, device), device=device)
     score.miou, score.ious
 
-Pixels marked 255 count for nothing. The mean is over the classes that occur in masks or predictions.
+Pixels marked 255 are ignored. The mean is over the classes that occur in masks or predictions.
+Counts per image allow intervals by resampling images. Neighbouring classes have clearly different colours, the same
+wherever they are drawn.
 """
 
 import colorsys
@@ -39,7 +37,7 @@ NUMBERS: Final = ("miou", "pixel_accuracy", "loss")  # in the order of `ImageCou
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ImageCounts:
-    """Of N images with pixels that count, in the order of the split."""
+    """Pixel counts of N images with pixels that count, in the order of the split."""
 
     pixels: NDArray[np.int64]  # [N]
     both: NDArray[np.int64]  # [N, K], of this class and predicted to be
@@ -47,7 +45,7 @@ class ImageCounts:
     loss: NDArray[np.float32]  # [N]
 
     def statistics(self, weights: Floats) -> Floats:
-        """NUMBERS of images that count as often as the weights [N] say."""
+        """NUMBERS with image weights [N]."""
         both, either = weights @ self.both, weights @ self.either
         there = either > 0
         return np.array(
@@ -59,14 +57,14 @@ class ImageCounts:
         )
 
     def intervals(self, seed: int) -> Mapping[str, Interval | None]:
-        """By a bootstrap over images."""
+        """Intervals by a bootstrap over images."""
         resamples = min(RESAMPLES, DRAWS // max(self.both.size, 1))
         found = bootstrap(self.statistics, len(self.pixels), seed=seed, resamples=resamples)
         return dict(zip(NUMBERS, found, strict=True))
 
 
 class ImageTable:
-    """Rows of images, batch by batch, on the device. Processes have equally many, as they have batches of one size."""
+    """One row per image, batch by batch, on the device. All processes have equally many rows."""
 
     def __init__(self, classes: int) -> None:
         self.classes = classes
@@ -93,16 +91,16 @@ class ImageTable:
 
 
 def gather_rows(mine: Tensor, world: SupportsAllReduce) -> Tensor:
-    """The rows of all processes: each lays its own into its place of a table that is then summed."""
+    """The rows of all processes: each writes its own into a table of zeros, and the tables are summed."""
     table = mine.new_zeros(world.size, *mine.shape)
     table[world.rank] = mine
     world.sum_(table)
     return table.flatten(0, 1)
 
 
-GROUND: Final = (36, 38, 48)  # of class 0, which is most often the background
-UNSEEN: Final = (250, 250, 250)  # of pixels that count for nothing
-GOLDEN: Final = 0.61803398875  # of a turn, between the hues of two classes
+GROUND: Final = (36, 38, 48)  # colour of class 0, usually the background
+UNSEEN: Final = (250, 250, 250)  # colour of ignored pixels
+GOLDEN: Final = 0.61803398875  # of a turn, between the hues of neighbouring classes
 COVER: Final = 0.55  # how much of a pixel an overlay covers
 
 
@@ -119,7 +117,7 @@ def make_palette() -> NDArray[np.uint8]:
 
 
 def list_colours(classes: int) -> list[str]:
-    """The colours of classes in a drawing, as "#2c5aa0"; that of class 0, which is left as it is, is empty."""
+    """The colours of classes in a drawing, as "#2c5aa0"; empty for class 0, which is not painted."""
     return ["", *("#{:02x}{:02x}{:02x}".format(*colour) for colour in make_palette()[1:classes].tolist())]
 
 
@@ -131,8 +129,8 @@ def colour_mask(mask: NDArray[np.uint8]) -> "PillowImage":
 
 
 def blend_mask(mask: NDArray[np.uint8], image: "PillowImage") -> "PillowImage":
-    """The colours of a mask over its image, or a smaller copy of it; class 0 and pixels that count for nothing stay as
-    they are."""
+    """The colours of a mask over its image, or over a smaller copy of it; class 0 and ignored pixels are not
+    painted."""
     if mask.shape != (image.height, image.width):
         mask = np.asarray(Image.fromarray(mask).resize(image.size, Image.Resampling.NEAREST))
     pixels = np.asarray(image.convert("RGB"), np.float32)
@@ -141,7 +139,7 @@ def blend_mask(mask: NDArray[np.uint8], image: "PillowImage") -> "PillowImage":
     return Image.fromarray(np.where(shown, mixed, pixels).round().astype(np.uint8))
 
 
-MOST_CLASSES: Final = IGNORED  # that a mask of bytes can tell apart
+MOST_CLASSES: Final = IGNORED  # that a mask of bytes can hold
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -197,7 +195,7 @@ def class_ious(confusion: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 class SegmentationMetric:
-    """Counts pixels on the device, in int64, so that they are exact and the order of processes changes nothing."""
+    """Counts pixels on the device in int64, so they are exact and independent of the order of processes."""
 
     def __init__(self, classes: int, device: torch.device, extremes: int = 0) -> None:
         if classes > MOST_CLASSES:
@@ -215,7 +213,7 @@ class SegmentationMetric:
         mask, classes = batch.target, self.classes
         if outputs.shape != (len(batch), classes, *mask.shape[1:]):
             wanted = f"[B, {classes}, {mask.shape[1]}, {mask.shape[2]}]"
-            raise ConfigError(f"the network gave {tuple(outputs.shape)}; for {classes} classes it is {wanted}")
+            raise ConfigError(f"the network's outputs are {tuple(outputs.shape)}; {classes} classes need {wanted}")
         logits, predicted = outputs.float(), outputs.argmax(1)
         seen = (mask != IGNORED) & batch.valid[:, None, None]
         counted = seen.flatten(1).any(1)
@@ -243,7 +241,7 @@ class SegmentationMetric:
         return both, per_class(truth, seen) + per_class(predicted, seen) - both
 
     def keep_worst(self, ious: Tensor, counted: Tensor, samples: Tensor, masks: Tensor) -> None:
-        """Of equal IoUs the earlier sample stays, whatever the batch."""
+        """Ties go to the earlier sample, whatever the batch."""
         found = (torch.where(counted, ious.double(), torch.inf), samples, masks.to(torch.uint8))
         if self.worst is not None:
             found = tuple(torch.cat([old, new]) for old, new in zip(self.worst, found, strict=True))
@@ -274,8 +272,8 @@ class SegmentationMetric:
         count, unreadable = (int(value) for value in self.counts.tolist())
         if not count:
             raise DataError(
-                f"no image could be scored: {unreadable} are unreadable and the others, if there are any, have no "
-                "pixel with a class; choose another split"
+                f"no image could be scored: {unreadable} are unreadable and the rest have no pixel with a class; "
+                "choose another split"
             )
         return SegmentationScore(
             count=count,

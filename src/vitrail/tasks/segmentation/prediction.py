@@ -1,4 +1,4 @@
-"""What a network says of an image, pixel by pixel."""
+"""The prediction of a segmentation network: the class of every pixel."""
 
 import base64
 import io
@@ -56,7 +56,7 @@ class PredictedMask:
 
     @property
     def regions(self) -> tuple[Region, ...]:
-        """The classes that occur, the largest first."""
+        """The classes that occur, largest first."""
         counts = np.bincount(self.mask.ravel(), minlength=256)[: len(self.names)]
         order = np.argsort(-counts, kind="stable")
         indices = [int(at) for at in order if counts[at]]
@@ -69,7 +69,7 @@ class PredictedMask:
         return file.getvalue()
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data: {"size": [H, W], "regions": [{"label", "index", "share"}, ...], "png": base64}."""
+        """Plain data: {"size": [H, W], "regions": [{"label", "index", "share"}, ...], "png": base64}."""
         rows = [{"label": one.label, "index": one.index, "share": one.share} for one in self.regions]
         return {"size": list(self.mask.shape), "regions": rows, "png": base64.b64encode(self.png()).decode()}
 

@@ -1,7 +1,5 @@
-"""What a report shows of a segmentation: the IoU of each class, and the images it does worst on.
-
-Semantic segmentation with a linear head on the patch tokens: a class for each pixel.
-"""
+"""Semantic segmentation with a linear head on the patch tokens: one class per pixel. Reports show the IoU of each class
+and the images with the lowest IoU."""
 
 import math
 from collections.abc import Mapping, Sequence
