@@ -203,7 +203,8 @@ def name_data(result: Result) -> str:
 
 def describe_deduplication(result: Result) -> str:
     """Whether copies of the images were excluded from training; empty if unknown."""
-    return {True: "yes", False: "no"}.get(result.data.get("deduplicated"), "")
+    known: object = result.data.get("deduplicated")
+    return "yes" if known is True else "no" if known is False else ""
 
 
 def identify_weights(result: Result) -> str:

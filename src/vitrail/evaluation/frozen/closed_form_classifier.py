@@ -242,8 +242,8 @@ def choose_training_split(collection: Collection) -> tuple[str, ImageDataset]:
     collection.need_labels()
     if len(collection.classes) < 2:
         raise BadLabels(
-            f"{collection.name} has one class, {collection.classes[0]!r}, and at least two are needed; put the images "
-            "of each class into a folder of its own"
+            f"{collection.name} has one class, {', '.join(collection.classes)!r}, and at least two are needed; put the "
+            "images of each class into a folder of its own"
         )
     if len(collection.splits) == 1:
         return next(iter(collection.splits.items()))

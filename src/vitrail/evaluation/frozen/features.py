@@ -135,7 +135,8 @@ def extract_features(
         raise DataError("there are no readable images to extract features from")
     if rows[0][1].ndim == 2:  # several labels per sample: every batch is padded to the widest
         widest = max(labels.shape[1] for _, labels, _ in rows)
-        rows = [(x, F.pad(labels, (0, widest - labels.shape[1]), value=-1), at) for x, labels, at in rows]
+        pad = lambda labels: F.pad(labels, (0, widest - labels.shape[1]), value=-1)  # noqa: E731
+        rows[:] = [(features, pad(labels), samples) for features, labels, samples in rows]
     features, labels, samples = (torch.cat(column) for column in zip(*rows, strict=True))
     return FrozenFeatures(features=features, labels=labels, samples=samples)
 
