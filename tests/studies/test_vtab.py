@@ -146,7 +146,7 @@ def test_a_stop_in_a_task_and_its_sequel(
 ) -> None:
     tasks = ("cifar100", "dsprites-location", "dsprites-orientation")
     whole = run_vtab_tasks(study_of(weights, tmp_path / "whole", sets, *tasks), world=HERE)
-    study, honest = study_of(weights, tmp_path / "out", sets, *tasks), loop.Training.draw
+    study, honest = study_of(weights, tmp_path / "out", sets, *tasks), loop.Training.read_metrics
 
     def stop(self: loop.Training) -> None:
         honest(self)
@@ -154,7 +154,7 @@ def test_a_stop_in_a_task_and_its_sequel(
             os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop.Training, "draw", stop)
+        patch.setattr(loop.Training, "read_metrics", stop)
         outcome = run_vtab_tasks(study, world=HERE)
     assert outcome.stopped
     assert [outcome.states[task] for task in tasks] == ["done", "stopped", "waiting"]
@@ -162,14 +162,14 @@ def test_a_stop_in_a_task_and_its_sequel(
     assert (status["state"], status["next"]) == ("interrupted", "vitrail vtab again")
     assert not (tmp_path / "out/dsprites-orientation").exists()
     steps: list[tuple[str, int]] = []
-    monkeypatch.setattr(loop.Training, "draw", lambda self: (honest(self), steps.append((self.run.name, self.step))))
+    monkeypatch.setattr(loop.Training, "read_metrics", lambda self: (honest(self), steps.append((self.config.name, self.step))))
     assert run_vtab_tasks(study, world=HERE).scores == whole.scores  # on a CPU to the very same numbers
     assert steps[0] == ("vtab-dsprites-location", status["step"] + 1)
     assert {name for name, _ in steps} == {"vtab-dsprites-location", "vtab-dsprites-orientation"}
 
 
 def kill_in_step(patch: pytest.MonkeyPatch) -> None:
-    honest = loop.Training.draw
+    honest = loop.Training.read_metrics
 
     def draw(self: loop.Training) -> None:
         honest(self)
@@ -177,7 +177,7 @@ def kill_in_step(patch: pytest.MonkeyPatch) -> None:
             self.store.wait()  # a checkpoint that is on its way is whole: the test is about what comes then
             os.kill(os.getpid(), signal.SIGKILL)
 
-    patch.setattr(loop.Training, "draw", draw)
+    patch.setattr(loop.Training, "read_metrics", draw)
 
 
 def kill_before_outcome(patch: pytest.MonkeyPatch) -> None:
@@ -278,14 +278,14 @@ def test_a_recipe_that_cannot_work_is_refused_before_anything_is_written(
 def test_a_task_that_diverges_leaves_the_others(
     weights: str, sets: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = loop.Training.go
+    honest = loop.Training.run
 
     def blow(self: loop.Training) -> TrainingResult:
         if self.run.name == "vtab-dsprites-location":
             raise Diverged("no longer finite")
         return honest(self)
 
-    monkeypatch.setattr(loop.Training, "go", blow)
+    monkeypatch.setattr(loop.Training, "run", blow)
     study = study_of(weights, out, sets, "cifar100", "dsprites-location")
     outcome = run_vtab_tasks(study, world=HERE)
     assert outcome.states == {"cifar100": "done", "dsprites-location": "failed"}

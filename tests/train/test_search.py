@@ -59,7 +59,7 @@ def kill() -> None:
 
 
 def in_step(name: str, step: int) -> None:
-    honest = loop.Training.draw
+    honest = loop.Training.read_metrics
 
     def draw(self: loop.Training) -> None:
         honest(self)
@@ -67,16 +67,16 @@ def in_step(name: str, step: int) -> None:
             self.store.wait()  # a checkpoint that is on its way is whole: the test is about what comes then
             kill()
 
-    loop.Training.draw = draw  # type: ignore[method-assign]
+    loop.Training.read_metrics = draw  # type: ignore[method-assign]
 
 
 def before_outcome() -> None:
-    worker.keep = lambda *args, **named: kill()  # type: ignore[assignment]
+    worker.keep_outcome = lambda *args, **named: kill()  # type: ignore[assignment]
 
 
 def behind_outcome() -> None:
-    honest = worker.keep
-    worker.keep = lambda *args, **named: (honest(*args, **named), kill())  # type: ignore[assignment]
+    honest = worker.keep_outcome
+    worker.keep_outcome = lambda *args, **named: (honest(*args, **named), kill())  # type: ignore[assignment]
 
 
 def killed(out: Path, arm: Callable[[], None]) -> None:
@@ -173,7 +173,7 @@ def test_a_finished_point_of_other_settings_is_refused_before_anything_is_traine
 def test_a_signal_behind_the_last_point_stops_the_last_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: tuple[Any, ...]
 ) -> None:
-    out, honest = tmp_path / "run", worker.keep
+    out, honest = tmp_path / "run", worker.keep_outcome
 
     def keep(*args: Any, **named: Any) -> Any:
         if args[0].name == POINTS[-1]:
@@ -181,7 +181,7 @@ def test_a_signal_behind_the_last_point_stops_the_last_run(
         return honest(*args, **named)
 
     with monkeypatch.context() as patch:
-        patch.setattr(worker, "keep", keep)
+        patch.setattr(worker, "keep_outcome", keep)
         final = sweep(out).final
     assert final is not None
     assert (final.state, final.step) == ("interrupted", 1)

@@ -340,8 +340,8 @@ def test_a_dry_run_and_a_step_again(tmp_path: Path, kind: str) -> None:
     go(run, tmp_path / "run")
     again = replay(run, open_splits(run.data), tmp_path / "run", 3, ALONE)
     assert again.is_finite
-    assert len(again.seen) == 16
-    mean = sum(one.loss for one in again.seen) / 16
+    assert len(again.images) == 16
+    mean = sum(one.loss for one in again.images) / 16
     assert again.loss == pytest.approx(mean, rel=0.3)  # dropout draws otherwise
 
 
