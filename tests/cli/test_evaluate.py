@@ -297,6 +297,7 @@ def in_a_world(world: World, folder: str, words: list[str]) -> int:
     return main(words)
 
 
+@pytest.mark.slow
 def test_two_processes_write_the_numbers_of_one(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
     shutil.copytree("photos", tmp_path / "photos")

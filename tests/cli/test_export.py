@@ -47,6 +47,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> st
     return seen.err if status else seen.out
 
 
+@pytest.mark.slow
 def test_onnx_is_named_after_the_weights_and_checked(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, "net.safetensors", "--to", "onnx", "--data", "digits@test", "--by-number", status=2)
     assert "10 classes and the network 7" in text

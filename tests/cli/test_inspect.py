@@ -57,6 +57,7 @@ def weights(tmp_path: Path, config: ModelConfig, name: str = "w.safetensors") ->
     return str(tmp_path / name)
 
 
+@pytest.mark.slow
 def test_a_page_with_every_kind_and_its_figures(
     tmp_path: Path, pictures: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -92,6 +93,7 @@ def test_a_page_with_every_kind_and_its_figures(
     ],
     ids=["hybrid", "registers", "mean", "axial", "no head", "relative"],
 )
+@pytest.mark.slow
 def test_other_transformers(tmp_path: Path, pictures: list[str], config: ModelConfig) -> None:
     out = tmp_path / "out"
     assert main(["inspect", weights(tmp_path, config), "--images", *pictures, "--out", str(out)]) == 0

@@ -28,8 +28,7 @@ from vitrail.cli.use.predict_inputs import StdinNames, is_weights, list_images, 
 from vitrail.cli.use.predict_outputs import AttentionImages, crop_view
 from vitrail.core.errors import DataError
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.inspection import rollout
-from vitrail.inspection import rollout as overlay
+from vitrail.inspection.rollout import overlay, rollout
 from vitrail.predict.predictor import Predictor
 from vitrail.tasks.classification.task import CLASSIFICATION
 
@@ -275,14 +274,14 @@ def test_a_folder_that_may_not_be_read_is_named(
 ) -> None:
     folder_of(tmp_path / "p", 1)
     (tmp_path / "p" / "closed").mkdir()
-    real = predict_pictures.listed
+    real = predict_pictures.list_entries
 
     def listed(folder: str) -> "list[os.DirEntry[str]]":
         if folder.endswith("closed"):
             raise DataError(f"{folder}: the folder cannot be read: Permission denied")
         return real(folder)
 
-    monkeypatch.setattr(predict_pictures, "listed", listed)
+    monkeypatch.setattr(predict_pictures, "list_entries", listed)
     assert main(["predict", path, str(tmp_path / "p"), "--device", "cpu"]) == 1
     said = capsys.readouterr()
     assert len(said.out.splitlines()) == 1
@@ -359,6 +358,7 @@ def shell(*words: str, **more: Any) -> "subprocess.Popen[bytes]":
     )
 
 
+@pytest.mark.slow
 def test_answers_come_early_and_a_pipe_or_an_interrupt_ends_it_quietly(tmp_path: Path, path: str) -> None:
     name = folder_of(tmp_path / "p", 1)[0]
     left, waits = shell(path, *[name] * 3000, "--batch", "2", "--workers", "2"), shell(path, "-", stdin=subprocess.PIPE)
@@ -387,7 +387,7 @@ def test_an_interrupt_that_another_thread_takes_is_heard() -> None:
 import signal, sys, threading, time
 threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-from vitrail.cli.use.predict_inputs import Lines
+from vitrail.cli.use.predict_inputs import StdinNames as Lines
 try:
     for burst in Lines().bursts():
         print([found.path for found in burst], flush=True)

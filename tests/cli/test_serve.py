@@ -95,6 +95,7 @@ def test_descriptors_come_back(server: Running) -> None:
     assert server.descriptors <= before
 
 
+@pytest.mark.slow
 def test_a_request_in_flight_is_answered_when_it_is_told_to_stop(weights: Path) -> None:
     raw = post("/predict", *form([(f"{at}.png", picture(at, size=(500, 400))) for at in range(12)]))
     with started(weights) as server, socket.create_connection(("127.0.0.1", server.port), timeout=20) as wire:
@@ -149,6 +150,7 @@ def test_interrupted_once_with_the_network_that_comes_along() -> None:
         assert server.stop(signal.SIGINT) == 0
 
 
+@pytest.mark.slow
 def test_interrupted_twice(weights: Path) -> None:
     with started(weights, "--read-timeout", "60", "--timeout", "60") as server:
         with socket.create_connection(("127.0.0.1", server.port)) as wire:

@@ -56,6 +56,7 @@ def test_a_study_to_its_end(written: list[tuple[str, ...]], capsys: pytest.Captu
     assert "3 cells, 3 finished in runs/study-tiny-tiny; left: 0 exaFLOPs" in listed
 
 
+@pytest.mark.slow
 def test_a_failing_cell_gives_status_1_and_the_rest_is_shown(
     written: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

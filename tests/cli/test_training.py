@@ -122,6 +122,7 @@ def test_a_dry_run_of_a_sweep_gives_the_time_of_one_run_and_of_all(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_finished_sweep_does_not_hide_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["pretrain", "digits", "--out", str(tmp_path / "run"), *QUICK]
     assert main([*command, "--sweep", "optim.lr=1e-9,3e-3"]) == 0
@@ -153,6 +154,7 @@ def test_a_run_is_no_sweep(pretrained: Path, capsys: pytest.CaptureFixture[str])
     assert not (pretrained / "sweep").exists()
 
 
+@pytest.mark.slow
 def test_a_sweep_that_was_stopped_goes_on_by_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -200,6 +202,7 @@ def test_resume_alone_takes_no_other_settings(pretrained: Path, capsys: pytest.C
     assert main(["pretrain", "--out", str(pretrained), "--resume", "--device", "cpu"]) == 0
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_does_not_end_the_training(tmp_path: Path) -> None:
     out = tmp_path / "run"
     command = [sys.executable, "-m", "vitrail", "pretrain", "digits", "--out", str(out), *QUICK]
@@ -252,6 +255,7 @@ def test_mistakes_are_one_line_with_a_remedy(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("loaders", [0, 2])
+@pytest.mark.slow
 def test_a_signal_ends_it_with_status_0_and_the_command_to_go_on(
     tmp_path: Path, loaders: int, number: signal.Signals
 ) -> None:
@@ -297,6 +301,7 @@ def test_one_of_several_processes_leaves_without_taking_its_threads_down(
         main(["pretrain", "digits", "--out", str(tmp_path)])
 
 
+@pytest.mark.slow
 def test_a_sweep_takes_networks_by_name_and_steps_for_epochs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
