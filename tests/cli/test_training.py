@@ -162,7 +162,7 @@ def test_a_sweep_that_was_stopped_goes_on_by_its_folder(
 
     def stop(self: loop.Training) -> None:
         honest(self)
-        if self.run.optim.lr == 3e-3:
+        if self.config.optim.lr == 3e-3:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:

@@ -150,7 +150,7 @@ def test_a_stop_in_a_task_and_its_sequel(
 
     def stop(self: loop.Training) -> None:
         honest(self)
-        if self.run.name == "vtab-dsprites-location" and self.step == 3:
+        if self.config.name == "vtab-dsprites-location" and self.step == 3:
             os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patch:
@@ -162,7 +162,9 @@ def test_a_stop_in_a_task_and_its_sequel(
     assert (status["state"], status["next"]) == ("interrupted", "vitrail vtab again")
     assert not (tmp_path / "out/dsprites-orientation").exists()
     steps: list[tuple[str, int]] = []
-    monkeypatch.setattr(loop.Training, "read_metrics", lambda self: (honest(self), steps.append((self.config.name, self.step))))
+    monkeypatch.setattr(
+        loop.Training, "read_metrics", lambda self: (honest(self), steps.append((self.config.name, self.step)))
+    )
     assert run_vtab_tasks(study, world=HERE).scores == whole.scores  # on a CPU to the very same numbers
     assert steps[0] == ("vtab-dsprites-location", status["step"] + 1)
     assert {name for name, _ in steps} == {"vtab-dsprites-location", "vtab-dsprites-orientation"}
@@ -173,7 +175,7 @@ def kill_in_step(patch: pytest.MonkeyPatch) -> None:
 
     def draw(self: loop.Training) -> None:
         honest(self)
-        if self.run.name == "vtab-dsprites-location" and self.step == 5:
+        if self.config.name == "vtab-dsprites-location" and self.step == 5:
             self.store.wait()  # a checkpoint that is on its way is whole: the test is about what comes then
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -281,7 +283,7 @@ def test_a_task_that_diverges_leaves_the_others(
     honest = loop.Training.run
 
     def blow(self: loop.Training) -> TrainingResult:
-        if self.run.name == "vtab-dsprites-location":
+        if self.config.name == "vtab-dsprites-location":
             raise Diverged("no longer finite")
         return honest(self)
 

@@ -63,7 +63,7 @@ def in_step(name: str, step: int) -> None:
 
     def draw(self: loop.Training) -> None:
         honest(self)
-        if self.run.name.endswith(name) and self.step == step:
+        if self.config.name.endswith(name) and self.step == step:
             self.store.wait()  # a checkpoint that is on its way is whole: the test is about what comes then
             kill()
 
