@@ -420,7 +420,9 @@ def torch_keys() -> str:
     pooler = keys("huggingface", adapt_config(LETTER_VIT, classes=0, head="tanh"))
     shapes = own_shapes(LETTER_VIT)
     rows: list[list[str]] = []
-    for ours, (theirs, _) in vision.items():
+    order = list(shapes)
+    for ours in sorted(vision, key=lambda ours: min(order.index(name) for name in expanded(ours) & {*order})):
+        theirs = vision[ours][0]
         hf = four[ours][0] if ours in four else pooler[ours][0]
         shape = next(shape for name, shape in shapes.items() if name in expanded(ours))
         rows.append(
