@@ -85,8 +85,18 @@ def test_verdicts() -> None:
     assert found.verdict == A
     assert judge(STUDY, "small", lambda at: values(at, needs=0.3))[0] == D
     assert judge(STUDY, "small", lambda at: values(at, needs=8.0))[0] == P
-    assert judge(STUDY, "small", lambda at: values(at, lead=0.0)) == [A, D]
+    assert judge(STUDY, "small", lambda at: values(at, lead=-0.02)) == [A, D]
     assert judge(STUDY, "small", values, seeds=1) == [U, U]
+
+
+@pytest.mark.parametrize("lead", [-0.003, 0.0, 0.003])
+def test_a_lead_of_hybrids_within_the_spread_of_the_seeds_decides_nothing(lead: float) -> None:
+    def scattered(at: Mapping[str, Coordinate]) -> dict[str, float]:
+        found = values(at, lead=lead)
+        swing = 0.004 * (int(str(at["seed"])) - 1) if at["family"] == "hybrid" else 0.0
+        return {**found, "accuracy": found["accuracy"] + swing}
+
+    assert judge(STUDY, "small", scattered)[1] == U
 
 
 def test_resnets_that_are_all_above_every_vit() -> None:

@@ -339,9 +339,9 @@ def judge_hybrids(curves: Mapping[str, SeedCurves]) -> list[JudgedClaim]:
     lead = compare_pairs(Spread(tuple(low for low, _ in leads)))
     shrinks = compare_pairs(Spread(tuple(low - high for low, high in leads)))
     text = f"hybrids over ViTs {lead} at the least compute that both have, and the lead shrinks by {shrinks}"
-    verdict = Verdict.UNDECIDED if lead.margin is None else Verdict.DISAGREES
-    if lead.is_above:
-        verdict = Verdict.AGREES if shrinks.is_above else Verdict.PARTLY
+    verdict = lead.judge()
+    if verdict is Verdict.AGREES and not shrinks.is_above:
+        verdict = Verdict.PARTLY
     return [JudgedClaim(text, verdict)]
 
 
