@@ -95,7 +95,7 @@ class ReplayOptions:
 class DemoOptions:
     """Pre-train a small ViT on 8x8 digits at 16 px, fine-tune it at 32 px with resized positions, and show the report.
 
-    The paper's path from 224 to 384 px, on data included in the package, in about a minute. Ends with what to type
+    The paper's path from 224 to 384 px, on data included in the package, in a minute or two. Ends with what to type
     next: to see its report, to serve it, to predict with it."""
 
     EXAMPLES: ClassVar = ("demo", "demo --out runs/again --seed 1")
