@@ -89,9 +89,8 @@ def query_driver() -> list[Facts] | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    rows = (
-        [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()] if not done.returncode else []
-    )
+    lines = done.stdout.splitlines() if done.returncode == 0 else []
+    rows = [[cell.strip() for cell in line.split(",")] for line in lines]
     return [
         {"name": row[0], "memory": int(row[1]) << 20 if row[1].isdecimal() else None, "driver": row[2]}
         for row in rows
@@ -155,7 +154,6 @@ def free_space(folder: Path) -> int | None:
         return None
 
 
-Facts = dict[str, Any]
 PROBE_S: Final = 120.0  # a network drive may be slow, and torch has a thousand files
 
 NEEDED: Final = {
@@ -222,10 +220,9 @@ def is_older(version: str, least: str) -> bool:
 
 
 def run_probe() -> dict[str, Facts]:
-    """What `doctor_probe` found, a library at a time. What it did not come to is not there; what ended it has an
+    """Results of the checks by name. Checks that were not reached are missing; the one that ended the process has an
     error."""
-
-    # Where this copy of vitrail is must be found by the other process, too, however it is found here.
+    # The other process must import this copy of vitrail, however it was found here.
     path = os.pathsep.join([str(Path(vitrail.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-m", "vitrail.cli.doctor_facts"]
     with subprocess.Popen(
@@ -322,7 +319,6 @@ def anonymise(facts: Any) -> Any:
     return without(facts)
 
 
-Facts = dict[str, Any]
 VERSION: Final = r"__version__ = ['\"]([^'\"]+)"
 
 
@@ -396,18 +392,17 @@ def check_torchvision() -> Facts:
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError("No module named 'torchvision'")
     folder = Path(spec.submodule_search_locations[0])
-    told = (
-        {"version": written[1]} if (written := re.search(VERSION, (folder / "version.py").read_text("utf-8"))) else {}
-    )
+    written = re.search(VERSION, (folder / "version.py").read_text("utf-8"))
+    facts = {"version": written[1]} if written else {}
     library = next((path for end in ("so", "pyd", "dylib") for path in folder.glob(f"_C*.{end}")), None)
     if library is None:
         import_module("torchvision.ops")
-        return told
+        return facts
     torch.ops.load_library(str(library))
     kept: Any = torch.ops.torchvision.nms(torch.tensor([[0.0, 0, 1, 1]]), torch.ones(1), 0.5)
     if kept.tolist() != [0]:
         raise RuntimeError("its operators give wrong results")
-    return told
+    return facts
 
 
 def check_weights() -> Facts:

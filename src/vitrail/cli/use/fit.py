@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vitrail.checkpoint.bundle import rename_classes
 from vitrail.checkpoint.weights import to_bundle, write_bundle
-from vitrail.cli.evaluate.frozen import count_progress
+from vitrail.cli.evaluate.frozen_features import count_progress
 from vitrail.cli.inputs import (
     load_batches,
     load_subject,
