@@ -76,6 +76,7 @@ def test_mistakes_are_told_in_a_line(argv: list[str], error: str, capsys: pytest
     assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_weights_are_measured_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -131,9 +132,9 @@ def test_a_result_says_in_what_and_on_what_it_was_measured(
     monkeypatch.chdir(tmp_path)
     save(build_fresh(TINY), "tiny.safetensors")
     argv = ["./tiny.safetensors", "--batch", "1", "--data", "digits", "--epochs", "1", "--device", "cpu"]
-    said(capsys, *argv, "--measure", "--seconds", "3", "--out", "x")
+    said(capsys, *argv, "--measure", "--seconds", "0.5", "--out", "x")
     config = Result.read(Path("x/tiny.json")).config
-    assert (config["precision"], config["seconds"]) == ("float32", 3.0)
+    assert (config["precision"], config["seconds"]) == ("float32", 0.5)
     assert config["device"].startswith("CPU")
     said(capsys, *argv, "--out", "y")
     assert "precision" not in Result.read(Path("y/tiny.json")).config  # nothing was run

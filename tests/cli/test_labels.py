@@ -58,6 +58,7 @@ def test_the_bundled_names_are_complete() -> None:
     assert {at: read_class_names("imagenet")[at] for at in spot} == spot
 
 
+@pytest.mark.slow
 def test_foreign_weights_with_a_thousand_classes_have_imagenets_names(here: Path) -> None:
     write("thousand.safetensors", 1000, None)
     assert labels_of("thousand.safetensors") is None  # a file of our own says what it knows
@@ -100,6 +101,7 @@ def test_convert_takes_names(here: Path) -> None:
     assert list_other_names(bundle.card) == [tuple("abcde")]
 
 
+@pytest.mark.slow
 def test_fit_takes_names_and_evaluate_still_finds_the_folders(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = ["fit", "weights.safetensors", "photos", "--workers", "0", *CPU]
     assert main([*made, "--out", "named.safetensors", "--labels", "names.txt"]) == 0
@@ -115,6 +117,7 @@ def test_fit_takes_names_and_evaluate_still_finds_the_folders(here: Path, capsys
     assert scores[0] == scores[1] == scores[2]
 
 
+@pytest.mark.slow
 def test_a_run_has_the_new_names(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["finetune", "--from", "weights.safetensors", "--data", "photos", "--out", "run", *CPU]
     quick = ["--set", "steps=2", "--set", "batch=4", "--set", "data.workers=0", "--set", "baseline=off"]
@@ -132,7 +135,7 @@ def test_predict_serve_and_export_take_names(here: Path, capsys: pytest.CaptureF
     served = serve.load_served(
         parse_options("serve", ["weights.safetensors", "--rename", "a=aardvark", *CPU]), True, None
     )
-    assert served.about()["labels"][0] == "aardvark"
+    assert served.describe()["labels"][0] == "aardvark"
     assert (
         main(["export", "weights.safetensors", "--to", "timm", "--out", "t.safetensors", "--rename", "a=aardvark"]) == 0
     )

@@ -380,6 +380,7 @@ def test_answers_come_early_and_a_pipe_or_an_interrupt_ends_it_quietly(tmp_path:
         assert waits.stderr.read().splitlines()[-1] == b"vitrail: interrupted"
 
 
+@pytest.mark.slow
 def test_an_interrupt_that_another_thread_takes_is_heard() -> None:
     """A wait for stdin that no signal cuts short, as where it comes just before: main holds signals back, so the kernel
     gives them to the other thread."""

@@ -175,6 +175,7 @@ def test_the_token_comes_from_the_environment_and_is_not_shown(weights: Path) ->
         assert not any("s3cret" in line for line in server.said)
 
 
+@pytest.mark.slow
 def test_an_open_server_is_warned_of(weights: Path) -> None:
     with started(weights, "--host", "0.0.0.0", "--access-log") as server:
         assert "warning: anybody who reaches 0.0.0.0 can use this server; give it a token" in "\n".join(server.said)
@@ -212,9 +213,7 @@ def complaint(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def test_a_taken_port_is_known_before_the_weights_are_read(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        assert f"--port {port} is already in use" in complaint(
-            capsys, "nowhere.safetensors", "--port", port
-        )
+        assert f"--port {port} is already in use" in complaint(capsys, "nowhere.safetensors", "--port", port)
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, 
     return calls
 
 
+@pytest.mark.slow
 def test_a_study_to_its_end(written: list[tuple[str, ...]], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["study", "tiny", *QUICK]) == 0
     out = capsys.readouterr().out

@@ -62,6 +62,7 @@ def test_the_same_command_again_has_nothing_left_to_do(pretrained: Path, capsys:
     assert "done" in lines(capsys)[0]
 
 
+@pytest.mark.slow
 def test_finetune_needs_weights_and_pictures_alone(
     pretrained: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,6 +92,7 @@ def test_a_dry_run_writes_nothing(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_sweep_tries_the_grid_and_trains_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = ["--sweep", "optim.lr=1e-9,3e-3"]
     assert main(["pretrain", "digits", "--out", str(tmp_path / "run"), *QUICK, *sweep]) == 0
@@ -114,6 +116,14 @@ def test_a_dry_run_of_a_sweep_gives_the_time_of_one_run_and_of_all(
     one, whole = [line for line in lines(capsys)[0].splitlines() if line.startswith("time: about")]
     assert "for all steps" in one
     assert "the sweep, 4 points and the last run, 5.0 times as long" in whole
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_dry_run_of_a_sweep_counts_the_steps_of_each_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     assert main(["pretrain", "digits", "--dry-run", *QUICK, "--sweep", "steps=6,12"]) == 0
     assert "2 points and the last run, 5.0 times as long" in lines(capsys)[0]  # 6 + 12 steps, and 12 where those win
     epochs = [*QUICK[2:], "--set", "epochs=0.5", "--set", "evaluation.patience=2"]  # 45 steps, 40 with a tenth held out
@@ -234,7 +244,7 @@ def test_a_reader_that_leaves_does_not_end_the_training(tmp_path: Path) -> None:
         (["pretrain", "digits", "--image-size", "15"], "use 12 or 16"),
         (["pretrain", "digits", "--device", "tpu"], "tpu"),
         (["pretrain", "--resume", "nowhere"], "give the folder of a run"),
-        (["pretrain", "digits", "--resume"], "wants a folder"),
+        (["pretrain", "digits", "--resume"], "--resume RUN"),
         (["finetune"], "which weights?"),
         (["finetune", "--from", "nowhere.safetensors"], "which images?"),
         (["finetune", "--from", "nowhere.safetensors", "--data", "digits"], "no such weight file"),

@@ -36,6 +36,7 @@ def cifar(tmp_path: Path) -> None:
     writers.tar(tmp_path / "sets" / "cifar100" / "cifar-100-python.tar.gz", members)
 
 
+@pytest.mark.slow
 def test_a_table_beside_the_papers(weights: str, cifar: None, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["vtab", weights, "--tasks", "cifar100", "vtab/pets", *QUICK]
     assert main(command) == 0

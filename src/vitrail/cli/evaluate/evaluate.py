@@ -19,7 +19,7 @@ from vitrail.cli.train.training import exit_now
 from vitrail.core.atomic_files import check_writable, write_file
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError, DataError, TrainingError
-from vitrail.core.text import format_size
+from vitrail.core.text import format_size, pluralise
 from vitrail.data.datasets.catalogue import SETS, VTAB_TASKS
 from vitrail.data.datasets.vtab import find_task as find_vtab_task
 from vitrail.distributed.process_group import World, join_world
@@ -151,7 +151,7 @@ def show_scores(options: EvaluateOptions, done: Sequence[ScoredNetwork], collect
     size = [f"{image} px"] if len(done) == 1 else []
     print(weights_line(options.weights, one.result.weights, *size, options.precision))
     where = f"{options.data}@{split}" if len(collection.splits) > 1 else options.data
-    print(f"{where}: {count:,} {'picture' if count == 1 else 'pictures'}, {one.found.outputs}")
+    print(f"{where}: {pluralise(count, 'image')}, {one.found.outputs}")
     for line in one.scope.lines():
         print(line)
     if len(done) == 1:

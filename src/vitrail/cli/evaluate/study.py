@@ -107,7 +107,7 @@ def list_cells(plan: "StudyPlan", costs: "dict[str, CellCost]", speed: "DeviceSp
     print(
         f"{len(plan.cells)} cells, {len(done)} finished in {plan.out}; left: {format_amount(total[0])} exaFLOPs, about "
         f"{format_duration(3600 * total[1])} on {speed.device}, one cell after the other"
-        f"{f', and {unknown} cells whose pictures are not here' if unknown else ''}."
+        f"{f', and {unknown} cells whose images are not here' if unknown else ''}."
     )
     print("Times are estimates: 40% of the device's peak, and a few ms a step; scoring comes on top.")
     return 0

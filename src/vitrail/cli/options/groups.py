@@ -76,9 +76,12 @@ def length_option(metavar: str, help: str, default_text: str = "the recipe's") -
 
 def parse_image_size(text: str) -> int | Pair:
     """224, or 224x320 as (height, width)."""
-    parts = [int(part) for part in text.lower().split("x")]
-    if len(parts) > 2:
-        raise ValueError(text)
+    try:
+        parts = [int(part) for part in text.lower().split("x")]
+    except ValueError:
+        parts = []
+    if not 1 <= len(parts) <= 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an image size; give 224, or 224x320 for height x width")
     return parts[0] if len(parts) == 1 else (parts[0], parts[1])
 
 
