@@ -185,11 +185,11 @@ def demonstrated(stranger: Stranger) -> None:
             said = stranger.run("vitrail demo")
     else:
         stranger.uses(environment=True)
-    last = dict(re.findall(r"^(Look at its report|Try it in a browser|Ask it): +(.+)$", said, flags=re.MULTILINE))
-    assert (stranger.clone / "runs" / "demo" / "finetune" / "report.html").as_uri() == last["Look at its report"]
+    last = dict(re.findall(r"^(Open the report|Try it in a browser|Predict with it): +(.+)$", said, flags=re.MULTILINE))
+    assert (stranger.clone / "runs" / "demo" / "finetune" / "report.html").as_uri() == last["Open the report"]
     assert last["Try it in a browser"].endswith("vitrail serve runs/demo/finetune")
-    with stranger.step(last["Ask it"]):
-        answer = stranger.run(last["Ask it"])
+    with stranger.step(last["Predict with it"]):
+        answer = stranger.run(last["Predict with it"])
     assert re.search(r": 7 9\d\.\d %", answer), answer
 
 
