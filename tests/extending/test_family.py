@@ -115,14 +115,18 @@ def test_a_format_without_room_for_its_parts_refuses_it(tmp_path: Path) -> None:
         vitrail.convert(tmp_path / "w.safetensors", tmp_path / "theirs.safetensors", to="timm")
 
 
+def command(folder: Path) -> list[str]:
+    settings = [word for setting in SETTINGS for word in ("--set", setting)]
+    return ["pretrain", "digits", "--steps", "12", "--batch", "32", "--out", str(folder), *settings]
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Stopped in the middle by Ctrl-C, then resumed."""
     folder = tmp_path_factory.mktemp("family") / "run"
-    settings = [word for setting in SETTINGS for word in ("--set", setting)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Objective, "after_step", interrupt_at(6))
-        assert main(["pretrain", "digits", "--steps", "12", "--out", str(folder), *settings]) == 0
+        assert main(command(folder)) == 0
     assert main(["pretrain", "--resume", str(folder)]) == 0
     return folder
 
@@ -138,8 +142,7 @@ def interrupt_at(step: int) -> Callable[[Objective, int], None]:
 @pytest.mark.slow
 def test_it_is_trained_and_resumed(run: Path, tmp_path: Path) -> None:
     """To the bit what a training is that nobody stops."""
-    settings = [word for setting in SETTINGS for word in ("--set", setting)]
-    assert main(["pretrain", "digits", "--steps", "12", "--out", str(tmp_path / "whole"), *settings]) == 0
+    assert main(command(tmp_path / "whole")) == 0
     whole = vitrail.load(tmp_path / "whole" / "last.safetensors").state_dict()
     for name, tensor in vitrail.load(run / "last.safetensors").state_dict().items():
         assert torch.equal(tensor, whole[name]), name

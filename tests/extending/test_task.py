@@ -23,7 +23,8 @@ SETTINGS = ["schedule.warmup=1", "evaluation.every=12", "log=4", "model.depth=2"
 
 def command(folder: Path) -> list[str]:
     settings = [word for setting in SETTINGS for word in ("--set", setting)]
-    return ["pretrain", "digits", "--task", "regression", "--steps", "24", "--out", str(folder), *settings]
+    words = ["pretrain", "digits", "--task", "regression", "--steps", "24", "--batch", "32"]
+    return [*words, "--out", str(folder), *settings]
 
 
 @pytest.fixture(scope="module")

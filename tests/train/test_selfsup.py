@@ -242,7 +242,7 @@ def test_pictures_without_labels_are_learnt_from_and_nothing_is_chosen(tmp_path:
     assert go(run, tmp_path / "run").best.step == -1
     with pytest.raises(BadLabels, match="has no labels"):
         go(replace(run, objective=Classification()), tmp_path / "other")
-    with pytest.raises(ConfigError, match="needs a split with labels to choose by"):
+    with pytest.raises(ConfigError, match="patience"):
         go(replace(run, evaluation=Evaluation(patience=1)), tmp_path / "other")
 
 
@@ -259,8 +259,8 @@ def test_labels_score_the_features_and_choose(tmp_path: Path) -> None:
     ("changes", "told"),
     [
         ({"mix": Mix(mixup=0.2)}, "objective=MaskedPatches has no labels to mix; set mix.mixup=0"),
-        ({"baseline": "on"}, "baseline=on is of a classifier, which objective=MaskedPatches does not train"),
-        ({"start": "closed-form"}, "start=closed-form is of a classifier"),
+        ({"baseline": "on"}, "baseline=on"),
+        ({"start": "closed-form"}, "start=closed-form"),
         ({"model": ResNetConfig(blocks=(1,), root="3x3", image=(8, 8))}, "objective=MaskedPatches is for a ViT"),
     ],
 )
@@ -275,7 +275,7 @@ def test_samples_that_are_compared_stay_together() -> None:
     splits = open_splits(run.data)
     assert resolve(run, splits, ALONE).micro == 256
     assert resolve(selfsup_run("mae", batch=256, micro=0), splits, ALONE).micro == 128  # as many as help
-    with pytest.raises(ConfigError, match=r"micro=128 would cut the 256 samples .* compares the samples of a batch"):
+    with pytest.raises(ConfigError, match=r"micro=128 .* 256 samples"):
         assemble(resolve(replace(run, micro=128), splits, ALONE), splits, ALONE, UnreadableLog(), saved=None)
 
 

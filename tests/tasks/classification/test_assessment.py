@@ -159,7 +159,8 @@ def raw(said: PredictedClasses) -> tuple[bytes, ...]:
     return tuple(part.tobytes() for part in (said.seen, said.top, said.confidence, said.losses["original"]))
 
 
-@pytest.mark.parametrize("torn", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("torn", [False, True])
 def test_two_processes_get_the_answers_of_one_to_the_last_bit(torn: bool) -> None:
     alone = shared(World(device=torch.device("cpu")), torn)
     assert together(shared, torn) == [alone, alone]
