@@ -1,5 +1,5 @@
 # vitrail's server on a CPU: docker build -t vitrail . && docker run --rm -p 8000:8000 -e VITRAIL_TOKEN=... vitrail
-# The network that comes with the package is inside; nothing is downloaded when it runs. docs/serving.md says more.
+# The image contains the bundled model; nothing is downloaded at run time. See docs/serving.md.
 
 FROM python:3.12-slim AS build
 ARG TORCH_INDEX=""
@@ -8,8 +8,8 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 \
 WORKDIR /build
 COPY pyproject.toml README.md LICENSE constraints.txt ./
 COPY src ./src
-# Into a folder of its own, so that neither pip's leftovers nor the sources reach the image that runs. TORCH_INDEX names an
-# index of CPU builds of torch, where there is one at hand: the usual builds bring a gigabyte of CUDA along.
+# Installed into its own folder, so that neither pip's leftovers nor the sources end up in the final image. Set TORCH_INDEX
+# to an index with CPU builds of torch if you can: the default builds include about a gigabyte of CUDA libraries.
 RUN python -m venv /opt/vitrail \
     && /opt/vitrail/bin/pip install --no-cache-dir ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} \
         -c constraints.txt torch torchvision \
@@ -21,7 +21,7 @@ LABEL org.opencontainers.image.title="vitrail" \
       org.opencontainers.image.licenses="Apache-2.0"
 RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin vitrail
 COPY --from=build /opt/vitrail /opt/vitrail
-# Nothing is written: no bytecode, no cache. Two malloc arenas are plenty for the few threads that decode.
+# Write nothing at run time: no bytecode, no cache. Two malloc arenas are enough for the few decoding threads.
 ENV PATH="/opt/vitrail/bin:$PATH" \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \

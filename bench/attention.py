@@ -1,11 +1,11 @@
-"""Attention over short sequences on a GPU, forward and backward, next to torch's own choice there (cuDNN's on Hopper).
+"""Attention over short sequences on a GPU, forward and backward, compared with torch's own kernel (cuDNN on Hopper).
 
     python bench/attention.py                                   # the sizes of ViT-B/16, ViT-L/16 and a ViT at 32 px
-    TRITON_INTERPRET=1 python bench/attention.py --device cpu --sizes 2x9x2 --passes 1     # no times worth reading
+    TRITON_INTERPRET=1 python bench/attention.py --device cpu --sizes 2x9x2 --passes 1     # the times mean nothing here
 
-A size is images x tokens x heads of width 64, in bfloat16. Torch's backward pass leaves three gradients, which are
-then laid side by side, as the product before them needs it: `join` is the quickest we have for that. Errors are those
-of the gradients relative to float64, over the first images.
+A size is images x tokens x heads, with heads of width 64, in bfloat16. Torch's backward pass gives three gradients,
+which have to be concatenated for the product before them: `join` is our fastest way to do that. Errors are those of the
+gradients relative to float64, on the first images.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def flat(z: Tensor) -> Tensor:
 
 
 def microseconds(work: Callable[[], object], passes: int, device: str) -> float:
-    """The median of five turns of `passes`, behind some that do not count."""
+    """The median of five turns of `passes`, after a warm-up."""
     turns: list[float] = []
     for turn in range(6):
         start = time.perf_counter()

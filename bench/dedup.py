@@ -1,14 +1,14 @@
-"""What de-duplication finds among planted copies, and how long it takes.
+"""Which planted copies de-duplication finds, and how long it takes.
 
     python bench/dedup.py planted PHOTOGRAPHS.tar                       # recall and precision by kind of copy
     python bench/dedup.py planted PHOTOGRAPHS.tar --strangers OTHERS.tar OTHERS2.tar
     python bench/dedup.py --workers 2 speed                             # 1,000 x 50,000, from files to pairs
 
-``planted`` takes a tar file of real photographs as TRAIN and makes of each a copy of every kind (tests/data/dedup/
-planted.py); the copies and the ``--strangers`` are TEST. Precision counts every pair that was not planted as wrong, so
-strangers must be strangers: look at the page that ``--out`` leaves. ``speed`` writes 51,000 JPEG files of 64 x 64, cut
-at random out of 500 rendered images with the spectrum of photographs, and times the two parts of the work: reading,
-decoding and hashing; then comparing.
+``planted`` uses a tar file of real photographs as TRAIN and makes one copy of every kind from each of them
+(tests/data/dedup/planted.py); TEST consists of these copies and the ``--strangers``. Precision counts every pair that
+was not planted as wrong, so the strangers must not contain real copies: check the page written to ``--out``. ``speed``
+writes 51,000 JPEG files of 64 x 64, random crops of 500 rendered images with the spectrum of photographs, and times the
+two parts of the work: reading, decoding and hashing; then comparing.
 """
 
 import argparse
@@ -119,7 +119,7 @@ def speed(train: int, test: int, workers: int, out: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--out", type=Path, help="kept; without it a temporary folder is used and removed")
+    parser.add_argument("--out", type=Path, help="output folder, kept (default: a temporary folder)")
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("planted")
     one.add_argument("photographs", type=Path)

@@ -1,12 +1,12 @@
-"""The closed-form classifier next to scikit-learn's Ridge: the ratio of medians in one run.
+"""The closed-form classifier compared with scikit-learn's Ridge: the ratio of medians in one run.
 
     python bench/fewshot.py                      # 10,000 x 768 features to 1,000 classes
     python bench/fewshot.py --samples 1000 --features 768 --classes 37
 
-Both solve the same system in float64 by Cholesky, in turns, round by round, so that whatever else the machine does
-falls on both. vitrail starts from the float32 features and labels: its time includes whitening, the constant and the
-targets. scikit-learn is given the whitened float64 features, the constant and the targets ready made, and only `fit` is
-timed. The weights of both are compared with scipy.linalg's.
+Both solve the same system in float64 by Cholesky decomposition, alternating round by round, so that other load on the
+machine affects both. vitrail starts from the float32 features and labels: its time includes whitening, the constant and
+the targets. scikit-learn gets the whitened float64 features, the constant and the targets ready made, and only `fit` is
+timed. The weights of both are compared with those of scipy.linalg.
 """
 
 import argparse

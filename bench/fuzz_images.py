@@ -1,10 +1,10 @@
-"""Damage images by the thousand and see what the reader makes of them.
+"""Feeds thousands of damaged images to the image reader and checks what happens.
 
     python bench/fuzz_images.py --files 3000 --seed 0
 
-``--files`` damaged copies of each of some thirty kinds of file (every format on the list, in every variety that has a
-decoder of its own) are read in forked children under a memory limit and a watchdog: tests/data/fuzzing.py, which says
-what counts as a failure. 3,000 copies of each, 93,000 in all, take about half a minute on one core.
+Reads ``--files`` damaged copies of each of some thirty kinds of file (every supported format, in every variant that has
+its own decoder), in forked children with a memory limit and a watchdog. tests/data/decode/fuzzing.py does the work and
+defines what counts as a failure. 3,000 copies of each, 93,000 in all, take about half a minute on one core.
 """
 
 import os

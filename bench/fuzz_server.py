@@ -1,10 +1,10 @@
-"""Hostile requests by the thousand against `vitrail serve`, and what it makes of them.
+"""Sends thousands of hostile requests to `vitrail serve` and checks what happens.
 
     python bench/fuzz_server.py --uploads 1000 --seed 0
 
-A thousand damaged images, half as many damaged forms and JSON bodies, decompression bombs, bodies of 100 MB, lying
-lengths, slow senders, a thousand parts, path tricks, wrong types: tests/serve/fuzzing.py, which says what counts as a
-failure. About a minute on one core.
+A thousand damaged images, half as many damaged forms and JSON bodies, decompression bombs, bodies of 100 MB, wrong
+lengths, slow senders, a thousand parts, path tricks, wrong types. tests/serve/fuzzing.py does the work and defines what
+counts as a failure. Takes about a minute on one core.
 """
 
 import sys

@@ -1,13 +1,13 @@
-"""Damage weight files by the thousand and see what the readers make of them.
+"""Feeds thousands of damaged weight files to the readers and checks what happens.
 
     python bench/fuzz_weights.py --files 2000 --flips 4000 --seed 0
 
-For every kind of file, ``--files`` damaged copies and ``--flips`` copies with one flipped bit are read (an eighth of
-both for whole networks in foreign formats, which two readers read), in forked children under a memory limit and a
-watchdog, so that crashes in native code, endless loops and blow-ups are seen as well. A copy should be refused with one
-of vitrail's errors, or load and equal the original. A foreign file without checksums may also load with other numbers
-in it; a sealed one may not, and no flipped bit of it may pass at all. Anything else ends the run with exit status 1 and
-leaves the file in ``--keep``. The same seed does the same damage.
+For every kind of file, ``--files`` damaged copies and ``--flips`` copies with one flipped bit are read (one eighth of
+both for whole networks in foreign formats, which two readers read). This happens in forked children with a memory limit
+and a watchdog, so that crashes in native code, endless loops and excessive memory use are noticed, too. A copy must be
+refused with one of vitrail's errors, or load and equal the original. A foreign file without checksums may also load
+with different numbers; a sealed one may not, and none of its bits may be flipped unnoticed. Anything else ends the run
+with exit status 1 and leaves the file in ``--keep``. The same seed does the same damage.
 """
 
 import argparse
@@ -206,7 +206,7 @@ def run_batch(
 def run(
     jobs: list[Job], reader: Reader, expected: Mapping[str, Tensor], folder: Path
 ) -> Iterable[tuple[Job, str, str, str]]:
-    """All jobs with damage, outcome and words; whoever outlives its child's death is read by the next one."""
+    """All jobs with damage, outcome and words; if a child dies, the next one reads the remaining copies."""
     done = 0
     while done < len(jobs):
         batch = jobs[done : done + BATCH]

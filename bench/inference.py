@@ -1,12 +1,12 @@
-"""Inference speed and memory next to timm's same network: the ratio of medians in one run.
+"""Inference speed and memory compared with the same network in timm: the ratio of medians in one run.
 
     python bench/inference.py                       # ViT-Ti/16, S/16, B/16, B/32, R50+ViT-B/16 and BiT-R50x1, batch 8
     python bench/inference.py --models vit_b_16 --batch 1 --rounds 30
     python bench/inference.py --device cuda --dtype bfloat16 --batch 256 --compile
 
-Both networks hold the same weights (timm's, imported), see the same images (cut out of the bundled one), and take
-turns batch by batch, so that whatever else the machine does falls on both. Memory is what a fresh process that only
-builds one network and runs one batch adds at its peak. A ratio under 1 says that vitrail is the quicker or smaller.
+Both networks have the same weights (imported from timm) and process the same images (crops of the bundled one),
+alternating batch by batch, so that other load on the machine affects both. Memory is the increase in peak memory of a
+fresh process that only builds one network and runs one batch. A ratio below 1 means that vitrail is faster or smaller.
 """
 
 import argparse
@@ -170,14 +170,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=list(DEFAULT), choices=TIMM)
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--pairs", type=int, default=5, help="pairs of networks, each built again")
-    parser.add_argument("--rounds", type=int, default=5, help="at least so many batches a network of a pair")
-    parser.add_argument("--seconds", type=float, default=6, help="at least so long for a pair")
+    parser.add_argument("--pairs", type=int, default=5, help="number of pairs of networks, each newly built")
+    parser.add_argument("--rounds", type=int, default=5, help="minimum number of batches per network of a pair")
+    parser.add_argument("--seconds", type=float, default=6, help="minimum time per pair")
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--json", type=Path, help="also write the numbers here")
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--weights", help=argparse.SUPPRESS)
     args = parser.parse_args()

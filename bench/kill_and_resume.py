@@ -1,11 +1,11 @@
-"""Kills trainings at random moments and inside their saves, resumes them, and compares what comes out, bit by bit.
+"""Kills training runs at random moments and during their saves, resumes them, and compares the results bit by bit.
 
     OMP_NUM_THREADS=1 python -m bench.kill_and_resume --runs 200
 
 Every run is the same 40 steps of a small ViT with dropout, mixing, accumulation, averaging, scoring and a checkpoint
-every fourth step. Half of the kills come by the clock, half at a chosen moment before or after a write, a sync, a
-rename or a removal inside a save. The last checkpoint of each (weights, moments, averages) is compared with that of a
-run that nobody disturbed.
+every fourth step. Half of the kills are timed by the clock, half happen at a chosen moment before or after a write, a
+sync, a rename or a removal during a save. The last checkpoint of each run (weights, moments, averages) is compared with
+that of an undisturbed run.
 """
 
 import argparse
@@ -28,7 +28,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="a JSON file for the result")
+    parser.add_argument("--out", type=Path, help="write the result to this JSON file")
     args = parser.parse_args()
     torch.set_num_threads(1)
     run, begun = tiny_run(), time.monotonic()

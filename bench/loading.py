@@ -1,14 +1,14 @@
-"""Loading speed next to torchvision's ImageFolder and v2 transforms: ratios of medians in one run.
+"""Loading speed compared with torchvision's ImageFolder and v2 transforms: ratios of medians in one run.
 
     python bench/loading.py PHOTOGRAPHS                 # a folder of images, or a tar file with images in it
     python bench/loading.py --jpegs small=DIR1 large=DIR2
 
-Each library decodes JPEGs, takes a random crop (area 5 to 100 %) at 224 and flips it, in one process; they take turns
-pass by pass, so that whatever else the machine does falls on both. Then vitrail alone, with one and with two loader
-processes. From PHOTOGRAPHS sets are made first: images of 500x400 and 1800x1350 pixels, laid together from several
-photographs at their own resolution, so that fine detail is real. Small photographs are sharper at each pixel than what
-a camera or a web site makes 1800 wide; so there the photographs are enlarged by 1.5, which at quality 90 gives the
-2 bits a pixel that such images have, and the last set ("sharp") shows them not enlarged. With --jpegs the given
+Both libraries decode JPEGs, take a random crop (5 to 100 % of the area) at 224 px and flip it, in one process,
+alternating pass by pass, so that other load on the machine affects both. Then vitrail runs alone with one and with two
+loader processes. The sets are first made from PHOTOGRAPHS: images of 500x400 and 1800x1350 pixels, composed of several
+photographs at their own resolution, so that the fine detail is real. Small photographs are sharper per pixel than the
+1800 px images of cameras and web sites. For the large set they are therefore enlarged by 1.5, which at quality 90 gives
+the 2 bits per pixel that such images have; the last set ("sharp") has them without enlargement. With --jpegs the given
 folders are read as they are.
 """
 
@@ -182,14 +182,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("photographs", type=Path, nargs="?", help="a folder or a tar file of images")
     parser.add_argument(
-        "--jpegs", nargs="+", default=[], metavar="NAME=FOLDER", help="class folders of JPEGs, as they are"
+        "--jpegs", nargs="+", default=[], metavar="NAME=FOLDER", help="image folders of JPEGs, as they are"
     )
     parser.add_argument("--quality", type=int, default=90)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--batches", type=int, default=32, help="batches of 16 for each number of loader processes")
-    parser.add_argument("--parts", action="store_true", help="also say where the time goes")
-    parser.add_argument("--no-workers", action="store_true", help="leave the loader processes out")
-    parser.add_argument("--json", type=Path, help="also write the numbers here")
+    parser.add_argument("--parts", action="store_true", help="also print where the time goes")
+    parser.add_argument("--no-workers", action="store_true", help="skip the measurement with loader processes")
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     args = parser.parse_args()
     import torchvision
 

@@ -1,12 +1,13 @@
-"""What an image adds to the memory of a step, next to the closed form of docs/scale.md.
+"""How much memory one image adds to a training step, compared with the closed form of docs/scale.md.
 
     python bench/multi_process.py                                   # B/16, L/16 and H/14 at 224 px on a GPU
     python bench/multi_process.py --ways recomputed --batches 256 512
 
-Forward and backward of one micro-batch at two sizes; the difference of the peaks is what the images in between took.
-With recomputation the batches must be large, or else the peak is that of the gradients, after the images have gone.
-The network runs as in training: bfloat16 on float32 masters, as written, compiled, and with recomputation. With --shard
-it goes through FSDP2 in a world of one, which exchanges nothing but gathers and casts as many would.
+Runs forward and backward passes of one micro-batch at two batch sizes; the difference of the peaks is what the
+additional images take. With recomputation the batches must be large: otherwise the peak is that of the gradients, when
+the activations are already freed. The network runs as in training, in bfloat16 with float32 master weights: eagerly,
+compiled, and with recomputation. With --shard it also runs under FSDP2 in a process group of one, which exchanges
+nothing but gathers and casts as several processes would.
 """
 
 import argparse
@@ -88,7 +89,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=["B/16", "L/16", "H/14"])
     parser.add_argument("--batches", nargs=2, type=int, default=[16, 48])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
-    parser.add_argument("--shard", action="store_true", help="the first of them by FSDP2, too")
+    parser.add_argument("--shard", action="store_true", help="also run the first model under FSDP2")
     args = parser.parse_args()
     with join_world("cuda") as world:
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")

@@ -1,14 +1,14 @@
-"""Inference speed of ONNX Runtime next to torch, float32 and int8, in one run.
+"""Inference speed of ONNX Runtime compared with torch, in float32 and int8, in one run.
 
     python -m bench.onnx                                     # ViT-Ti/16, ViT-S/16 and BiT-R50x1, batches 1 and 16
     python -m bench.onnx --models vit_b_16 --batches 1 8 --threads 4 --seconds 20
 
-As a module: run by its path it would stand in the way of the library that it is named after.
+Run it as a module: by its path, it would shadow the library of the same name.
 
-Each network has fresh weights of one seed, is exported and checked by `vitrail.export`, and then the network in torch,
-the float file and the int8 file take turns batch by batch, with the same number of threads, so that whatever else the
-machine does falls on all. A ratio above 1 says that the runtime is quicker than torch. Images are cut out of the
-bundled one; int8 has its ranges of convolutions from such crops, too, for its speed does not depend on them.
+Each network gets random weights from one seed and is exported and checked by `vitrail.export`. Then the network in
+torch, the float file and the int8 file alternate batch by batch, with the same number of threads, so that other load on
+the machine affects all of them. A ratio above 1 means that the runtime is faster than torch. The images are crops of
+the bundled one; int8 is calibrated on such crops, too, because its speed does not depend on them.
 """
 
 import argparse
@@ -90,10 +90,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=list(DEFAULT))
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 16])
-    parser.add_argument("--threads", type=int, default=0, help="for all of them (default: as many as torch takes)")
-    parser.add_argument("--rounds", type=int, default=5, help="at least so many batches each")
-    parser.add_argument("--seconds", type=float, default=20, help="at least so long for a network and batch")
-    parser.add_argument("--json", type=Path, help="also write the numbers here")
+    parser.add_argument("--threads", type=int, default=0, help="threads for each of them (default: as torch)")
+    parser.add_argument("--rounds", type=int, default=5, help="minimum number of batches for each")
+    parser.add_argument("--seconds", type=float, default=20, help="minimum time per network and batch size")
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     args = parser.parse_args()
     threads = args.threads or torch.get_num_threads()
     torch.set_num_threads(threads)

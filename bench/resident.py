@@ -1,14 +1,16 @@
-"""How many images a second the on-device path gives: order, draws and augmentation, without a network.
+"""Throughput of the on-device data path in images per second: order, random draws and augmentation, without a network.
 
     python bench/resident.py [--device cuda] [--count 50000] [--size 32] [--batch 1024] [--group 1 --group 8]
 
-The images are the rendered shapes of the package. For each augmentation, over `--steps` steps and more, so that they
-are whole groups: images a second, with every step by itself and with as many at once as are chosen (or as `--group`
-says); the operations that are dispatched a step, views included; the host's time a step, first what it draws (which
-runs in a thread, ahead of the rest), then what the training loop waits for, with and without the thread; and the part
-of all the time in which that loop was busy preparing steps (below 1 the host keeps ahead of the device). On an
-accelerator the timed steps run with synchronisation forbidden, so a hidden wait would be an error, not a number.
-`--pause` sleeps so many milliseconds between two steps, as a network on the device would let the host wait.
+The images are the bundled rendered shapes. Each augmentation runs for `--steps` steps, rounded up to whole groups, and
+the following is reported:
+- images per second, step by step and with several steps prepared at once (the automatic number, or `--group`);
+- dispatched operations per step, including views;
+- host time per step: for the random draws (made ahead in a thread), and for what the training loop waits for, with and
+  without that thread;
+- the share of the total time in which the loop was busy preparing steps (below 1, the host keeps ahead of the device).
+On an accelerator, synchronisation is forbidden during the timed steps, so a hidden wait is an error, not a number.
+`--pause` sleeps that many milliseconds between two steps, as if the host were waiting for a network on the device.
 """
 
 import argparse
@@ -119,7 +121,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--ahead", type=int, default=4)
-    parser.add_argument("--group", type=int, action="append", help="steps at once; 1 and what is chosen, by default")
+    parser.add_argument("--group", type=int, action="append", help="steps prepared at once (default: 1 and automatic)")
     parser.add_argument("--pause", type=float, default=0.0)
     args = parser.parse_args()
     name = torch.cuda.get_device_name() if args.device == "cuda" else f"{torch.get_num_threads()} threads"

@@ -1,20 +1,20 @@
-"""`vitrail serve` under load: answers, memory, latency, and what batching is worth.
+"""`vitrail serve` under load: correctness, memory, latency, and the benefit of batching.
 
-    python bench/serve.py                     # all of it, about five minutes
-    python bench/serve.py --only load ratio   # some of it
+    python bench/serve.py                     # everything, about five minutes
+    python bench/serve.py --only load ratio   # some of the parts
     python bench/serve.py --seconds 10        # shorter
 
-A ViT of the size that ships with the package (ViT-Mini/4: 32 px, 64 patches, width 256, depth 7) is served on loopback
-and asked by clients of another process, each as soon as it was answered. Every answer is compared with the offline
-predictor's.
+A ViT of the size of the bundled model (ViT-Mini/4: 32 px, 64 patches, width 256, depth 7) is served on loopback.
+Clients in another process send their next request as soon as the last one is answered. Every answer is compared with
+that of the offline predictor.
 
     load     32 clients for --seconds: errors, latency, memory and descriptors before and after
-    ratio    32 clients, in turns with a server that handles one image at a time (--batch 1), in rounds
-    flood    200 clients at a queue of 32 places: how quickly 429 comes, and how quickly /health answers meanwhile
+    ratio    32 clients, alternating with a server that handles one image at a time (--batch 1), in rounds
+    flood    200 clients at a queue of 32 places: how fast 429 is returned, and how fast /health responds meanwhile
     steps    1, 8, 32 and 128 clients, 1,000 requests each
-    soak     32 clients, one request in ten is bad: no 5xx, and memory a 1,000 requests
+    soak     32 clients, one request in ten is bad: no 5xx, and memory growth per 1,000 requests
 
-On a machine that has other work, times and their ratio suffer; processor time an image is given next to them.
+Other load on the machine distorts times and their ratio; the processor time per image is therefore printed as well.
 """
 
 import argparse
@@ -124,13 +124,13 @@ def soak(server: Running, folder: Path, stock: Stock, count: int) -> dict[str, A
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=60.0, help="of the main load")
+    parser.add_argument("--seconds", type=float, default=60.0, help="duration of the main load")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--round-seconds", type=float, default=3.0)
-    parser.add_argument("--count", type=int, default=1000, help="requests of a step")
-    parser.add_argument("--soak", type=int, default=5000, help="requests of the soak")
-    parser.add_argument("--threads", type=int, help="of the network (default: what vitrail serve takes)")
-    parser.add_argument("--model", default="ViT-Mini/4", help="a network of 32 px (default: the one that ships)")
+    parser.add_argument("--count", type=int, default=1000, help="requests per step")
+    parser.add_argument("--soak", type=int, default=5000, help="requests of the soak test")
+    parser.add_argument("--threads", type=int, help="threads of the network (default: that of vitrail serve)")
+    parser.add_argument("--model", default="ViT-Mini/4", help="a network for 32 px (default: as bundled)")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()

@@ -1,10 +1,10 @@
-"""How fast tar shards are indexed, opened, read and packed, and what a shuffled pass costs in memory.
+"""How fast tar shards are indexed, opened, read and packed, and how much memory a shuffled pass takes.
 
     python bench/shards.py --members 100000 --index 10000000
     python bench/shards.py --pack set/train-{00000..00001}.tar --max-side 128
 
-Makes a set of tiny images in a temporary folder (--folder elsewhere, on a mounted store say). Rates depend on the
-machine, and on what else it does; the growth of memory should not.
+Makes a set of tiny images in a temporary folder, or in --folder (for example on a mounted store). The rates depend on
+the machine and its other load; the growth of memory should not.
 """
 
 import argparse
@@ -35,9 +35,9 @@ SHARDS = 10
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--members", type=int, default=100_000, help="images in the set that is made")
-    parser.add_argument("--index", type=int, default=0, help="samples of an index to write and open, without shards")
-    parser.add_argument("--pack", help="shards to pack, with 1 and 2 processes")
+    parser.add_argument("--members", type=int, default=100_000, help="number of images in the generated set")
+    parser.add_argument("--index", type=int, default=0, help="also write and open an index of this many samples")
+    parser.add_argument("--pack", help="shards to pack, with one and with two processes")
     parser.add_argument("--max-side", type=int)
     parser.add_argument("--folder", type=Path)
     chosen = parser.parse_args()

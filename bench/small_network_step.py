@@ -1,11 +1,12 @@
-"""How long a step of a small network takes in the loop, by how it is compiled; real augmentation and mixing included.
+"""Time per step of a small network in the training loop, by mode of compilation, including augmentation and mixing.
 
     python bench/small_network_step.py                                    # the recipe cifar10, on one GPU: on, graphs
     python bench/small_network_step.py --together 3 --ways graphs         # the same with three runs sharing the card
     python bench/small_network_step.py --recipe quick-cifar10 --ways off --device cpu --steps 4 --rounds 2
 
-Every way has a process of its own, and all take turns, so that a slow moment of the machine is everybody's. With
-`--together N` each way is N processes that train at once, and what is told is the slowest one's. Images are random.
+Each mode has its own process, and they take turns, so that a slow moment of the machine affects all of them. With
+`--together N` each mode is N processes that train at the same time, and the slowest one is reported. The images are
+random.
 """
 
 import argparse
@@ -103,7 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipe", default="cifar10")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE")
-    parser.add_argument("--ways", nargs="+", default=["on", "graphs"], help="values of compile")
+    parser.add_argument("--ways", nargs="+", default=["on", "graphs"], help="values of the setting compile")
     parser.add_argument("--together", type=int, default=1)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)

@@ -1,17 +1,18 @@
-"""Training speed next to timm's same network: whole steps of both, turn by turn in one process.
+"""Training speed compared with the same network in timm: complete steps of both, alternating in one process.
 
     python bench/training.py                                            # S/16, B/16, L/16 and H/14 at 224 px
     python bench/training.py --models B/16 --precision autocast --batch 512
     python bench/training.py --device cpu --models Ti/16 --image-size 32 --depth 2 --batch 4 --compile off
 
-A step is forward, loss, backward, clipping by the global norm and fused AdamW on float32 masters, on images that lie
-on the device as bytes. Both networks start from the same weights (timm's, imported) and go through the same objective,
-precision, optimiser and compiler; what differs is the network's code. `bfloat16` computes in bfloat16 throughout, with
-the parameters cast once a step; `autocast` leaves the residual stream and the norms in float32, as timm's own training
-script does. The loss column is how far the two first losses are apart, relative to timm's: it tells that the network is
-the same. TFLOP/s are nominal, 6 FLOPs a multiply-accumulate of the whole network, for both. Memory is what a step adds
-at its peak to parameters and moments. To compile is most of the work: with `--lock FILE --among N`, N benches can share
-a card, compile at once, and measure one after another when all of them have.
+A step is forward, loss, backward, clipping by the global norm and fused AdamW with float32 master weights, on images
+that are on the device as bytes. Both networks start from the same weights (imported from timm) and use the same
+objective, precision, optimiser and compiler; only the code of the network differs. `bfloat16` computes in bfloat16
+throughout, with the parameters cast once per step; `autocast` keeps the residual stream and the norms in float32, as
+timm's own training script does. The loss column is the difference between the two first losses relative to timm's, and
+shows that the networks are the same. TFLOP/s are nominal for both: 6 FLOPs per multiply-accumulate of the whole
+network. Memory is what a step adds to parameters and moments at its peak. Compiling takes most of the time: with
+`--lock FILE --among N`, N benchmarks can share a card, compile at the same time, and measure one after another once all
+are ready.
 """
 
 import argparse
@@ -293,17 +294,17 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["S/16", "B/16", "L/16", "H/14"], choices=TIMM)
     parser.add_argument("--precision", nargs="+", default=["bfloat16"], choices=PRECISIONS)
-    parser.add_argument("--batch", type=int, help=f"images a step; by default {BATCHES}")
+    parser.add_argument("--batch", type=int, help=f"images per step (default: {BATCHES})")
     parser.add_argument("--image-size", type=int, default=224)
-    parser.add_argument("--depth", type=int, help="so many layers instead of the network's own")
+    parser.add_argument("--depth", type=int, help="number of layers, instead of the network's own")
     parser.add_argument("--compile", default="default", help="a mode of torch.compile, or off")
-    parser.add_argument("--rounds", type=int, default=10, help="turns of each library")
-    parser.add_argument("--steps", type=int, default=5, help="steps a turn")
+    parser.add_argument("--rounds", type=int, default=10, help="turns per library")
+    parser.add_argument("--steps", type=int, default=5, help="steps per turn")
     parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--lock", type=Path, help="a file that several benches take turns by, empty at first")
-    parser.add_argument("--among", type=int, default=1, help="benches that must be ready before the first one measures")
-    parser.add_argument("--out", type=Path, help="also write the numbers here, as JSON")
+    parser.add_argument("--lock", type=Path, help="lock file shared by benchmarks that take turns, initially empty")
+    parser.add_argument("--among", type=int, default=1, help="benchmarks that must be ready before any measures")
+    parser.add_argument("--out", type=Path, help="also write the numbers to this file, as JSON")
     args = parser.parse_args(arguments)
     print(f"{machine(args.device)}; {args.rounds} turns of {args.steps} steps, compile {args.compile}")
     print(HEADER)

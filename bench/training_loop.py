@@ -1,10 +1,10 @@
-"""What the loop costs over the bare step: data order, flips on the device, normalisation, metrics, schedule, flags.
+"""What the loop adds to the bare step: data order, flips on the device, normalisation, metrics, schedule, flags.
 
     python bench/training_loop.py                                  # ViT-B/16 at 224 px, bfloat16, on one GPU
     python bench/training_loop.py --device cpu --model Ti/16 --image-size 32 --batch 8 --steps 4 --rounds 2
 
-Both run the same compiled objective, optimiser and clipping, in turns in one process. The bare step gets the same batch
-again and again; the loop draws a new one each time from a set that lies on the device, and reads its metrics.
+Both run the same compiled objective, optimiser and clipping, alternating in one process. The bare step always gets the
+same batch; the loop draws a new one each time from a set that is on the device, and reads its metrics.
 """
 
 import argparse
@@ -147,11 +147,11 @@ def main() -> int:
     parser.add_argument("--model", default="B/16")
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=30, help="in a turn")
+    parser.add_argument("--steps", type=int, default=30, help="steps per turn")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--lock", type=Path, help="a file that several benches take turns by, empty at first")
-    parser.add_argument("--among", type=int, default=1, help="benches that must be ready before the first one measures")
+    parser.add_argument("--lock", type=Path, help="lock file shared by benchmarks that take turns, initially empty")
+    parser.add_argument("--among", type=int, default=1, help="benchmarks that must be ready before any measures")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -1,9 +1,9 @@
-"""What resolution does to transfer: `vitrail finetune` at several image sizes, next to the closed-form classifier.
+"""How resolution affects transfer: `vitrail finetune` at several image sizes, compared with the closed-form classifier.
 
     python bench/transfer.py --from deit_tiny_patch16_224.safetensors --data PETS --out runs/transfer
 
-PETS is a folder with a train and a test split. Every fine-tuning is the plain command with weights, data, --image-size
-and --seed, in a process of its own, --at-once of them at a time. The closed form is ridge regression on the frozen
+PETS is a folder with a train and a test split. Each fine-tuning is the plain command with weights, data, --image-size
+and --seed, in its own process; --at-once sets how many run at a time. The closed form is ridge regression on the frozen
 features at the same size (positions resized, nothing trained), with the penalty chosen on a tenth of train.
 """
 
@@ -79,7 +79,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--at-once", type=int, default=1)
     parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("more", nargs="*", help="more arguments for vitrail finetune, behind --")
+    parser.add_argument("more", nargs="*", help="more arguments for vitrail finetune, after --")
     args = parser.parse_args()
     points = [(size, seed) for size in args.sizes for seed in args.seeds]
     with ThreadPoolExecutor(args.at_once) as pool:

@@ -1,9 +1,9 @@
-"""Do two networks see the same? Features of one that was trained and of one that was not, compared twice.
+"""Do two networks represent images in the same way? Compares the features of a trained and an untrained network.
 
     python examples/compare_networks.py
 
-By their neighbours: for how many images do the five nearest ones vote for the right class? And by linear CKA: 1 where
-two sets of features differ by a rotation and a scale alone, near 0 where they have nothing in common.
+Two measures are printed. Nearest neighbours: for how many images does a vote of the five nearest give the right class?
+Linear CKA: 1 if two sets of features differ only by a rotation and a scale, near 0 if they have nothing in common.
 """
 
 import torch
@@ -32,7 +32,7 @@ def main() -> None:
         votes = labels[near.index].mode(dim=1).values
         print(f"{name:20} {(votes == labels[half:]).float().mean():.0%} of {half} colours right by 5 neighbours")
 
-    alike = vitrail.inspection.measures([torch.stack(list(features.values()))])  # [3, 3]
+    alike = vitrail.inspection.cka([torch.stack(list(features.values()))])  # [3, 3]
     names = list(features)
     for a, b in ((0, 1), (0, 2), (1, 2)):
         print(f"CKA {alike[a, b]:.2f}   {names[a]} / {names[b]}")

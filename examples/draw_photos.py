@@ -1,9 +1,9 @@
-"""Draws a small folder of images to try things on: `photos/train` and `photos/test`, one subfolder per class.
+"""Draws a small folder of images to experiment with: `photos/train` and `photos/test`, one subfolder per class.
 
     python examples/draw_photos.py
 
-The classes are eight colours; what has the colour is a star, a ring, an arrow ... of any size, anywhere. The same
-images come out every time. Put your own in place of them: the layout is all that matters.
+The classes are eight colours. Each image shows a star, a ring, an arrow or another shape in one colour, of any size,
+anywhere in the image. They are the same every time. To use your own images, replace these: only the layout matters.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ COUNTS = {"train": 120, "test": 80}
 
 
 def main() -> None:
-    shapes = vitrail.open_collection("shapes/colour")  # drawn when asked for; nothing is downloaded
+    shapes = vitrail.open_collection("shapes/colour")  # drawn on request; nothing is downloaded
     for name, count in COUNTS.items():
         split = shapes.split(name)
         for at in range(count):

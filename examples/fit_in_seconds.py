@@ -1,11 +1,11 @@
-"""A classifier of your own classes without training: frozen features and least squares in closed form (Section 4.1).
+"""A classifier for your own classes without training: frozen features and closed-form least squares (Section 4.1).
 
     python examples/fit_in_seconds.py
 
-It generates 200 images of eight colours in photos/train and 100 in photos/test, one subfolder per class, fits a last
-layer to the features of the first and scores it on the second. The result is a network in a file, colours.safetensors,
-which `vitrail predict`, `serve` and `export` take. `vitrail fit` is the same as a command; a folder of yours works as
-well.
+Generates 200 images of eight colours in photos/train and 100 in photos/test, one subfolder per class. Then fits a last
+layer to the features of the training images and scores it on the test images. The result is an ordinary weight file,
+colours.safetensors, which `vitrail predict`, `serve` and `export` accept. `vitrail fit` does the same on the command
+line; your own folder works just as well.
 """
 
 import time
@@ -24,7 +24,7 @@ def main() -> None:
             split.open_image(index).rgb().save(folder / f"{index}.png")
 
     start = time.perf_counter()
-    fitted = vitrail.fit("vitrail-cifar10", "photos")  # the penalty is the best of 30 on images that are held out
+    fitted = vitrail.fit("vitrail-cifar10", "photos")  # the best of 30 penalties on held-out images
     print(f"{fitted.pictures} images of {len(colours.classes)} classes in {time.perf_counter() - start:.1f} s")
     print(f"{fitted.scored.top1.value:.1%} of {fitted.scored.top1.count} test images right")
 

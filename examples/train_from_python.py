@@ -1,9 +1,9 @@
-"""A training from Python: `vitrail.train` is a call, and the folder it leaves tells the rest.
+"""Training from Python: `vitrail.train` runs a recipe and returns a summary; the run folder has everything else.
 
     python examples/train_from_python.py
 
-Three epochs of a tiny ViT on the digits that come with vitrail, in runs/from-python. A second call finds it done; one
-that was killed in between goes on where it was, to the same bits.
+Trains a tiny ViT for three epochs on the bundled digits, in runs/from-python. If you call it again, it finds the run
+complete. If it was killed halfway, it resumes from the last checkpoint and ends with exactly the same weights.
 """
 
 from pathlib import Path
@@ -14,10 +14,10 @@ import vitrail
 OUT = Path("runs/from-python")
 
 
-class Told:
-    """Who is told how it goes; leave `observer` out and nobody is."""
+class Printer:
+    """Prints what the run reports. Without an `observer`, training is silent."""
 
-    def told(self, text: str) -> None:
+    def log(self, text: str) -> None:
         print(text)
 
     def progress(self, row: dict[str, Any]) -> None:
@@ -26,11 +26,11 @@ class Told:
 
 
 def main() -> None:
-    settings = {"schedule.warmup": 10, "evaluation.every": 22}  # what --set takes
-    run = vitrail.train("digits", out=OUT, epochs=3, lr=2e-3, settings=settings, observer=Told(), device="cpu")
+    settings = {"schedule.warmup": 10, "evaluation.every": 22}  # the same names as for --set
+    run = vitrail.train("digits", out=OUT, epochs=3, lr=2e-3, settings=settings, observer=Printer(), device="cpu")
     losses = [row["loss"] for row in run.metrics if row["kind"] == "train"]
     print(f"{run.state} at step {run.step}; loss {losses[0]:.2f} at first, {losses[-1]:.2f} at last")
-    print(f"open {OUT / 'report.html'}, or:  vitrail predict {OUT} PICTURE")
+    print(f"open {OUT / 'report.html'}, or:  vitrail predict {OUT} IMAGE")
 
 
 if __name__ == "__main__":
