@@ -129,7 +129,7 @@ def main() -> None:
     start = time.perf_counter()
     resident = DeviceDataset(ShapesDataset(args.count, size=args.size), device=args.device)
     print(f"rendered and loaded in {time.perf_counter() - start:.1f} s, {resident.pixels.numel() / 1e6:.0f} MB")
-    chosen = resident.grouped(args.batch, [(args.size, args.size)])
+    chosen = resident.choose_group(args.batch, [(args.size, args.size)])
     print(f"groups of {chosen} steps are chosen")
     pause = args.pause / 1e3
     for label, augmentation in augmentations(args.size).items():

@@ -121,6 +121,8 @@ def big_index(folder: Path, samples: int) -> None:
         several=(np.arange(each) % 1000).astype(np.int32),
         count=np.ones(each, np.int64),
         multiple=False,
+        mask_offset=np.zeros(each, np.int64),
+        mask_size=np.zeros(each, np.int64),
     )
     wanted = [ShardFile(f"{i:05d}.tar", 11_059_200_000, 0) for i in range(samples // each)]
     began = time.perf_counter()

@@ -66,7 +66,7 @@ def serve(run: Run, device: str, steps: int, pipe: Connection) -> None:
                 start = time.perf_counter()
                 for _ in range(count):
                     training.update(next(stream))
-                    training.draw()
+                    training.read_metrics()
                 if world.device.type == "cuda":
                     torch.cuda.synchronize(world.device)
                 pipe.send((time.perf_counter() - start) / count)

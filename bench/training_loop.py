@@ -120,8 +120,8 @@ def measure(args: argparse.Namespace, folder: Path) -> Result:
             def loop() -> None:
                 for _ in range(args.steps):
                     training.update(next(stream))
-                    training.draw()
-                    training.accord(training.step, (False, training.clock_says_save()))
+                    training.read_metrics()
+                    training.flags(training.step, (False, world.is_main and training.is_save_due()))
 
             for warm in (bare, loop):
                 timed(warm, world.device)
