@@ -179,6 +179,10 @@ class TestNotAWeightFile:
             (b"PK\x03\x04", "zip"),
             (b"\x80", "pickle"),
         ],
+        ids=[
+            *("empty", "zeros", "text", "web page", "pointer of git lfs", "gzip", "hdf5", "gguf", "jpeg", "npy"),
+            *("zip of a text", "zip of nothing", "start of a zip", "start of a pickle"),
+        ],
     )
     def test_is_refused_with_its_cause(self, content: bytes, cause: str, refused: Refused) -> None:
         assert cause in refused(content, WeightsError)
