@@ -110,7 +110,8 @@ def test_a_fresh_network_wakes_up(name: str) -> None:
     assert all(grad.abs().max() > 0 for grad in grads.values())
 
 
-@pytest.mark.parametrize("name", rest_slow(LANES, "tiny ViT-Ti/8"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALL)
 def test_compiled_whole_equals_eager(name: str) -> None:
     config = ALL[name]
     model, x = awake(config).train(), images(config)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.models.tiny import HYBRID, RESNET, SOME, VARIANTS
+from tests.models.tiny import HYBRID, RESNET, SOME, VARIANTS, VIT
 from vitrail.models.build import build
 from vitrail.models.layers import lecun_normal_
 from vitrail.models.resnet import PostActivationUnit, ResNet
@@ -156,7 +156,7 @@ def test_lecun_counts_every_input_of_one_output() -> None:
     is_lecun(lecun_normal_(torch.empty(64, 7, 5, 3)), 7 * 5 * 3)
 
 
-@pytest.mark.parametrize("config", [WIDE, HYBRID, RESNET], ids=["vit", "hybrid", "resnet"])
+@pytest.mark.parametrize("config", [VIT, HYBRID, RESNET], ids=["vit", "hybrid", "resnet"])
 def test_same_seed_same_network(config: ViTConfig) -> None:
     def draw(seed: int) -> dict[str, Tensor]:
         torch.manual_seed(seed)
