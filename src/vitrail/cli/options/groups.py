@@ -2,6 +2,7 @@
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from vitrail.cli.options.grammar import command_options, option, word
 from vitrail.core.text import Pair, join_words
@@ -25,9 +26,9 @@ def device_option() -> str:
     return option("auto", completes="device", help="auto, cpu, cuda or mps")
 
 
-def data_word(help: str, **about: object) -> str:
-    """DATA, or --data."""
-    return word(metavar="DATA", older="--data", completes="set", help=help, **about)
+def data_word(help: str) -> Any:
+    """DATA, or --data; a field of type tuple takes several."""
+    return word(metavar="DATA", older="--data", completes="set", help=help)
 
 
 def optional_data_word(help: str) -> str | None:

@@ -228,7 +228,6 @@ def identify(folder: str | Path) -> tuple[int, int] | None:
 
 
 VIEW_SIZES: Final = (256, 768)  # pixels of the longer side, at least and at most
-MAX_NAME: Final = 200  # bytes of a name; file systems take 255
 
 
 def crop_view(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:

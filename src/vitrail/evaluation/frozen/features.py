@@ -158,9 +158,9 @@ class SquareView:
         (height, width), larger = self.image, (round(self.image[0] * 8 / 7), round(self.image[1] * 8 / 7))
         return larger, ((larger[0] - height) // 2, (larger[1] - width) // 2)
 
-    def __call__(self, picture: EncodedImage, draws: Sequence[CounterRng]) -> tuple[Tensor, ...]:
+    def __call__(self, image: EncodedImage, draws: Sequence[CounterRng]) -> tuple[Tensor, ...]:
         (height, width), (larger, (top, left)) = self.image, self.square
-        rgb = torch.from_numpy(np.array(picture.rgb())).permute(2, 0, 1)
+        rgb = torch.from_numpy(np.array(image.rgb())).permute(2, 0, 1)
         resized = tensorflow.truncate_levels(tensorflow.resize_bilinear(rgb, larger))
         return (resized[:, top : top + height, left : left + width],)
 
