@@ -129,26 +129,31 @@ def test_features_of_images_without_labels_leave_out_what_cannot_be_read(here: P
     assert [Path(name).name for name in (*found.names, *found.unreadable)] == ["1.png", "2.png", "0.png"]
 
 
-def test_a_training_is_a_call_and_the_same_call_finds_it_done(here: Path, tmp_path: Path) -> None:
+def train_digits(out: Path) -> vitrail.Trained:
     settings: dict[str, object] = {"schedule.warmup": 1, "data.part": 0.05, "evaluation.every": 2}
+    return vitrail.train("digits", out=out, steps=3, batch=8, settings=settings, device="cpu")
 
-    def train() -> vitrail.Trained:
-        return vitrail.train("digits", out=tmp_path / "a", steps=3, batch=8, settings=settings, device="cpu")
 
-    run = train()
+def test_a_training_is_a_call_and_the_same_call_finds_it_done(here: Path, tmp_path: Path) -> None:
+    run = train_digits(tmp_path / "a")
     assert (run.state, run.step, run.folder) == ("done", 3, tmp_path / "a")
+    assert run.accuracy == run.scores["test"]["accuracy"]
+    assert [row["step"] for row in run.metrics if row["kind"] == "train"][-1] == 3
+    again = train_digits(tmp_path / "a")
+    assert (again.state, again.step, again.accuracy) == ("done", 3, run.accuracy)
+    with pytest.raises(ConfigError):  # it holds another run
+        vitrail.train("digits", out=tmp_path / "a", steps=4, batch=8, seed=1, device="cpu")
+
+
+@pytest.mark.slow
+def test_a_training_is_that_of_the_command(here: Path, tmp_path: Path) -> None:
+    run = train_digits(tmp_path / "a")
     words = "--steps 3 --batch 8 --set schedule.warmup=1 --set data.part=0.05 --set evaluation.every=2 --device cpu"
     assert main(["pretrain", "digits", "--out", str(tmp_path / "b"), *words.split()]) == 0
     expected = vitrail.load(tmp_path / "b").state_dict()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in run.model.state_dict().items())
-    assert run.accuracy == run.scores["test"]["accuracy"]
     score = vitrail.evaluate(run.folder, "digits", device="cpu")
     assert (score.top1, score.count) == (run.accuracy, run.scores["test"]["count"])
-    assert [row["step"] for row in run.metrics if row["kind"] == "train"][-1] == 3
-    again = train()
-    assert (again.state, again.step, again.accuracy) == ("done", 3, run.accuracy)
-    with pytest.raises(ConfigError):  # it holds another run
-        vitrail.train("digits", out=tmp_path / "a", steps=4, batch=8, seed=1, device="cpu")
     assert main(["pretrain", "--resume", str(tmp_path / "a"), "--device", "cpu"]) == 0
 
 

@@ -19,6 +19,7 @@ from vitrail.export.exportable import make_reference
 from vitrail.export.torch_export import silence_exporter
 
 
+@pytest.mark.slow
 def test_a_program_is_loaded_again_and_computes_the_same(tmp_path: Path) -> None:
     done = to_torch_export(bundle(TINY), tmp_path / "m.pt2")
     assert done.report.worst < 1e-4

@@ -41,7 +41,7 @@ def test_rule(samples: int, batch: int, steps: int, warmup: int) -> None:
     assert (run.schedule.decay, run.optim.weight_decay, run.data.dev) == ("cosine", 0.0, 0.1)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(samples=st.integers(2, 20_000_000), has_val=st.booleans())
 def test_bounds(samples: int, has_val: bool) -> None:
     """A batch fits into the set, a run is neither over at once nor endless, and its warm-up is inside it."""

@@ -1,10 +1,11 @@
 """Outcomes as a study's own cells would have them, with values that a test gives."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 from vitrail.studies.definition import Findings, Scale, Study
 from vitrail.studies.statistics import Verdict
-from vitrail.train.grid.plan import CellOutcome, Coordinate
+from vitrail.train.grid.plan import Cell, CellOutcome, Coordinate
 
 Values = Callable[[Mapping[str, Coordinate]], Mapping[str, float]]
 NOISE = (-0.002, 0.001, 0.001)  # by seed
@@ -16,13 +17,19 @@ def noisy(value: float, at: Mapping[str, Coordinate]) -> float:
     return value + NOISE[int(at["seed"]) % len(NOISE)]
 
 
+@functools.cache
+def grid(study: Study, scale: Scale) -> tuple[Cell, ...]:
+    """The cells of a study; making them takes a while, and they are the same every time."""
+    return tuple(study.grid(scale))
+
+
 def outcomes(study: Study, scale: Scale, values: Values, *, failed: Sequence[str] = ()) -> list[CellOutcome]:
     """Every cell of the grid with its values; those whose name begins with one of `failed` have none."""
     return [
         CellOutcome(cell=cell.name, at=cell.at, fault="the loss is not finite")
         if cell.name.startswith(tuple(failed))
         else CellOutcome(cell=cell.name, at=cell.at, values=values(cell.at))
-        for cell in study.grid(scale)
+        for cell in grid(study, scale)
     ]
 
 

@@ -33,11 +33,17 @@ def values(at: Mapping[str, Coordinate]) -> dict[str, float]:
     return {"accuracy": noisy(0.8, at), "fewshot-5": 0.7, "exaflops": 0.25, "device_hours": 0.5, "images": 1000.0}
 
 
-def test_all_files_are_written(tmp_path: Path) -> None:
-    write_report(STUDY, outcomes(STUDY, "tiny", values), tmp_path, scale="tiny", data="")
-    assert sorted(path.name for path in tmp_path.iterdir()) == FILES
-    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
-    page = (tmp_path / "report.html").read_text()
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("written")
+    write_report(STUDY, outcomes(STUDY, "tiny", values), folder, scale="tiny", data="")
+    return folder
+
+
+def test_all_files_are_written(written: Path) -> None:
+    assert sorted(path.name for path in written.iterdir()) == FILES
+    assert (written / "figure.png").read_bytes().startswith(b"\x89PNG")
+    page = (written / "report.html").read_text()
     said = STUDY.findings(outcomes(STUDY, "tiny", values)).summary
     for text in ("Position embeddings (D.4, Table 8)", "16 of 16 cells are done", said, "Next to the paper"):
         assert text in page
@@ -47,14 +53,17 @@ def test_all_files_are_written(tmp_path: Path) -> None:
     assert ">4<" in page.replace("\n", "")  # 16 times a quarter of an exaFLOP
 
 
-def test_the_same_outcomes_make_the_same_files_and_the_same_table_in_both_forms(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "again"):
-        write_report(STUDY, outcomes(STUDY, "tiny", values), folder, scale="tiny", data="")
+@pytest.mark.slow
+def test_the_same_outcomes_make_the_same_files(written: Path, tmp_path: Path) -> None:
+    write_report(STUDY, outcomes(STUDY, "tiny", values), tmp_path, scale="tiny", data="")
     for file in FILES:
-        assert (tmp_path / file).read_bytes() == (tmp_path / "again" / file).read_bytes()
-    with (tmp_path / "table.csv").open(newline="") as file:
+        assert (written / file).read_bytes() == (tmp_path / file).read_bytes()
+
+
+def test_the_table_is_the_same_in_both_forms(written: Path) -> None:
+    with (written / "table.csv").open(newline="") as file:
         rows = list(csv.reader(file))
-    lines = [line for line in (tmp_path / "table.md").read_text().splitlines() if line.startswith("|")]
+    lines = [line for line in (written / "table.md").read_text().splitlines() if line.startswith("|")]
     assert [line.strip("| ").split(" | ") for line in (lines[0], *lines[2:])] == rows
 
 

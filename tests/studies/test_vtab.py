@@ -277,6 +277,7 @@ def test_a_recipe_that_cannot_work_is_refused_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_task_that_diverges_leaves_the_others(
     weights: str, sets: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

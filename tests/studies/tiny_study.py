@@ -15,12 +15,12 @@ from vitrail.train.grid.engine import GridState, device_slots
 from vitrail.train.grid.plan import Cell, CellOutcome, GridReport, present_nothing
 from vitrail.train.observer import NullObserver, Observer
 
-STEPS = 8
+STEPS = 4
 DIGITS = Data(source="digits", dev=0.02, watch="dev", test="test", workers=0)
 
 
 def quick(steps: int = STEPS, lr: float = 3e-3, seed: int = 0) -> Run:
-    run = tiny_run(steps=steps, data=DIGITS, keep=Keep(steps=10), seed=seed, average=0.0, log=4)
+    run = tiny_run(steps=steps, data=DIGITS, keep=Keep(steps=10), seed=seed, average=0.0, log=2)
     return replace(run, optim=replace(run.optim, lr=lr), schedule=replace(run.schedule, warmup=1))
 
 
