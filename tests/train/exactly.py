@@ -73,7 +73,7 @@ def learnt(world: World, run: Run, dtype: torch.dtype, nudge: float = 0.0) -> di
         world=world,
         ledger=UnreadableLog(),
     )
-    for batch in feed.stream(0, run.steps):
+    for batch in feed.iterate(0, run.steps):
         step(batch, step=batch.step, rate=run.optim.lr, micro=run.micro)
     return {
         name: gather_tensor(tensor, world).detach().clone()
