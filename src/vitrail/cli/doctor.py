@@ -174,9 +174,6 @@ def find_unknown_variables(facts: Facts) -> Iterator[Finding]:
         yield Finding(what=what, remedy="unset it, or set it to the number of cores")
 
 
-Facts = dict[str, Any]
-
-
 def run_doctor(options: DoctorOptions) -> int:
     facts = collect_facts()
     found = find_problems(facts)

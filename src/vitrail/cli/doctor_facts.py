@@ -323,8 +323,6 @@ VERSION: Final = r"__version__ = ['\"]([^'\"]+)"
 
 
 def check_import(name: str) -> Callable[[], Facts]:
-    """A check that a library can be imported."""
-
     def look() -> Facts:
         import_module(name)
         return {}
