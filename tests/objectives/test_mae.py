@@ -414,7 +414,7 @@ def test_pictures_show_what_is_seen_and_told(normalise: bool) -> None:
             assert float((told[picture][:, *where].float() - levels).abs().max()) <= 0.501
 
 
-@NORMALISE
+@pytest.mark.parametrize("normalise", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_it_learns_eight_digits(normalise: bool) -> None:
     config = ViTConfig(width=32, depth=2, mlp_width=64, heads=4, image=(16, 16), patch=(4, 4), classes=0, head="none")
     with seeded(1):

@@ -410,7 +410,14 @@ def slow_drawing(answer: Tensor, target: Target) -> Tensor:
     return drawing
 
 
-@pytest.mark.parametrize(("target", "factor"), [("mean-colour", 0.5), ("small-patch", 0.5), ("pixels", 0.5)])
+@pytest.mark.parametrize(
+    ("target", "factor"),
+    [
+        ("mean-colour", 0.5),
+        pytest.param("small-patch", 0.5, marks=pytest.mark.slow),
+        pytest.param("pixels", 0.5, marks=pytest.mark.slow),
+    ],
+)
 def test_it_learns_eight_digits(target: Target, factor: float) -> None:
     config = ViTConfig(
         width=32, depth=2, mlp_width=64, heads=4, image=(16, 16), patch=(4, 4), classes=0, head="none", pool="token"
