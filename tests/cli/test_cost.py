@@ -126,6 +126,7 @@ def test_two_files_of_one_network_have_a_result_each(
     assert all(path.name in text for path in Path("x").glob("*.json"))
 
 
+@pytest.mark.slow
 def test_a_result_says_in_what_and_on_what_it_was_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

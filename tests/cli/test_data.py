@@ -62,6 +62,7 @@ def test_masks_are_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert open_collection("packed").pixel_classes == ("road", "sky")
 
 
+@pytest.mark.slow
 def test_sheet_never_replaces_what_is_not_one(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "digits"]) == 0
     assert main(["data", "digits", "--sheet", "contact-sheet-digits.png"]) == 0

@@ -49,6 +49,7 @@ def test_a_collection_becomes_a_table(here: Path, run: Run) -> None:
     assert "nothing to do" in run()
 
 
+@pytest.mark.slow
 def test_one_split_and_one_array(here: Path, run: Run) -> None:
     assert "27 images of test" in run("--split", "test", out="a.npz")
     assert "27 images of test" in run(data="photos@test", out="b.npz")

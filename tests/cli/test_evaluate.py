@@ -64,6 +64,13 @@ def evaluated(*words: str, weights: str = "net.safetensors", data: str = "photos
     return json.loads(out.read_text("utf-8"))
 
 
+@pytest.fixture(scope="module")
+def baseline(place: Path) -> dict[str, Any]:
+    """The result without any option."""
+    with contextlib.chdir(place):
+        return evaluated()
+
+
 def values(result: dict[str, Any]) -> dict[str, float]:
     return {measure["name"]: measure["value"] for measure in result["measures"]}
 
@@ -76,7 +83,9 @@ def slow_count(weights: str | Path, data: str = "photos") -> list[tuple[int, lis
     return [(source.labels[at][0], row.argsort(descending=True).tolist()) for at, row in enumerate(logits)]
 
 
-@pytest.mark.parametrize("batch", [pytest.param(1, marks=SLOW), 4, pytest.param(23, marks=SLOW), 100])
+@pytest.mark.parametrize(
+    "batch", [pytest.param(1, marks=SLOW), 4, pytest.param(23, marks=SLOW), pytest.param(100, marks=SLOW)]
+)
 def test_every_picture_counts_once(here: Path, batch: int, capsys: pytest.CaptureFixture[str]) -> None:
     found, wanted = evaluated("--batch", str(batch)), slow_count("net.safetensors")
     assert values(found)["top-1"] == sum(row[0] == label for label, row in wanted) / COUNT
@@ -88,8 +97,8 @@ def test_every_picture_counts_once(here: Path, batch: int, capsys: pytest.Captur
     assert "result: result.json" in said
 
 
-def test_the_result_says_what_it_is_of(here: Path) -> None:
-    found = evaluated()
+def test_the_result_says_what_it_is_of(here: Path, baseline: dict[str, Any]) -> None:
+    found = baseline
     source = open_collection("photos").split("train")
     assert found["data"] == {
         "name": "photos",
@@ -117,12 +126,12 @@ def test_one_picture(here: Path, tmp_path: Path) -> None:
 
 
 def test_an_unreadable_picture_is_said_and_counts_for_nothing(
-    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    here: Path, tmp_path: Path, baseline: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree("photos", tmp_path / "photos")
     (tmp_path / "photos" / "dog" / "torn.png").write_bytes(b"no image")
-    whole, torn = evaluated(), evaluated(data=str(tmp_path / "photos"))
-    assert values(torn) == pytest.approx(values(whole), rel=1e-5)
+    torn = evaluated(data=str(tmp_path / "photos"))
+    assert values(torn) == pytest.approx(values(baseline), rel=1e-5)
     assert torn["data"]["pictures"] == COUNT + 1
     assert torn["measures"][0]["count"] == COUNT
     assert "dog/torn.png" in torn["details"]["unreadable"][0]
@@ -138,21 +147,23 @@ def test_an_unreadable_picture_is_said_and_counts_for_nothing(
         pytest.param("torchvision", "net.pth", marks=SLOW),
     ],
 )
-def test_weights_of_every_format_give_the_same_numbers(here: Path, tmp_path: Path, to: str, target: str) -> None:
+def test_weights_of_every_format_give_the_same_numbers(
+    here: Path, tmp_path: Path, baseline: dict[str, Any], to: str, target: str
+) -> None:
     convert.export(read_bundle("net.safetensors"), tmp_path / target, to)
-    ours, theirs = evaluated(), evaluated(weights=str(tmp_path / target))
-    assert theirs["measures"] == ours["measures"]
-    assert theirs["weights"]["hash"] == ours["weights"]["hash"]
+    theirs = evaluated(weights=str(tmp_path / target))
+    assert theirs["measures"] == baseline["measures"]
+    assert theirs["weights"]["hash"] == baseline["weights"]["hash"]
 
 
-def test_a_folder_of_a_run_stands_for_its_weights(here: Path, tmp_path: Path) -> None:
+def test_a_folder_of_a_run_stands_for_its_weights(here: Path, tmp_path: Path, baseline: dict[str, Any]) -> None:
     (tmp_path / "status.json").write_text("{}")
     shutil.copy("net.safetensors", tmp_path / "last.safetensors")
-    assert evaluated(weights=str(tmp_path))["measures"] == evaluated()["measures"]
+    assert evaluated(weights=str(tmp_path))["measures"] == baseline["measures"]
 
 
 def test_each_of_several_sizes_is_a_row_and_a_file(
-    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    here: Path, tmp_path: Path, baseline: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["evaluate", "net.safetensors", "--data", "photos", "--device", "cpu", "--workers", "0"]
     sizes = ["--image-size", "12", "16"]
@@ -161,7 +172,7 @@ def test_each_of_several_sizes_is_a_row_and_a_file(
     rows = [line.split()[0] for line in said.splitlines() if line.strip().startswith(("12x", "16x"))]
     assert rows == ["12x12", "16x16"]
     results = {size: json.loads((tmp_path / f"r-{size}.json").read_text()) for size in (12, 16)}
-    assert values(results[16]) == values(evaluated())
+    assert values(results[16]) == values(baseline)
     assert values(results[12])["loss"] != values(results[16])["loss"]
     for size, result in results.items():
         assert {measure["count"] for measure in result["measures"]} == {COUNT}
@@ -171,7 +182,7 @@ def test_each_of_several_sizes_is_a_row_and_a_file(
     assert "names a size twice" in capsys.readouterr().err
 
 
-def test_classes_in_another_order_are_found_by_name(here: Path, tmp_path: Path) -> None:
+def test_classes_in_another_order_are_found_by_name(here: Path, tmp_path: Path, baseline: dict[str, Any]) -> None:
     turned = [3, 0, 6, 1, 5, 2, 4]
     network = load("net.safetensors")
     head: Any = network.head
@@ -180,7 +191,7 @@ def test_classes_in_another_order_are_found_by_name(here: Path, tmp_path: Path) 
             part.copy_(part[turned].clone())
     save(network, tmp_path / "turned.safetensors", labels=[NAMES[at] for at in turned])
     found = evaluated(weights=str(tmp_path / "turned.safetensors"))
-    assert values(found) == pytest.approx(values(evaluated()), rel=1e-5)
+    assert values(found) == pytest.approx(values(baseline), rel=1e-5)
     assert found["config"]["classes"] == "by name"
 
 
@@ -249,7 +260,9 @@ def imagenet(here: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_real_labels_beside_the_original_ones(imagenet: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_real_labels_beside_the_original_ones(
+    imagenet: Path, baseline: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     save(load("net.safetensors"), imagenet / "net.safetensors", labels=[f"n{at}" for at in range(7)])
     weights, data = str(imagenet / "net.safetensors"), str(imagenet / "val")
     found = evaluated("--real", str(imagenet / "real.json"), weights=weights, data=data)
@@ -261,10 +274,11 @@ def test_real_labels_beside_the_original_ones(imagenet: Path, capsys: pytest.Cap
     assert by_name["ReaL"]["count"] == len(judged) == COUNT - sum(not row for row in rows) < COUNT
     assert by_name["ReaL"]["value"] == sum(judged) / len(judged)
     assert by_name["top-1"]["count"] == COUNT
-    assert values(found)["top-1"] == values(evaluated())["top-1"]
+    assert values(found)["top-1"] == values(baseline)["top-1"]
     assert "note: 5 images have no ReaL label and count for nothing there" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_real_labels_alone(imagenet: Path) -> None:
     """Images that have no labels of their own."""
     (imagenet / "flat").mkdir()
@@ -356,9 +370,8 @@ def test_trained_weights_have_the_accuracy_that_their_authors_report(
     assert "note: 54 images have no ReaL label and count for nothing there" in said
 
 
-def test_weights_keep_their_hash_in_half_precision(here: Path) -> None:
-    full, half = (evaluated("--precision", precision)["weights"] for precision in ("float32", "bfloat16"))
-    assert full == half
+def test_weights_keep_their_hash_in_half_precision(here: Path, baseline: dict[str, Any]) -> None:
+    assert evaluated("--precision", "bfloat16")["weights"] == baseline["weights"]
 
 
 @pytest.mark.usefixtures("here")

@@ -80,6 +80,7 @@ def test_the_folder_that_was_trained_on_is_scored_by_what_was_held_out(capsys: p
     assert top1(run("evaluate", data="held")) == top1(result)
 
 
+@pytest.mark.slow
 def test_all_images_are_scored_where_that_is_asked_for_and_the_number_is_labelled(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -104,6 +105,7 @@ def test_where_nothing_was_held_out_there_is_no_number(capsys: pytest.CaptureFix
     assert run("evaluate", "all.safetensors", "--include-seen")["data"]["seen"]["seen"] == COUNT
 
 
+@pytest.mark.slow
 def test_what_fit_made_has_seen_all_it_was_given(capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree("photos", "others")
     for at, path in enumerate(sorted(Path("others").rglob("*.png"))):
@@ -130,6 +132,7 @@ def test_weights_without_a_record_get_their_number_with_a_word_of_doubt(capsys: 
 
 
 @pytest.mark.parametrize(("to", "target"), [("vitrail", "o.safetensors"), ("timm", "t.safetensors"), ("npz", "n.npz")])
+@pytest.mark.slow
 def test_converted_weights_know_it_too(to: str, target: str) -> None:
     convert.export(read_bundle("net.safetensors"), Path(target), to)
     assert run("evaluate", target)["data"]["seen"]["seen"] == 24

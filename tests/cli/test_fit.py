@@ -67,6 +67,7 @@ def test_a_folder_becomes_a_classifier(here: Path, run: Run, capsys: pytest.Capt
     assert found.value > 0.6
 
 
+@pytest.mark.slow
 def test_the_same_again_is_the_same_file_from_kept_features(here: Path, run: Run) -> None:
     run(out="a.safetensors")
     assert "from the cache" in run(out="b.safetensors")
@@ -75,6 +76,7 @@ def test_the_same_again_is_the_same_file_from_kept_features(here: Path, run: Run
     assert (here / "a.safetensors").read_bytes() == (here / "c.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_what_may_be_said_otherwise(here: Path, run: Run) -> None:
     assert "l2 3, as given" in run("--l2", "3")
     assert "learned from 6 images of train" in run("--shots", "2")
@@ -83,6 +85,7 @@ def test_what_may_be_said_otherwise(here: Path, run: Run) -> None:
     assert vitrail.load("out.safetensors").config.image == (12, 12)
 
 
+@pytest.mark.slow
 def test_pictures_without_a_test_and_elsewhere(here: Path, run: Run) -> None:
     said = run(data="photos/train")
     assert "not evaluated" in said
@@ -131,6 +134,7 @@ def test_one_picture_a_class(here: Path, run: Run) -> None:
     assert vitrail.load("out.safetensors").config.classes == 2
 
 
+@pytest.mark.slow
 def test_a_fine_tuning_prints_it_beside_its_own(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["finetune", "--from", "weights.safetensors", "--data", "photos", "--device", "cpu", "--out", "run"]
     settings = ("steps=4", "schedule.warmup=1", "baseline=on", "data.workers=0")

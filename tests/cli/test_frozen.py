@@ -97,6 +97,7 @@ def test_features_are_extracted_once_for_all_three(here: Path, run: Run) -> None
     assert result.measures[-1].value > 0.6  # colours are seen by any network
 
 
+@pytest.mark.slow
 def test_the_cache_can_be_left_alone(here: Path, run: Run) -> None:
     assert "extracted again" in run("knn", "--no-cache")
     assert not (here / "cache" / "features").exists()
@@ -201,6 +202,7 @@ def tar(path: Path, count: int, labels: Callable[[int], dict[str, object]], *, s
                 archive.addfile(member, io.BytesIO(body))
 
 
+@pytest.mark.slow
 def test_several_labels_are_scored_by_any_and_learnt_from_where_there_is_one(here: Path, run: Run) -> None:
     tar(here / "train.tar", 24, lambda at: {"labels": [at % 3] if at % 4 else [0, 1, 2]})
     tar(here / "test.tar", 12, lambda at: {"labels": [] if at == 0 else [0, 1, 2]}, seed=100)
@@ -217,6 +219,7 @@ def test_several_labels_are_scored_by_any_and_learnt_from_where_there_is_one(her
     assert "class '0' has 0 images with one label" in run("fewshot", "--test", "test.tar", data="train.tar", status=2)
 
 
+@pytest.mark.slow
 def test_the_references_view_and_the_precision_are_other_features(here: Path, run: Run) -> None:
     run("knn", "--out", "plain.json")
     weights = Result.read(here / "plain.json").weights["hash"]

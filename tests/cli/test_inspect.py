@@ -221,6 +221,7 @@ def test_without_matplotlib_nothing_is_begun(
 
 
 @pytest.mark.usefixtures("undrawn")
+@pytest.mark.slow
 def test_a_blank_line_at_the_end_of_the_names_is_none_of_them(tmp_path: Path, pictures: list[str]) -> None:
     names, out = tmp_path / "names.txt", tmp_path / "out"
     names.write_text("".join(f"tit {at}\n" for at in range(5)) + "\n")
@@ -240,6 +241,7 @@ def test_a_picture_that_cannot_be_read_is_not_the_one_that_is_shown(tmp_path: Pa
 
 
 @pytest.mark.usefixtures("undrawn")
+@pytest.mark.slow
 def test_every_number_says_how_many_pictures_it_is_of(tmp_path: Path, pictures: list[str]) -> None:
     out, data = tmp_path / "out", str(Path(pictures[0]).parent)
     chosen = ["--images", *pictures, "--data", data, "--workers", "0", "--only", "positions,norms,distance,cka"]
@@ -253,6 +255,7 @@ def test_every_number_says_how_many_pictures_it_is_of(tmp_path: Path, pictures: 
 
 
 @pytest.mark.usefixtures("undrawn")
+@pytest.mark.slow
 def test_an_axial_network_has_two_layers_a_block_in_every_figure(tmp_path: Path, pictures: list[str]) -> None:
     config = replace(VIT, pool="mean", class_token=False, attention="axial")
     chosen = ["--images", *pictures, "--only", "features,norms,layers", "--layers", "4", "--out", str(tmp_path / "out")]
@@ -309,6 +312,7 @@ def test_pictures_may_stand_behind_the_weights(tmp_path: Path, pictures: list[st
         assert all(Path(name).name in text for name in pictures[:2])
 
 
+@pytest.mark.slow
 def test_without_weights_the_shipped_network_is_looked_at(
     tmp_path: Path, pictures: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

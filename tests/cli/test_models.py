@@ -130,7 +130,15 @@ def test_mistakes_are_one_line(argv: list[str], complaint: str, capsys: pytest.C
     assert captured.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("argv", [["models"], ["models", "--json"], ["trace", "R50+ViT-B/16"], ["models", "zebra"]])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["models"],
+        pytest.param(["models", "--json"], marks=pytest.mark.slow),
+        ["trace", "R50+ViT-B/16"],
+        pytest.param(["models", "zebra"], marks=pytest.mark.slow),
+    ],
+)
 def test_torch_is_not_loaded(argv: list[str]) -> None:
     code = f"import sys; from vitrail.cli.app import main; main({argv!r}); print('loaded', *sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)

@@ -58,6 +58,7 @@ def fetched(server: Running, path: str, **headers: str) -> Any:
         return json.loads(answer.read())
 
 
+@pytest.mark.slow
 def test_it_says_where_it_is_what_it_is_and_what_it_takes(server: Running) -> None:
     assert server.said[0] == f"http://127.0.0.1:{server.port}  (Ctrl-C stops it)"
     assert server.said[1].startswith("model: tiny.safetensors: ViT, 0.0")
@@ -68,6 +69,7 @@ def test_it_says_where_it_is_what_it_is_and_what_it_takes(server: Running) -> No
     assert fetched(server, "/model")["limits"]["max_pixels"] == 1_000_000
 
 
+@pytest.mark.slow
 def test_the_documented_client_works(
     server: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -82,6 +84,7 @@ def test_the_documented_client_works(
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
+@pytest.mark.slow
 def test_descriptors_come_back(server: Running) -> None:
     raw = post("/predict", *form([("a.png", picture())]))
     fetched(server, "/health")

@@ -88,6 +88,7 @@ def test_a_list_costs_nothing_and_writes_nothing(written: list[tuple[str, ...]],
     assert not written
 
 
+@pytest.mark.slow
 def test_the_papers_scale_is_listed_without_its_pictures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

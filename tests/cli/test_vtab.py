@@ -73,6 +73,7 @@ def test_a_dry_run_says_what_goes_where(weights: str, cifar: None, capsys: pytes
     assert not Path("runs").exists()
 
 
+@pytest.mark.slow
 def test_no_set_at_all_is_an_error(weights: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["vtab", weights, "--root", str(tmp_path / "empty"), "--tasks", "specialized", *QUICK]) == 2
     captured = capsys.readouterr()
