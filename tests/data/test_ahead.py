@@ -78,6 +78,7 @@ def test_the_thread_ends_when_closed_dropped_or_lost_in_a_circle() -> None:
     assert not threads()
 
 
+@pytest.mark.slow
 def test_python_ends_quietly_with_one_at_work() -> None:
     code = (
         "import itertools, time\n"

@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ def test_one_sample_draws_what_it_draws_in_a_batch() -> None:
         assert np.array_equal(batch.row(i).integers("op", 14, 2), alone.integers("op", 14, 2))
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=50, unique=True))
 def test_mixing_is_a_bijection(numbers: list[int]) -> None:
     assert len(set(splitmix64(np.array(numbers, np.uint64)).tolist())) == len(numbers)

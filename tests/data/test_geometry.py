@@ -77,6 +77,7 @@ def test_the_mask_shows_where_the_pixels_come_from(whole: Pair, crop: Crop, flip
         assert far.numel() == 0 or float(far.max()) <= shrunk + 0.51
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(size=SIZES, seed=st.integers(0, 10**6), flip=st.sampled_from([0.0, 1.0]))
 def test_without_resizing_masks_are_the_very_pixels(size: Pair, seed: int, flip: float) -> None:
@@ -144,6 +145,7 @@ def ties(length: int, inner: int) -> bool:
     return any((2 * place + 1) * length % (2 * inner) == 0 for place in range(inner))
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(whole=SIZES, data=st.data(), inner=st.tuples(st.integers(1, 30), st.integers(1, 30)), flip=st.booleans())
 def test_as_torchvision_moves_them(whole: Pair, data: st.DataObject, inner: Pair, flip: bool) -> None:

@@ -131,7 +131,8 @@ def pieces(source: FileDataset, spans: list[tuple[int, int, int, int]]) -> list[
     return got
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 9))])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(9))
 def test_stopped_anywhere_and_gone_on_with_otherwise(photographs: FileDataset, seed: int) -> None:
     """Random stretches with random numbers of processes and workers give the pixels of a run that never stopped."""
     draw = np.random.default_rng(seed)

@@ -30,6 +30,7 @@ def test_a_place_is_the_same_alone_and_in_company(length: int, seed: int, data: 
     assert order(3, np.array([place]))[0] == order(3, np.arange(length))[place]
 
 
+@pytest.mark.slow
 def test_small_sets_see_all_their_permutations_about_equally_often() -> None:
     """Chi-square over all permutations: its mean is their number less one; five sigma above is allowed."""
     for length in (2, 4):

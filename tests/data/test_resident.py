@@ -105,7 +105,13 @@ GROUPED = [
 ]
 
 
-@pytest.mark.parametrize("augmentations", GROUPED, ids=["two views", "inception", "three", "pad"])
+@pytest.mark.parametrize(
+    "augmentations",
+    [
+        pytest.param(augmentations, id=name, marks=[] if name in ("two views", "pad") else pytest.mark.slow)
+        for name, augmentations in zip(["two views", "inception", "three", "pad"], GROUPED, strict=True)
+    ],
+)
 def test_the_size_of_a_group_changes_nothing(augmentations: list[Augmentation]) -> None:
     """Over the ends of epochs (23 samples, 3 times each, 12 a step), on both processes, from any step on."""
     resident = DeviceDataset(SOURCE, device="cpu")

@@ -313,6 +313,7 @@ class Wrapped(nn.Module):
         return self.inner(images)
 
 
+@pytest.mark.slow
 def test_wrapped_and_compiled_networks_score_alike() -> None:
     network = Linear().train()
     compiled: Sequence[Callable[[Tensor], Tensor]] = (Wrapped(network), torch.compile(network, backend="eager"))

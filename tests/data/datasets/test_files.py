@@ -60,6 +60,7 @@ def test_pets_lists_with_a_gap_in_the_classes_are_refused(tmp_path: Path) -> Non
         natural_sets.read_pets(tmp_path)
 
 
+@pytest.mark.slow
 def test_flowers_follow_the_mat_files(tmp_path: Path) -> None:
     writers.flowers102(tmp_path)
     splits = natural_sets.read_flowers102(tmp_path)

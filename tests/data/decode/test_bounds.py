@@ -109,6 +109,7 @@ def test_what_is_made_to_take_long_is_refused(kind: str) -> None:
         EncodedImage(files()[kind])
 
 
+@pytest.mark.slow
 def test_an_honest_file_may_have_many_pieces() -> None:
     png, jpeg = saved(PHOTO, "PNG"), saved(PHOTO, "JPEG")
     at = png.index(b"IDAT") - 4

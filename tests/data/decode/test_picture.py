@@ -53,6 +53,7 @@ def test_pixels_are_plain_pillows(mode: str, kind: str, options: dict[str, Any])
     assert np.array_equal(pixels(content), plain(content))
 
 
+@pytest.mark.slow
 def test_real_pictures_are_plain_pillows() -> None:
     path = SHARED / "imagenet_val_1000.tar"
     if not path.exists():

@@ -75,6 +75,7 @@ def test_the_selection_drops_the_duplicates_and_nothing_else(tmp_path: Path) -> 
     assert not again.selection.indices.size
 
 
+@pytest.mark.slow
 def test_any_block_size_gives_the_same(tmp_path: Path) -> None:
     planted = plant(scenes(5, 1, 48), scenes(4, 2, 48))
     tests = {"test": planted.test, "again": planted.train}
@@ -144,6 +145,7 @@ def test_ranks_share_the_work_and_all_get_the_whole(tmp_path: Path) -> None:
     assert DedupRecord.load(tmp_path / "shared" / "dedup.json") == alone.record
 
 
+@pytest.mark.slow
 def test_who_is_train_and_who_is_test_does_not_matter(tmp_path: Path) -> None:
     planted = plant(scenes(5, 1), scenes(3, 2))
     there = run(tmp_path, planted.train, tests={"test": planted.test})

@@ -183,6 +183,7 @@ def made(datasets: Any, count: int, first: int = 0, several: bool = False) -> An
     return datasets.Dataset.from_dict({"image": pictures, "label": labels}, features=features)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("several", [False, True])
 def test_what_the_datasets_library_writes(tmp_path: Path, hugging_face: Any, several: bool) -> None:
     both = hugging_face.DatasetDict(

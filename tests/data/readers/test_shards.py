@@ -401,6 +401,7 @@ def build_again(path: Path, times: int) -> None:
         assert len(shards.read(path)["train"]) == 50
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_processes_that_index_at_once_do_not_harm_each_other(tmp_path: Path) -> None:
     path = tar(tmp_path / "set.tar", numbered(50))

@@ -429,6 +429,7 @@ def test_keys_say_what_a_person_knows(name: str, want: str) -> None:
     assert len(make_key(7, "é" * 200).encode()) <= 70
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not DATA.is_dir(), reason="the real shards are not next to the checkout")
 def test_real_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))

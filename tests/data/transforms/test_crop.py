@@ -36,7 +36,8 @@ def drawn(count: int, seed: int = 0) -> CounterRng:
     return CounterRng.for_samples(seed=seed, epoch=0, sample=np.arange(count))
 
 
-@pytest.mark.parametrize("size", [(400, 500), pytest.param((60, 500), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [(400, 500), (60, 500)])
 def test_boxes_are_distributed_as_torchvision_draws_them(size: tuple[int, int]) -> None:
     crop = InceptionCrop(size=(224, 224))
     ours = crop.boxes(drawn(6000), *size).astype(float)
