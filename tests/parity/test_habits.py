@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import vitrail
+from tests.lanes import rest_slow
 from tests.parity.networks import TOLERANCE, pictures
 from tests.parity.test_timm import bit, made, written
 from vitrail.core.errors import ConfigError, UnknownName
@@ -79,7 +80,9 @@ def test_a_new_head_has_the_same_shape_and_reads_the_same(both: tuple[Any, Any],
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("name", "pool"), [("vit", "avg"), ("avg", "token"), ("vit", "token"), ("avg", "avg")])
+@pytest.mark.parametrize(
+    ("name", "pool"), rest_slow([("vit", "avg"), ("avg", "token"), ("vit", "token"), ("avg", "avg")], 0, 1)
+)
 def test_a_new_head_may_read_something_else(tmp_path: Path, name: str, pool: str) -> None:
     kind, arguments = NETWORKS[name]
     theirs = made(kind, **arguments)

@@ -148,12 +148,19 @@ def test_the_whole_of_bit_r101x1(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "expected"),
-    [
-        ({"layer_norm_eps": 1e-6}, {"norm_eps": 1e-6}),
-        ({"hidden_act": "gelu_pytorch_tanh"}, {"gelu": "tanh"}),
-        ({"qkv_bias": False}, {"qkv_bias": False}),
-        ({"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.2}, {"dropout": 0.1, "attention_dropout": 0.2}),
-    ],
+    rest_slow(
+        [
+            ({"layer_norm_eps": 1e-6}, {"norm_eps": 1e-6}),
+            ({"hidden_act": "gelu_pytorch_tanh"}, {"gelu": "tanh"}),
+            ({"qkv_bias": False}, {"qkv_bias": False}),
+            (
+                {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.2},
+                {"dropout": 0.1, "attention_dropout": 0.2},
+            ),
+        ],
+        0,
+        1,
+    ),
     ids=str,
 )
 def test_settings_are_read_and_written(settings: dict[str, Any], expected: dict[str, Any], tmp_path: Path) -> None:
@@ -227,7 +234,7 @@ def as_safetensors(state: Tensors, folder: Path) -> None:
     save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / "model.safetensors")
 
 
-@pytest.mark.parametrize("write", [as_bin, as_safetensors])
+@pytest.mark.parametrize("write", rest_slow([as_bin, as_safetensors]))
 @pytest.mark.parametrize("kind", ["ViTForImageClassification", "ViTModel"])
 def test_names_of_transformers_five(write: Write, kind: str, tmp_path: Path) -> None:
     """In memory version 5 has names of its own; `save_pretrained` turns them into those of 4, others may not."""
@@ -243,7 +250,7 @@ def test_names_of_transformers_five(write: Write, kind: str, tmp_path: Path) -> 
     assert_same(load_file(target), {n if kind != "ViTModel" else f"vit.{n}": t for n, t in four.items()})
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", rest_slow([torch.float16, torch.bfloat16]))
 def test_other_types_keep_their_bits(dtype: torch.dtype, tmp_path: Path) -> None:
     network = made("Ti/16", side=64).to(dtype)
     network.save_pretrained(tmp_path / "in")
