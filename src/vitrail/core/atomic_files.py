@@ -19,13 +19,13 @@ class WriteFailed(OSError):
     """The file stands under its name, but its folder could not be put on disk."""
 
 
-def ignore_os_errors(point: str) -> None:
+def ignore_point(point: str) -> None:
     """Nobody watches a file being written, outside of tests."""
 
 
 @contextlib.contextmanager
 def replace_on_success(
-    path: Path, reached: Callable[[str], None] = ignore_os_errors, *, folder_too: bool = True
+    path: Path, reached: Callable[[str], None] = ignore_point, *, folder_too: bool = True
 ) -> Generator[BinaryIO]:
     """A file to write that takes its name only once it is whole and on disk. `reached` hears of each moment at which a
     crash would leave something else behind. Without `folder_too` the name itself is not forced to disk: the folder is

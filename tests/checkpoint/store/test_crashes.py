@@ -29,7 +29,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A kill leaves the system's memory of a file as it is, so nothing here has to wait for a disk."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     yield
-    points.reached = points.ignore_os_errors
+    points.reached = points.ignore_point
 
 
 def die_at(number: int) -> Callable[[str], None]:
@@ -55,7 +55,7 @@ def points_of(folder: Path, step: int, before: Callable[[Path], None]) -> list[s
     seen: list[str] = []
     points.reached = seen.append
     save_one(folder, step)
-    points.reached = points.ignore_os_errors
+    points.reached = points.ignore_point
     return seen
 
 
@@ -238,7 +238,7 @@ class TestFullDisk:
             store = CheckpointWriter(folder, token="b2", keep=1, tell=tell)
             store.save(2, whole(state(2)), {"step": 2})
             store.wait()
-            points.reached = points.ignore_os_errors
+            points.reached = points.ignore_point
             assert len(said) == 1, (point, said)
             assert "No space left on device" in said[0]
             begun, named, safe = (

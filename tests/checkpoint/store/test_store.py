@@ -71,7 +71,7 @@ class TestOneProcess:
             assert not store.retry_due()
         finally:
             gate.set()
-            points.reached = points.ignore_os_errors
+            points.reached = points.ignore_point
         assert store.wait()
         assert same(found(tmp_path), state(1))
 
@@ -90,7 +90,7 @@ class TestOneProcess:
                 store.save(step, whole(state(step)), {})
             assert store.close()
         finally:
-            points.reached = points.ignore_os_errors
+            points.reached = points.ignore_point
         assert seen == ["saving", "checkpoint"] * 4
         assert list(list_checkpoints(tmp_path)) == [3, 2]
 
@@ -105,7 +105,7 @@ class TestOneProcess:
             assert time.monotonic() - before < 5
         finally:
             gate.set()
-            points.reached = points.ignore_os_errors
+            points.reached = points.ignore_point
         assert store.close()
 
     def test_turned_tensors_and_parameters(self, tmp_path: Path) -> None:

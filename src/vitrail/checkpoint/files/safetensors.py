@@ -31,7 +31,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vitrail.checkpoint.files.checks import RESAVE, corrupt, quote, refuse, shorten
-from vitrail.core.atomic_files import WriteFailed, ignore_os_errors, replace_on_success
+from vitrail.core.atomic_files import WriteFailed, ignore_point, replace_on_success
 from vitrail.core.errors import (
     ConfigError,
     CorruptWeights,
@@ -249,7 +249,7 @@ def write_sealed(
     path: str | Path,
     tensors: Mapping[str, Tensor],
     description: Mapping[str, Any],
-    reached: Callable[[str], None] = ignore_os_errors,
+    reached: Callable[[str], None] = ignore_point,
 ) -> None:
     """Write tensors and their description as one sealed file; equal input gives equal bytes.
 

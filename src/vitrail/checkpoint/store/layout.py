@@ -36,10 +36,10 @@ import torch
 from torch import Tensor
 
 from vitrail.checkpoint.files.checks import quote, refuse, shorten
-from vitrail.core.atomic_files import ignore_os_errors, replace_on_success, sync_folder
+from vitrail.core.atomic_files import ignore_point, replace_on_success, sync_folder
 from vitrail.core.errors import ConfigError, CorruptWeights, MismatchedWeights, WeightsError
 
-reached: Callable[[str], None] = ignore_os_errors
+reached: Callable[[str], None] = ignore_point
 """Told of each point as a save comes to it. A test puts its own here; nothing else does."""
 
 
