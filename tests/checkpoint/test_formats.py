@@ -360,7 +360,7 @@ FILES: dict[str, tuple[str, Callable[[], Arrays]]] = {
 }
 
 
-@pytest.mark.parametrize("name", rest_slow(FILES, "npz-bit", "npz-big-vision, hybrid of 1-D norms", 0))
+@pytest.mark.parametrize("name", rest_slow(FILES, "npz-bit", 0))
 def test_a_file_comes_back_as_it_was(name: str, tmp_path: Path) -> None:
     layout, make = FILES[name]
     arrays = make()
