@@ -57,6 +57,7 @@ def assert_checked(done: ExportResult) -> None:
     assert [path.name for path in done.target.parent.iterdir()] == [done.target.name]
 
 
+@pytest.mark.slow
 def test_a_vit_takes_any_batch_and_other_sizes(vit: ExportResult) -> None:
     assert_checked(vit)
     assert [case.image for case in vit.report.cases] == [(6, 12)] * 3 + [(10, 15)] * 3
@@ -69,6 +70,7 @@ def test_a_vit_takes_any_batch_and_other_sizes(vit: ExportResult) -> None:
     assert torch.allclose(OnnxSession(vit.target)(images), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_metadata_say_what_a_program_needs(vit: ExportResult) -> None:
     found = OnnxSession(vit.target).metadata
     assert found["vitrail"] == __version__
@@ -78,6 +80,7 @@ def test_the_metadata_say_what_a_program_needs(vit: ExportResult) -> None:
     assert card == bundle(TINY).card
 
 
+@pytest.mark.slow
 def test_nothing_of_this_machine_is_in_the_file(vit: ExportResult) -> None:
     content = vit.target.read_bytes()
     for word in (b"site-packages", b".py", str(Path(form.__file__).parents[2]).encode(), b"stack_trace"):
