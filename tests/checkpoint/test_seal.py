@@ -87,7 +87,7 @@ class TestRoundTrip:
         write_sealed(path, tensors, {})
         assert read_weights(path).tensors.keys() == tensors.keys()
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=25, deadline=None)
     @given(
         description=st.dictionaries(
             st.text(max_size=8).filter(lambda key: key not in seal.RESERVED),
