@@ -89,6 +89,7 @@ def test_without_resizing_masks_are_the_very_pixels(size: Pair, seed: int, flip:
     assert torch.equal(pixels, seen.expand(3, *seen.shape))
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(whole=SIZES, crop=crops(), flip=st.sampled_from([0.0, 1.0]), seed=st.integers(0, 10**6), data=st.data())
 def test_boxes_and_points_move_with_masks(whole: Pair, crop: Crop, flip: float, seed: int, data: st.DataObject) -> None:

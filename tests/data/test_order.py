@@ -99,6 +99,7 @@ print((peak - before) / 1024, -1 if seen is None else int(np.bitwise_count(seen)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
 def test_three_hundred_million_in_little_memory(whole: bool) -> None:
     """Under 50 MB; in the slow lane every sample is ticked off, for which the ticks alone take 37.5 MB."""

@@ -170,6 +170,7 @@ def test_sets_that_differ_in_their_bytes_alone_are_told_apart() -> None:
     assert hash_images(Named(1)) == hash_images(Named(1)) != hash_images(Named(2))
 
 
+@pytest.mark.slow
 def test_what_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
     for seed in range(3):
         kept(tmp_path, pictures(seed=seed))

@@ -80,6 +80,7 @@ def test_truth_from_labels() -> None:
     assert to_truth(torch.tensor([1, -1]), 2).int().tolist() == [[0, 1], [0, 0]]
 
 
+@pytest.mark.slow
 def test_fit_writes_multi_label_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -35,7 +35,7 @@ NETWORKS: dict[str, ModelConfig] = {
     "BiT without a head": replace(RESNET, classes=0),
 }
 
-QUICK = ("class token", "pre-logits", "BiT")
+QUICK = ("class token", "pre-logits")
 
 
 def network(config: ModelConfig, seed: int = 0) -> Model:

@@ -81,6 +81,7 @@ def test_a_dark_figure_is_dark() -> None:
             assert f"#{red:02x}{green:02x}{blue:02x}" == theme.paper
 
 
+@pytest.mark.slow
 def test_files_are_whole_and_the_same_each_time(tmp_path: Path) -> None:
     values = DRAW.random((4, 2))
     for name in ("one", "two"):

@@ -143,10 +143,8 @@ def last_view(model: ViT, pictures: Tensor) -> None:
         del view
 
 
-@pytest.mark.parametrize(
-    "work",
-    [rollout, *(pytest.param(work, marks=pytest.mark.slow) for work in (last_view, class_attention, gradient_rollout))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("work", [rollout, last_view, class_attention, gradient_rollout])
 def test_a_long_sequence_takes_memory_for_one_layer(work: Callable[[ViT, Tensor], object]) -> None:
     """1,025 tokens, as ViT-L at 512 px has: five layers peak where two do, at a few times one layer's weights."""
     assert LONG.tokens == 1025

@@ -21,6 +21,7 @@ from vitrail.models.zoo import model_config
 ATTENTIVE = {name: config for name, config in VARIANTS.items() if isinstance(config, ViTConfig)}
 
 
+@pytest.mark.slow
 def test_tokens_of_the_networks_of_the_paper() -> None:
     assert get_token_layout(build_on_meta(model_config("ViT-L/16"))) == TokenLayout(1, (14, 14), True, (16, 16))
     assert get_token_layout(build_on_meta(model_config("ViT-L/16", image_size=512))) == TokenLayout(
