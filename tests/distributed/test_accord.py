@@ -3,8 +3,7 @@
 import torch
 
 from tests.distributed.pair import together
-from vitrail.distributed.collectives import EVERY, FlagSync
-from vitrail.distributed.process_group import World
+from vitrail.distributed.process_group import EVERY, FlagSync, World
 
 STEPS = 12
 

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.distributed.pair import together
-from vitrail.distributed.collectives import gather_rows, sum_across
-from vitrail.distributed.process_group import World
+from vitrail.distributed.process_group import World, gather_rows, sum_across
 
 ALONE = World(device=torch.device("cpu"))
 

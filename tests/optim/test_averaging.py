@@ -7,7 +7,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from tests.optim.slow import gradients, params
 from vitrail.core.errors import ConfigError
-from vitrail.optim.averaging import Average
+from vitrail.optim.optimiser import Average
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

@@ -9,9 +9,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from tests.optim.slow import gradients, grouped, params
-from vitrail.optim.averaging import Average
 from vitrail.optim.config import Optim
-from vitrail.optim.optimiser import Optimiser, total_norm
+from vitrail.optim.optimiser import Average, Optimiser, total_norm
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from vitrail.core.errors import BadImage
-from vitrail.predict.prefetch import prepare_ahead, split_batches
+from vitrail.predict.image_input import prepare_ahead, split_batches
 
 
 def slowly(number: int) -> int:

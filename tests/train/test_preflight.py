@@ -9,8 +9,7 @@ from PIL import Image
 from tests.train.tiny import MODEL, tiny_run
 from vitrail.data.transforms.augmentation import Mix
 from vitrail.distributed.process_group import World
-from vitrail.tasks.segmentation.objective import Segmentation
-from vitrail.tasks.segmentation.task import SEGMENTATION
+from vitrail.tasks.segmentation.task import SEGMENTATION, Segmentation
 from vitrail.train.config import Data, Run
 from vitrail.train.data import open_splits
 from vitrail.train.dry_run import dry_run

@@ -31,7 +31,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "demo": Command("Start here", "train a small ViT on digits, then at a higher resolution", "train.runs", "train"),
-    "doctor": Command("Start here", "check the installation", "doctor", "setup"),
+    "doctor": Command("Start here", "check the installation", "doctor", "look"),
     "predict": Command("Use a model", "classify images and show attention", "use.predict", "use"),
     "fit": Command("Use a model", "build a classifier from your images", "use.fit", "use"),
     "embed": Command("Use a model", "write the features of a whole collection to a file", "use.fit", "use"),
@@ -59,7 +59,7 @@ COMMANDS = {
     "serve": Command("Ship it", "serve a model over HTTP, with a page to try it", "serve", "use"),
     "export": Command("Ship it", "write a network for other runtimes and libraries", "export", "use"),
     "convert": Command("Ship it", "rewrite a weight file in another library's format", "export", "use"),
-    "completion": Command("Your shell", "print a completion script for your shell", "completion", "setup"),
+    "completion": Command("Your shell", "print a completion script for your shell", "completion", "look"),
 }
 
 # What people type for commands with another name here.

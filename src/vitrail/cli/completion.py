@@ -9,7 +9,7 @@ from typing import Any, Final
 import shtab
 
 from vitrail.cli.app import COMMANDS, command_parser, options_type
-from vitrail.cli.options.setup import CompletionOptions
+from vitrail.cli.options.look import CompletionOptions
 
 PATHS: Final = ("weights", "set", "file")  # kinds that may also be a path
 

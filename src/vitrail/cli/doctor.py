@@ -27,7 +27,7 @@ from vitrail.cli.doctor_facts import (
     read_variables,
     run_probe,
 )
-from vitrail.cli.options.setup import DoctorOptions
+from vitrail.cli.options.look import DoctorOptions
 
 Facts = dict[str, Any]
 LITTLE_DISK: Final = 2_000_000_000

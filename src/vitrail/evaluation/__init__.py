@@ -1,1 +1,11 @@
-"""How good a network is: accuracy, and closed-form few-shot."""
+"""How good a network is: accuracy, frozen features, few-shot. The choices below need no torch."""
+
+from typing import Final, Literal, TypeAlias
+
+# float32 throughout; float32 weights under bfloat16 autocast; or weights that are bfloat16 themselves.
+Precision: TypeAlias = Literal["float32", "autocast", "bfloat16"]
+Stored: TypeAlias = Literal["float32", "float16"]  # types of the numbers in a file of features
+
+SHARE: Final = 0.1  # share of every class that is held out, as in the paper for small sets (4.1)
+TEMPERATURE: Final = 0.07  # of the votes of nearest neighbours
+ITERATIONS: Final = 1000  # limit for L-BFGS

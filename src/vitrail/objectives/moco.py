@@ -16,8 +16,7 @@ from vitrail.core.errors import ConfigError
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import Augmentation
-from vitrail.distributed.collectives import gather_rows
-from vitrail.distributed.process_group import World
+from vitrail.distributed.process_group import World, gather_rows
 from vitrail.models.backbone import Backbone
 from vitrail.models.family import ModelConfig
 from vitrail.models.vit import ViT

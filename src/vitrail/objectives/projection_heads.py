@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitrail.distributed.collectives import sum_across
 from vitrail.distributed.meta_init import local_rows
-from vitrail.distributed.process_group import World
+from vitrail.distributed.process_group import World, sum_across
 from vitrail.models.backbone import Backbone
 from vitrail.models.vit import ViT
 

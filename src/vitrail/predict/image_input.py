@@ -12,6 +12,11 @@ What could mean two things is refused: floats beyond 0 to 1 may be bytes or norm
 have any range. Files and bytes go through the checks of `vitrail.data.decode`.
 
 An image behind a URL is fetched only on request: http and https, within limits of size and time.
+
+Images prepared by threads, ahead of the network, in the order they were given.
+
+Decoding and resizing let go of Python's lock, so threads are enough: nothing has to be started or sent to another
+process, and one image is as quick as it can be. No more than `ahead` images are ever held.
 """
 
 import http.client
@@ -19,9 +24,12 @@ import os
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Final, TypeAlias, cast
+from typing import IO, Any, Final, TypeAlias, TypeVar, cast
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -190,3 +198,59 @@ def _checked(pixels: "NDArray[np.uint8]") -> "NDArray[np.uint8]":
     if pixels.ndim == 3 and pixels.shape[2] not in (1, 3, 4) and pixels.shape[0] in (1, 3):
         raise BadImage("an array of an image is [H, W, 3]; its channels are first: transpose(1, 2, 0)")
     return pixels
+
+
+Item = TypeVar("Item")
+Made = TypeVar("Made")
+
+
+def default_threads() -> int:
+    """As many as there are cores, up to eight: the network wants them, too."""
+    return min(os.cpu_count() or 1, 8)
+
+
+def prepare_ahead(
+    given: Iterable[Item], prepare: Callable[[Item], Made], *, ahead: int, threads: int
+) -> "Generator[tuple[Item, Made | BadImage]]":
+    """Each thing with what `prepare` makes of it, or with the reason why that is nothing. Without threads it is made
+    when it is asked for."""
+    things = iter(given)
+    if threads < 1:
+        yield from ((thing, attempt(prepare, thing)) for thing in things)
+        return
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="prepare")
+    waiting = deque[tuple[Item, "Future[Made | BadImage]"]]()
+    try:
+        while True:
+            for thing in islice(things, max(ahead, 1) - len(waiting)):
+                waiting.append((thing, submit_one(pool, prepare, thing)))
+            if not waiting:
+                return
+            thing, future = waiting.popleft()
+            yield thing, future.result()
+    finally:  # also where the reader goes away
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def submit_one(pool: ThreadPoolExecutor, prepare: Callable[[Item], Made], thing: Item) -> "Future[Made | BadImage]":
+    """A Pillow image is made here and now: it may be opened but not decoded, given twice, and two threads must not
+    decode it at once."""
+    if not isinstance(thing, Image.Image):
+        return pool.submit(attempt, prepare, thing)
+    future: Future[Made | BadImage] = Future()
+    future.set_result(attempt(prepare, thing))
+    return future
+
+
+def attempt(prepare: Callable[[Item], Made], thing: Item) -> Made | BadImage:
+    try:
+        return prepare(thing)
+    except BadImage as error:
+        return error
+
+
+def split_batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """So many at a time; the last ones may be fewer."""
+    items = iter(items)
+    while some := list(islice(items, size)):
+        yield some

@@ -29,8 +29,16 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.targets import Geometry
 from vitrail.distributed.process_group import find_device
 from vitrail.models.build import Model
-from vitrail.predict.image_input import ImageInput, describe_input, fetch, image_from, is_one
-from vitrail.predict.prefetch import default_threads, prepare_ahead, split_batches
+from vitrail.predict.image_input import (
+    ImageInput,
+    default_threads,
+    describe_input,
+    fetch,
+    image_from,
+    is_one,
+    prepare_ahead,
+    split_batches,
+)
 from vitrail.tasks.classification.prediction import Prediction, rank_classes
 from vitrail.tasks.classification.task import ClassificationTask
 from vitrail.tasks.registry import find_task

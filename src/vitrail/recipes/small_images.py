@@ -21,7 +21,7 @@ from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import SHAPES, SMALL_SHAPES, model_config, vit_config_of
 from vitrail.optim.config import Optim, Schedule
 from vitrail.tasks.classification.objective import Classification
-from vitrail.tasks.segmentation.objective import Segmentation
+from vitrail.tasks.segmentation.task import Segmentation
 from vitrail.train.config import Data, Evaluation, Run
 
 

@@ -27,9 +27,8 @@ from vitrail.models.layers import initialise
 from vitrail.models.zoo import adapt_config
 from vitrail.objectives.objective import Objective
 from vitrail.objectives.registry import build_objective
-from vitrail.optim.averaging import Average
 from vitrail.optim.groups import freeze, group_parameters
-from vitrail.optim.optimiser import Optimiser
+from vitrail.optim.optimiser import Average, Optimiser
 from vitrail.tasks.registry import targets_of, task_of
 from vitrail.train.closed_form_baseline import put_head
 from vitrail.train.config import RECORDED, ResolvedRun

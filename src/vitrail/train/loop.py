@@ -23,8 +23,7 @@ from vitrail.data.loader import Batch, name_dead_worker
 from vitrail.data.randomness import EpochOrder
 from vitrail.data.training_record import KEY
 from vitrail.data.unreadable_log import UnreadableLog
-from vitrail.distributed.collectives import FlagSync
-from vitrail.distributed.process_group import World
+from vitrail.distributed.process_group import FlagSync, World
 from vitrail.optim.schedules import learning_rate
 from vitrail.report.sections import State
 from vitrail.tasks.registry import task_of

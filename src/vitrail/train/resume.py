@@ -20,8 +20,7 @@ from vitrail.core.errors import ConfigError, MismatchedWeights
 from vitrail.distributed.meta_init import copy_rows, is_writer, local_rows
 from vitrail.distributed.process_group import World
 from vitrail.objectives.objective import Objective
-from vitrail.optim.averaging import Average
-from vitrail.optim.optimiser import Optimiser
+from vitrail.optim.optimiser import Average, Optimiser
 from vitrail.tasks.registry import task_of
 from vitrail.train.config import ResolvedRun, Run
 from vitrail.train.data import DataSplits, open_splits

@@ -18,8 +18,7 @@ from vitrail.data.randomness import hash_keys, hash_word
 from vitrail.distributed.parallel import Parallel
 from vitrail.distributed.process_group import World
 from vitrail.objectives.objective import Objective, ObjectiveOutput
-from vitrail.optim.averaging import Average
-from vitrail.optim.optimiser import Optimiser, clip_factor, total_norm
+from vitrail.optim.optimiser import Average, Optimiser, clip_factor, total_norm
 
 
 class StepResult(NamedTuple):

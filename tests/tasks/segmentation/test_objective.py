@@ -15,7 +15,7 @@ from vitrail.data.transforms.augmentation import Mix
 from vitrail.distributed.process_group import World
 from vitrail.models.build import Model, build
 from vitrail.objectives.objective import ObjectiveContext, ObjectiveOutput
-from vitrail.tasks.segmentation.objective import Segmentation, SegmentationObjective
+from vitrail.tasks.segmentation.task import Segmentation, SegmentationObjective
 
 COUNT, CLASSES, IMAGE = 6, VIT.classes, VIT.image
 VOID = 3  # has no pixel that counts

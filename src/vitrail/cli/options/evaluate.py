@@ -21,7 +21,7 @@ from vitrail.cli.options.groups import (
     precision_option,
     settings_option,
 )
-from vitrail.evaluation.defaults import ITERATIONS, TEMPERATURE, Precision
+from vitrail.evaluation import ITERATIONS, TEMPERATURE, Precision
 
 ALL: Final = 1 << 53  # shots: every image of train, without a draw
 FROZEN: Final = f"{SOURCE}; learns from its train split and scores its test (or val) split"

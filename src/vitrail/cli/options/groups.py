@@ -7,7 +7,7 @@ from typing import Any
 from vitrail.cli.options.grammar import command_options, option, word
 from vitrail.core.text import Pair, join_words
 from vitrail.data.class_names import BUNDLED_SETS
-from vitrail.evaluation.defaults import Precision
+from vitrail.evaluation import Precision
 
 SOURCE = "a folder with one subfolder per class, a list, shards, or a data set by name"
 WEIGHTS = "a file, a folder, a run or NAME:TAG, in any format that vitrail reads"

@@ -23,7 +23,7 @@ from vitrail.cli.options.groups import (
     workers_option,
 )
 from vitrail.core.text import Pair
-from vitrail.evaluation.defaults import SHARE, Precision, Stored
+from vitrail.evaluation import SHARE, Precision, Stored
 from vitrail.models.family import CHOICES, Position
 
 SUFFIX: Final = ".safetensors"

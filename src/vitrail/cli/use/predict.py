@@ -193,7 +193,7 @@ class PredictSession:
 
 def predict_all(done: PredictSession, found: "ImageListing", workers: int) -> None:
     """Predicts all images, batch by batch; results are written as they come."""
-    from vitrail.predict.prefetch import default_threads, prepare_ahead, split_batches
+    from vitrail.predict.image_input import default_threads, prepare_ahead, split_batches
 
     threads = 0 if found.total == 1 else workers if workers >= 0 else default_threads()
     # A bar would interleave with predictions on the same terminal.

@@ -34,7 +34,7 @@ from vitrail.data.loader import Batch, eval_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.unreadable_log import UnreadableSample
 from vitrail.distributed.process_group import World
-from vitrail.evaluation.defaults import Stored
+from vitrail.evaluation import Stored
 from vitrail.evaluation.frozen.embedding_file import FORMATS, EmbeddingPart, join_parts, read_description, to_printable
 from vitrail.evaluation.frozen.features import (
     Precision,

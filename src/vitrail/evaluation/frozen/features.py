@@ -37,7 +37,7 @@ from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing, normalise_pixels
 from vitrail.data.randomness import CounterRng
 from vitrail.data.targets import Geometry
-from vitrail.evaluation.defaults import Precision
+from vitrail.evaluation import Precision
 from vitrail.models.backbone import eval_mode, unwrap_backbone
 from vitrail.models.family import to_dict
 

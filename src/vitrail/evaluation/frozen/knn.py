@@ -35,7 +35,7 @@ from vitrail.core.errors import ConfigError
 from vitrail.data.dataset import Labels
 from vitrail.data.randomness import hash_keys, hash_word
 from vitrail.distributed.process_group import widest_float
-from vitrail.evaluation.defaults import TEMPERATURE
+from vitrail.evaluation import TEMPERATURE
 from vitrail.evaluation.frozen.features import FrozenFeatures
 from vitrail.evaluation.metrics import keep_single_labels, score_predictions
 

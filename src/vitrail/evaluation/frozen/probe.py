@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from vitrail.core.errors import BadLabels, ConfigError
 from vitrail.data.dataset import Labels
 from vitrail.data.splits import split_stratified
-from vitrail.evaluation.defaults import ITERATIONS
+from vitrail.evaluation import ITERATIONS
 from vitrail.evaluation.frozen.fewshot import whiten
 from vitrail.evaluation.metrics import score_predictions
 

@@ -36,7 +36,7 @@ from torch.nn import functional as F
 from vitrail.core.errors import BadLabels, ConfigError
 from vitrail.data.dataset import Labels
 from vitrail.data.splits import split_stratified
-from vitrail.evaluation.defaults import SHARE
+from vitrail.evaluation import SHARE
 from vitrail.evaluation.frozen.fewshot import CONSTANT, PENALTIES, PENALTY, ROWS, RidgeClassifier, decompose
 from vitrail.evaluation.metrics import count_right
 
