@@ -87,6 +87,7 @@ class TestRoundTrip:
         write_sealed(path, tensors, {})
         assert read_weights(path).tensors.keys() == tensors.keys()
 
+    @pytest.mark.slow
     @settings(max_examples=25, deadline=None)
     @given(
         description=st.dictionaries(

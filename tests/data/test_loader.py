@@ -231,6 +231,7 @@ def test_a_bug_in_a_view_comes_through_as_it_is() -> None:
     assert not isinstance(caught.value, DataError)
 
 
+@pytest.mark.slow
 def test_a_batch_survives_pickling_and_moves() -> None:
     batch = next(train_batches(SOURCES[5], Shifted(), batch=4, seed=0))
     again = pickle.loads(pickle.dumps(batch))

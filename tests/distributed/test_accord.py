@@ -1,5 +1,6 @@
 """Flags that one process raises: all see them at the same step, soon, and once."""
 
+import pytest
 import torch
 
 from tests.distributed.pair import together
@@ -35,6 +36,7 @@ def each(world: World) -> list[list[int]]:
     return [seen(world, rank, step) for rank in range(world.size) for step in range(1, 3)]
 
 
+@pytest.mark.slow
 def test_all_see_a_flag_at_the_same_step_and_once() -> None:
     first, *others = together(each)
     assert all(other == first for other in others)

@@ -244,6 +244,7 @@ def shared(world: World) -> dict[str, float]:
     return {kind: apart(*pair) for kind, pair in zip(kinds, ways, strict=True)} if world.is_main else {}
 
 
+@pytest.mark.slow
 def test_sharded_and_replicated_learn_the_same() -> None:
     distances = together(shared)[0]
     assert max(distances.values()) < 1e-6, distances

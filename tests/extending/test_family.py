@@ -154,6 +154,7 @@ def test_it_is_trained_and_resumed(run: Path, tmp_path: Path) -> None:
     assert (scales != 0.3).all()
 
 
+@pytest.mark.slow
 def test_it_is_evaluated(run: Path, tmp_path: Path) -> None:
     assert main(["evaluate", str(run), "digits", "--out", str(tmp_path / "result.json")]) == 0
     assert json.loads((tmp_path / "result.json").read_text())["weights"]["network"] == "Scaled"

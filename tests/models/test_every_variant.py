@@ -138,6 +138,7 @@ def test_compiled_with_noise_draws_what_eager_draws() -> None:
     assert not torch.equal(outputs[2], outputs[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", rest_slow(LANES, "tiny ViT-Ti/8"))
 def test_exported_equals_eager_at_any_batch(name: str) -> None:
     config = ALL[name]

@@ -8,6 +8,7 @@ from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import HINTS, find_timm_name, model_config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_names_of_timm_have_as_many_parameters_there(every: bool) -> None:
     import timm

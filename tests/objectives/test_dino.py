@@ -75,6 +75,7 @@ def test_distillation_leaves_out_pairs_of_the_same_view() -> None:
     assert torch.allclose(losses, crossed / 2, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sharding", "double"),
     [

@@ -278,6 +278,7 @@ def test_connections_are_counted(here: Inside) -> None:
     until(lambda: len(here.server.server_state.connections) <= 1)
 
 
+@pytest.mark.slow
 def test_an_answer_that_nobody_reads_is_given_up(here: Inside) -> None:
     """The interface is asked for again and again on one connection, and never read: its answers fill every buffer."""
     with socket.socket() as wire:

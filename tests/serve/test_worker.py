@@ -111,6 +111,7 @@ def test_a_thread_that_hangs_is_replaced_and_its_late_answer_goes_nowhere(caplog
         assert here.service.metrics.batches.sum == seen
 
 
+@pytest.mark.slow
 def test_what_waits_behind_a_lost_thread_is_served_by_the_next(caplog: pytest.LogCaptureFixture) -> None:
     with inside(stuck_s=1) as here, caplog.at_level(logging.CRITICAL, "vitrail.serve"):
         troubled = Troubled(here)

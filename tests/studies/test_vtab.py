@@ -109,6 +109,7 @@ def out(trained: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained, tmp_path / "out"))
 
 
+@pytest.mark.slow
 def test_a_missing_set_is_skipped_and_named(weights: str, sets: Path, out: Path, tmp_path: Path) -> None:
     study = study_of(weights, out, sets, "cifar100", "pets")
     seen: list[list[str]] = []

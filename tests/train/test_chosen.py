@@ -118,6 +118,7 @@ def accuracy(weights: Path, split: str) -> float:
         return float(np.mean(network(images).argmax(-1).numpy() == source.labels.values))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("average", [0.5, pytest.param(0.0, marks=pytest.mark.slow)])
 def test_the_score_of_the_end_and_the_report_are_of_the_best_weights(
     tmp_path: Path, shown: Shown, average: float

@@ -298,6 +298,7 @@ class TestTensorBoard:
         _, second = (data for _, data in read_records(path))
         assert second[9:] == bytes([field(2, 0), 4, field(7, 2), 2, field(1, 0), 1])  # START: nothing from step 4 on
 
+    @pytest.mark.slow
     def test_its_own_reader(self, tmp_path: Path) -> None:
         """Where TensorBoard is installed it shows what was recorded, and after a resume no step twice."""
         accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")

@@ -97,6 +97,7 @@ def test_a_row_tells_neighbours_rank_and_the_own_loss(runs: dict[str, tuple[Path
         assert (out / "best.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_the_numbers_are_those_of_the_weights_that_were_written(runs: dict[str, tuple[Path, TrainingResult]]) -> None:
     for kind, (out, result) in runs.items():
         assert result.watch is not None

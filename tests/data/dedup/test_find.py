@@ -116,6 +116,7 @@ def test_a_process_that_dies_is_reported_with_where_it_was(tmp_path: Path) -> No
         run(tmp_path, Deadly(base.files, base.names), within=True, block=2, workers=2)
 
 
+@pytest.mark.slow
 def test_ranks_share_the_work_and_all_get_the_whole(tmp_path: Path) -> None:
     planted = plant(scenes(5, 1, 48), scenes(3, 2, 48))
     alone = run(tmp_path, planted.train, tests={"test": planted.test}, within=True, block=5)
