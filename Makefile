@@ -76,7 +76,7 @@ clean: ## remove .venv, caches and build outputs; runs/ stays
 	find src tests docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(MADE): $(START_OVER)
-	$(if $(FOREIGN),@echo "$(VENV) was not created by this Makefile: move it away, or remove it with 'make clean'" >&2; exit 1)
+	$(if $(FOREIGN),@echo "$(VENV) was not created by this Makefile: move it away or remove it with 'make clean'" >&2; exit 1)
 	@mkdir -p $(VENV) && touch $(VENV)/unfinished
 	@find $(VENV) -mindepth 1 -maxdepth 1 ! -name unfinished -exec rm -rf {} +
 ifdef UV
