@@ -149,9 +149,9 @@ def test_a_stopped_process_is_named() -> None:
 SCRIPT = """
 import os, signal, sys, time
 import torch
-from vitrail.distributed.process_group import joined
+from vitrail.distributed.process_group import join_world
 
-with joined("cpu", timeout_s=2) as world:
+with join_world("cpu", timeout_s=2) as world:
     world.barrier()
     if world.rank == 1:
         if sys.argv[1] == "killed":

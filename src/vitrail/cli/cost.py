@@ -177,7 +177,7 @@ def show_training(networks: list[CostedNetwork], trainings: list[list[TrainingLe
                 format_amount(tpuv3_core_days(flops * 1e18)),
             ]
             rows.append([one.name, format_size(training_size(one, options)), training.name, *cells])
-    heads = ("network", "image", "data", "pictures", "epochs", "classes", "exaFLOPs", "Table 6", "TPUv3 core-days")
+    heads = ("network", "image", "data", "images", "epochs", "classes", "exaFLOPs", "Table 6", "TPUv3 core-days")
     print_table(heads, rows, left=3, title="Training")
     print("exaFLOPs are 6 x MACs x images x epochs, as in the paper; core-days at the pace of its ViT-L/16.")
     if any(one.config.padding_macs for one in networks):

@@ -199,7 +199,7 @@ def show_single(one: ScoredNetwork) -> None:
     rows = [[measure.name, format_value(measure), format_interval(measure) or unknown] for measure in found.measures]
     columns = ["measure", "value", "95% interval"]
     if found.counting:
-        columns.append("pictures")
+        columns.append("images")
         for row, measure in zip(rows, found.measures, strict=True):
             row.append(describe_count(measure, one.scope) if measure.name in found.counting else "")
     print()
@@ -342,7 +342,7 @@ def forecast_vtab(study: VtabStudy, world: World) -> int:
             else:
                 left, test = left + 1, test + len(found.test or ())
         lines.append([task.title, task.group, state, way, str(task.classes), f"{task.sizes[2]:,}"])
-    heads = ("task", "group", "pictures", "augmented by", "classes", "test")
+    heads = ("task", "group", "images", "augmented by", "classes", "test")
     print_table(heads, lines, left=4, title="Dry run: nothing is trained or written")
     show_missing(outcome, whole=True)
     run = study.base

@@ -99,7 +99,7 @@ def list_cells(plan: "StudyPlan", costs: "dict[str, CellCost]", speed: "DeviceSp
         ]
         time = "?" if price.hours is None else format_duration(3600 * price.hours)
         rows.append((cell.name, price.network, state, *numbers, time))
-    heads = ("cell", "network", "state", "pictures", "steps", "batch", "exaFLOPs", "time")
+    heads = ("cell", "network", "state", "images", "steps", "batch", "exaFLOPs", "time")
     print_table(heads, rows, left=3, title=f"{plan.study.title} ({plan.study.anchor}), scale {plan.scale}")
     left = [costs[cell.name] for cell in plan.cells if cell.name not in done]
     unknown = sum(price.hours is None for price in left)

@@ -184,9 +184,9 @@ def run_embed(options: EmbedOptions) -> int:
         kept = on_interrupt("finished parts are saved; the same command resumes")
         with bars() as bar, kept if world.is_main else contextlib.nullcontext():
             if world.is_main:
-                bar("pictures", 0, sum(map(len, splits.values())))
+                bar("images", 0, sum(map(len, splits.values())))
             tell = (
-                (lambda done, total: bar("pictures", done * world.size, total * world.size)) if world.is_main else None
+                (lambda done, total: bar("images", done * world.size, total * world.size)) if world.is_main else None
             )
             done = embed(
                 about.network,

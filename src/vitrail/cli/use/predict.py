@@ -204,7 +204,7 @@ def predict_all(done: PredictSession, found: "ImageListing", workers: int) -> No
                 for some in split_batches(made, done.asker.batch):
                     done.answer(some)
                     sys.stdout.flush()
-                    progress("pictures", done.seen, found.total)
+                    progress("images", done.seen, found.total)
 
 
 def print_note(line: str) -> None:
