@@ -185,9 +185,7 @@ def run_embed(options: EmbedOptions) -> int:
         with bars() as bar, kept if world.is_main else contextlib.nullcontext():
             if world.is_main:
                 bar("images", 0, sum(map(len, splits.values())))
-            tell = (
-                (lambda done, total: bar("images", done * world.size, total * world.size)) if world.is_main else None
-            )
+            tell = (lambda done, total: bar("images", done * world.size, total * world.size)) if world.is_main else None
             done = embed(
                 about.network,
                 splits,
