@@ -244,7 +244,7 @@ def known_sets() -> list[tuple[str, str, int, int, str]]:
 
 
 def locate_files(name: str) -> str:
-    """Where the files of a set are, or how to come by them. Only folders are looked at, nothing is opened."""
+    """Where the files of a set are, or how to get them. Only folders are looked at, nothing is opened."""
     from vitrail.data.datasets.open_by_name import find_places, find_set, folder_of
 
     entry = find_set(name)

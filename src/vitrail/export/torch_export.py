@@ -1,4 +1,4 @@
-"""torch.export: the network as one graph of torch's operations (.pt2), for whoever has torch and not vitrail.
+"""torch.export: the network as one graph of torch's operations (.pt2), for people with torch and without vitrail.
 
 From a network to torch's own graph of it, which is saved as it is (.pt2) or turned into ONNX.
 """

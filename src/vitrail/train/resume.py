@@ -65,7 +65,7 @@ def free_fields(folder: Path) -> frozenset[str]:
     """The fields that may differ from the run in a folder. Version 0.1.0 did not record the content of the images."""
     try:
         known = CONTENT in read_json(folder / CONFIG).get("data", {})
-    except ConfigError:  # it does not exist yet, or `compare_config` will say what is wrong
+    except ConfigError:  # it does not exist yet, or `compare_config` will report what differs
         known = True
     return FREE if known else FREE | {f"data.{CONTENT}"}
 

@@ -95,7 +95,7 @@ def open_tasks(options: FrozenOptions, data: Sequence[str], tests: Sequence[str]
             f"{len(tests)} --test for {len(data)} data sets; give one for each, in the same order, or none"
         )
     if tests and options.held_out is not None:
-        raise ConfigError("--test and --held-out both say what is scored; give one of them")
+        raise ConfigError("--test and --held-out both select the test images; give one of them")
     both = zip(data, tests or [None] * len(data), strict=True)
     return [drop_shared(open_task(options, text, test), test or text) for text, test in both]
 

@@ -335,7 +335,7 @@ WIDENED: Final = {2: 85, 4: 17}  # by what Pillow multiplies grey values of so f
 
 
 def read_mask(data: "bytes | NDArray[np.uint8]") -> NDArray[np.uint8]:
-    """The class index of every pixel [H, W], upright. BadImage where this is no PNG, or uint8 array, of one channel
+    """The class index of every pixel [H, W], upright. BadImage where this is not a PNG, or uint8 array, of one channel
     of whole numbers up to 255."""
     if isinstance(data, np.ndarray):
         if data.dtype != np.uint8 or data.ndim != 2 or not data.size:

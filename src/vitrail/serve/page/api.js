@@ -18,7 +18,7 @@ const plain = {
   403: "The server does not take requests from this page.",
   404: "The server does not know this request.",
   413: "This picture is too large for the server.",
-  415: "This is no picture that the server reads.",
+  415: "The server cannot read this image.",
   429: "The server has too much to do.",
   500: "The server failed. Its log says more.",
   503: "The server is not ready.",
