@@ -186,7 +186,7 @@ def test_names_of_classes_from_a_file(tmp_path: Path, pictures: list[str]) -> No
         (["--images", "0.png", "--patch", "9,9"], "--patch 9,9: this network has 3 rows and 4 columns, from 1,1"),
         (["--images", "0.png", "--patch", "0,1"], "from 1,1"),
         (["--images", "0.png", "--class", "\u00b2"], "unknown class"),
-        (["--images", "0.png", "--class", "crane", "--labels", "cranes.txt"], "classes 1 and 3 are both called crane"),
+        (["--images", "0.png", "--class", "crane", "--labels", "cranes.txt"], "classes 1 and 3"),
         (["--images", "0.png", "--out", "0.png/x"], "0.png is not a folder"),
         (["--images", "0.png", "--layers", "3", "--only", "layers"], "layers 1 to 2"),
         (["--images", "0.png", "--labels", "noise.png"], "noise.png"),
