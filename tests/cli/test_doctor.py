@@ -35,14 +35,13 @@ SOUND = {
 def sound(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     """A machine on which all is well, whatever this one is like. What a test changes in it is what doctor finds."""
     probe = {name: dict(facts) for name, facts in SOUND.items()}
-    monkeypatch.setattr(doctor, "run_probe", lambda: probe)
-    monkeypatch.setattr(doctor, "query_driver", lambda: None)
-    monkeypatch.setattr(doctor, "free_shared_memory", lambda: 8 << 30)
+    monkeypatch.setattr(doctor_facts, "run_probe", lambda: probe)
+    monkeypatch.setattr(doctor_facts, "query_driver", lambda: None)
+    monkeypatch.setattr(doctor_facts, "free_shared_memory", lambda: 8 << 30)
     monkeypatch.setattr(
-        doctor, "find_runs_folder", lambda: {"folder": "/somewhere/runs", "writable": True, "free": 90 << 30}
+        doctor_facts, "find_runs_folder", lambda: {"folder": "/somewhere/runs", "writable": True, "free": 90 << 30}
     )
     monkeypatch.setattr(doctor_facts, "installed_version", lambda name: "99.0" if name != "vitrail" else None)
-    monkeypatch.setattr(doctor, "installed_version", lambda name: "99.0" if name != "vitrail" else None)
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     for name in VARIABLES:
         if name != "VITRAIL_CACHE":
@@ -173,7 +172,9 @@ def test_faults(name: str, facts: dict[str, Any], what: str, sound: dict[str, An
 
 def test_a_library_that_is_not_there_is_to_be_installed(sound, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     sound["jinja2"] = {"error": "ModuleNotFoundError: No module named 'jinja2'"}
-    monkeypatch.setattr(doctor, "installed_version", lambda name: None if name in ("jinja2", "vitrail") else "99.0")
+    monkeypatch.setattr(
+        doctor_facts, "installed_version", lambda name: None if name in ("jinja2", "vitrail") else "99.0"
+    )
     lines = told(capsys, 1)
     assert lines[-1] == "Broken: 1 fault. First: pip install 'jinja2>=3.1'"
 
@@ -191,7 +192,7 @@ def test_another_build_of_torchvision_is_a_note(sound: dict[str, Any], capsys) -
 
 def test_a_gpu_that_torch_does_not_see(sound: dict[str, Any], capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = {"name": "A GPU", "memory": 1 << 34, "driver": "500.1"}
-    monkeypatch.setattr(doctor, "query_driver", lambda: [gpu])
+    monkeypatch.setattr(doctor_facts, "query_driver", lambda: [gpu])
     assert told(capsys, 0)[-1].endswith("A GPU is there, but this torch is built for CPUs")
     sound["torch"]["cuda"] = "12.8"
     assert told(capsys, 0)[-1].endswith("A GPU is there with driver 500.1, but torch cannot use it")
@@ -248,7 +249,7 @@ def test_the_cache_is_weighed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 )
 def test_little_room_is_a_note(place, facts, what, sound, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        doctor, {"runs": "find_runs_folder", "shared_memory": "free_shared_memory"}[place], lambda: facts
+        doctor_facts, {"runs": "find_runs_folder", "shared_memory": "free_shared_memory"}[place], lambda: facts
     )
     assert what in told(capsys, 0)[-1]
 

@@ -9,6 +9,7 @@ after the last line is the one that ended the process.
 The tables repeat pyproject.toml, which an installed package does not contain; a test compares them.
 """
 
+import contextlib
 import json
 import os
 import platform
@@ -19,16 +20,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import vitrail
 from vitrail.core.atomic_files import cache_folder
 from vitrail.core.errors import ConfigError
+from vitrail.core.processes import cpu_quota
 
 Facts = dict[str, Any]
 DRIVER_S: Final = 2.0
@@ -39,31 +42,17 @@ CACHES: Final = ("weights", "data", "features", "index", "shards", "dedup")
 def read_processor() -> Facts:
     """The processor's name and the cores this process may use, by affinity and by container quota."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return {"name": processor_name(), "cores": os.cpu_count(), "usable": allowed, "quota": read_quota()}
-
-
-def processor_name() -> str:
-    for line in read_lines("/proc/cpuinfo"):
-        name, _, value = line.partition(":")
-        if name.strip().lower() in ("model name", "hardware") and value.strip():
-            return value.strip()
-    return platform.processor() or platform.machine() or "unknown"
-
-
-def read_quota() -> float | None:
-    """The CPU quota of the control group in cores; None without one."""
-    words = " ".join(read_lines("/sys/fs/cgroup/cpu.max")).split()
-    if len(words) != 2 or not all(word.isdecimal() for word in words):
-        return None
-    return int(words[0]) / int(words[1])
+    pairs = [[part.strip() for part in line.split(":", 1)] for line in read_lines("/proc/cpuinfo") if ":" in line]
+    named = [value for name, value in pairs if name.lower() in ("model name", "hardware") and value]
+    name = named[0] if named else platform.processor() or platform.machine() or "unknown"
+    return {"name": name, "cores": os.cpu_count(), "usable": allowed, "quota": cpu_quota()}
 
 
 def read_memory() -> Facts:
     """Total and free bytes, and the limit of a container if there is one."""
-    known = {
-        name.strip(): value.split() for name, _, value in (line.partition(":") for line in read_lines("/proc/meminfo"))
-    }
-    total, free = (int(known[name][0]) * 1024 if name in known else None for name in ("MemTotal", "MemAvailable"))
+    known = dict(line.split(":", 1) for line in read_lines("/proc/meminfo") if ":" in line)
+    sizes = [known[name].split()[0] if name in known else "" for name in ("MemTotal", "MemAvailable")]
+    total, free = (int(size) * 1024 if size else None for size in sizes)
     if total is None and hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = "".join(read_lines("/sys/fs/cgroup/memory.max")).strip()
@@ -84,18 +73,13 @@ def query_driver() -> list[Facts] | None:
         return None
     command = [tool, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=DRIVER_S, stdin=subprocess.DEVNULL
-        )
+        done = subprocess.run(command, capture_output=True, timeout=DRIVER_S, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    lines = done.stdout.splitlines() if done.returncode == 0 else []
-    rows = [[cell.strip() for cell in line.split(",")] for line in lines]
-    return [
-        {"name": row[0], "memory": int(row[1]) << 20 if row[1].isdecimal() else None, "driver": row[2]}
-        for row in rows
-        if len(row) == 3
-    ]
+    lines = done.stdout.decode(errors="replace").splitlines() if done.returncode == 0 else []
+    rows = [row for line in lines if len(row := [cell.strip() for cell in line.split(",")]) == 3]
+    memory = [int(size) << 20 if size.isdecimal() else None for _, size, _ in rows]
+    return [{"name": row[0], "memory": size, "driver": row[2]} for row, size in zip(rows, memory, strict=True)]
 
 
 def measure_caches() -> Facts:
@@ -105,28 +89,15 @@ def measure_caches() -> Facts:
     except ConfigError as error:
         return {"error": str(error)}
     until = time.monotonic() + WALK_S
-    sizes: dict[str, int] = {}
-    whole = True
+    sizes = dict.fromkeys(CACHES, 0)
     for kind in CACHES:
-        size, counted = folder_size(home / kind, until)
-        whole &= counted
-        if size:
-            sizes[kind] = size
-    return {"folder": str(home), "writable": is_writable(home), "bytes": sizes, "counted": whole}
-
-
-def folder_size(folder: Path, until: float) -> tuple[int, bool]:
-    """The size of a folder in bytes, and whether all files were counted in time."""
-    size = 0
-    for where, _, names in os.walk(folder):
-        for name in names:
-            try:
-                size += os.lstat(os.path.join(where, name)).st_size
-            except OSError:
-                continue
-        if time.monotonic() > until:
-            return size, False
-    return size, True
+        for folder, _, names in os.walk(home / kind):
+            for name in names if time.monotonic() < until else ():
+                with contextlib.suppress(OSError):
+                    sizes[kind] += os.lstat(os.path.join(folder, name)).st_size
+    counted = time.monotonic() < until
+    known = {kind: size for kind, size in sizes.items() if size}
+    return {"folder": str(home), "writable": is_writable(home), "bytes": known, "counted": counted}
 
 
 def find_runs_folder() -> Facts:
@@ -166,11 +137,8 @@ NEEDED: Final = {
     "jinja2": "3.1",
     "shtab": "1.13",
 }
-EXTRAS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
-    "data": (
-        "Parquet and Hugging Face's saved sets, Patch Camelyon, MATLAB files",
-        {"pyarrow": "20", "h5py": "3.12", "scipy": "1.15"},
-    ),
+EXTRAS: Final = {
+    "data": ("Parquet, saved sets of Hugging Face, MATLAB", {"pyarrow": "20", "h5py": "3.12", "scipy": "1.15"}),
     "figures": ("the figures of vitrail inspect and cost", {"matplotlib": "3.10"}),
     "heic": ("HEIC photographs, as phones take them", {"pillow-heif": "1.1"}),
     "export": ("vitrail export --to onnx", {"onnx": "1.19", "onnxscript": "0.5", "onnxruntime": "1.23"}),
@@ -179,26 +147,11 @@ EXTRAS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
 }
 # Variables that change what vitrail does, or how fast, in display order.
 VARIABLES: Final = (
-    "VITRAIL_CACHE",
-    "VITRAIL_CHECKSUMS",
-    "VITRAIL_DATA",
-    "VITRAIL_HUB",
-    "VITRAIL_OFFLINE",
-    "VITRAIL_TOKEN",
-    "VITRAIL_TRACEBACK",
-    "HF_ENDPOINT",
-    "HF_HUB_OFFLINE",
-    "HF_TOKEN",
-    "XDG_CACHE_HOME",
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "CUDA_VISIBLE_DEVICES",
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_ENABLE_MPS_FALLBACK",
-    "PYTHONPATH",
-    "RANK",
-    "WORLD_SIZE",
+    *("VITRAIL_CACHE", "VITRAIL_CHECKSUMS", "VITRAIL_DATA", "VITRAIL_HUB"),
+    *("VITRAIL_OFFLINE", "VITRAIL_TOKEN", "VITRAIL_TRACEBACK"),
+    *("HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_TOKEN", "XDG_CACHE_HOME", "OMP_NUM_THREADS", "MKL_NUM_THREADS"),
+    *("CUDA_VISIBLE_DEVICES", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_ENABLE_MPS_FALLBACK"),
+    *("PYTHONPATH", "RANK", "WORLD_SIZE"),
 )
 SECRET: Final = ("VITRAIL_TOKEN", "HF_TOKEN")
 
@@ -213,9 +166,7 @@ def installed_version(name: str) -> str | None:
 
 def is_older(version: str, least: str) -> bool:
     """Whether a version precedes another; suffixes ("+cu128", "rc1") are ignored."""
-    had, wanted = (
-        tuple(int(part) for part in re.findall(r"\d+", re.split(r"[^\d.]", text)[0])) for text in (version, least)
-    )
+    had, wanted = ([int(part) for part in re.findall(r"\d+", re.split(r"[^\d.]", v)[0])] for v in (version, least))
     return had < wanted
 
 
@@ -225,52 +176,27 @@ def run_probe() -> dict[str, Facts]:
     # The other process must import this copy of vitrail, however it was found here.
     path = os.pathsep.join([str(Path(vitrail.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-m", "vitrail.cli.doctor_facts"]
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        env={**os.environ, "PYTHONPATH": path},
-    ) as process:
-        try:
-            said, complaint = process.communicate(timeout=PROBE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            said, complaint = process.communicate()
-            complaint = f"gave no answer within {PROBE_S:g} s"
-    found: dict[str, Facts] = {}
-    for line in said.splitlines():
-        facts: Facts = json.loads(line)
-        found[facts.pop("of")] = facts
-    unreached = [name for name in STAGES if name not in found]
-    if unreached:
-        found[unreached[0]] = {"error": describe_exit(process.returncode, complaint)}
+    env = {**os.environ, "PYTHONPATH": path}
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=env, timeout=PROBE_S)
+        status, output, complaint = done.returncode, done.stdout, done.stderr.decode(errors="replace")
+    except subprocess.TimeoutExpired as error:
+        status, output, complaint = -9, error.stdout or b"", f"gave no answer within {PROBE_S:g} s"
+    lines: list[Facts] = [json.loads(line) for line in output.splitlines()]
+    found = {facts.pop("of"): facts for facts in lines}
+    if unreached := [name for name in STAGES if name not in found]:
+        known = {-number.value: f"by {number.name}" for number in signal.Signals}
+        how = known.get(status, f"by signal {-status}" if status < 0 else f"with status {status}")
+        last = f" ({complaint.strip().splitlines()[-1]})" if complaint.strip() else ""
+        found[unreached[0]] = {"error": f"ended the interpreter {how}{last}"}
     return found
 
 
-def describe_exit(status: int, complaint: str) -> str:
-    """How a process ended unexpectedly."""
-    last = (complaint.strip().splitlines() or [""])[-1]
-    if status < 0:
-        known = status in {-number for number in signal.Signals}
-        how = f"ended the interpreter by {signal.Signals(-status).name if known else f'signal {-status}'}"
-    else:
-        how = f"ended the interpreter with status {status}"
-    return f"{how}{f' ({last})' if last else ''}"
-
-
-def pip_extra(extra: str) -> str:
-    """The command that installs an extra, also from a clone."""
-    if installed_version("vitrail") is not None:
-        return f"pip install 'vitrail[{extra}]'"
-    return f"cd {shlex.quote(str(Path(vitrail.__file__).parents[2]))} && pip install -e '.[{extra}]'"
-
-
 def check_extras() -> dict[str, Facts]:
-    """Each extra with its installed, missing and outdated libraries."""
+    """Each extra with its installed, missing and outdated libraries, and the command that installs it."""
     found: dict[str, Facts] = {}
+    clone = shlex.quote(str(Path(vitrail.__file__).parents[2]))
+    install = "pip install 'vitrail[{}]'" if installed_version("vitrail") else f"cd {clone} && pip install -e '.[{{}}]'"
     for extra, (use, wanted) in EXTRAS.items():
         have = {name: installed_version(name) for name in wanted}
         missing = [name for name, version in have.items() if version is None]
@@ -280,7 +206,7 @@ def check_extras() -> dict[str, Facts]:
             "versions": {name: version for name, version in have.items() if version},
             "missing": missing,
             "old": old,
-            "install": pip_extra(extra) if missing or old else None,
+            "install": install.format(extra) if missing or old else None,
         }
     return found
 
@@ -305,29 +231,16 @@ def anonymise(facts: Any) -> Any:
     home = os.path.expanduser("~")
     if home in ("", "/", "~"):
         return facts
-    mine = re.compile(r"(?<![\w.~-])" + re.escape(home) + r"(?![\w.-])")
-
-    def without(value: Any) -> Any:
-        if isinstance(value, str):
-            return mine.sub("~", value)
-        if isinstance(value, dict):
-            return {name: without(inner) for name, inner in cast(Facts, value).items()}
-        if isinstance(value, list):
-            return [without(inner) for inner in cast(list[Any], value)]
-        return value
-
-    return without(facts)
+    text = re.escape(json.dumps(home)[1:-1])
+    return json.loads(re.sub(rf"(?<![\w.~-]){text}(?![\w.-])", "~", json.dumps(facts)))
 
 
 VERSION: Final = r"__version__ = ['\"]([^'\"]+)"
 
 
-def check_import(name: str) -> Callable[[], Facts]:
-    def look() -> Facts:
-        import_module(name)
-        return {}
-
-    return look
+def check_import(name: str) -> Facts:
+    import_module(name)
+    return {}
 
 
 def check_pillow() -> Facts:
@@ -346,13 +259,9 @@ def check_torch() -> Facts:
     product = torch.from_numpy(numpy.ones((64, 64), dtype=numpy.float32)) @ torch.ones(64, 64)
     if not bool((product == 64).all()):
         raise RuntimeError("a product of two matrices of ones is wrong")
-    return {
-        "version": torch.__version__,
-        "cuda": torch.version.cuda,
-        "hip": torch.version.hip,
-        "threads": torch.get_num_threads(),
-        "instructions": torch.backends.cpu.get_cpu_capability(),
-    }
+    about = {"version": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip}
+    instructions = torch.backends.cpu.get_cpu_capability()
+    return {**about, "threads": torch.get_num_threads(), "instructions": instructions}
 
 
 def list_devices() -> Facts:
@@ -371,15 +280,9 @@ def list_devices() -> Facts:
 
 def has_kernels(major: int, minor: int, built: list[str]) -> bool:
     """Code for one compute capability runs on later ones of its major number; intermediate code on all later ones."""
-    for name in built:
-        kind, _, digits = name.partition("_")
-        digits = digits.rstrip("af")
-        if not digits.isdecimal():
-            continue
-        made = (int(digits[:-1]), int(digits[-1]))
-        if made <= (major, minor) and (kind == "compute" or made[0] == major):
-            return True
-    return False
+    codes = [re.fullmatch(r"([a-z]+)_(\d+)(\d)[af]*", name) for name in built]
+    made = [(code[1], (int(code[2]), int(code[3]))) for code in codes if code]
+    return any(of <= (major, minor) and (kind == "compute" or of[0] == major) for kind, of in made)
 
 
 def check_torchvision() -> Facts:
@@ -408,21 +311,23 @@ def check_weights() -> Facts:
     from vitrail.checkpoint.files.read_weights import read_weights
     from vitrail.checkpoint.known_weights import BUNDLED, bundled_file
 
-    found: Facts = {}
-    for name in BUNDLED:
-        path = bundled_file(name)
-        found[name] = {"bytes": path.stat().st_size, "tensors": len(read_weights(path).tensors)}
-    return {"found": found}
+    files = {name: bundled_file(name) for name in BUNDLED}
+    return {
+        "found": {
+            name: {"bytes": path.stat().st_size, "tensors": len(read_weights(path).tensors)}
+            for name, path in files.items()
+        }
+    }
 
 
 # In this order; libraries are called what pip calls them.
 STAGES: Final[dict[str, Callable[[], Facts]]] = {
-    "numpy": check_import("numpy"),
+    "numpy": partial(check_import, "numpy"),
     "pillow": check_pillow,
-    "safetensors": check_import("safetensors"),
-    "rich": check_import("rich.console"),
-    "jinja2": check_import("jinja2"),
-    "shtab": check_import("shtab"),
+    "safetensors": partial(check_import, "safetensors"),
+    "rich": partial(check_import, "rich.console"),
+    "jinja2": partial(check_import, "jinja2"),
+    "shtab": partial(check_import, "shtab"),
     "torch": check_torch,
     "devices": list_devices,
     "torchvision": check_torchvision,
