@@ -249,13 +249,6 @@ def test_dedup_asks_for_something_to_compare(here: Path, capsys: pytest.CaptureF
     assert "names digits@test twice" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("count", "said"), [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (256_000_000, "256 MB"), (15 * 10**14, "1,500 TB")]
-)
-def test_bytes_for_people(count: int, said: str) -> None:
-    assert data.format_size(count) == said
-
-
 def test_numbers_of_a_row() -> None:
     from vitrail.data.tools.overview import SplitSummary
 
@@ -273,7 +266,7 @@ def test_numbers_of_a_row() -> None:
         bytes=0,
         unreadable=(("a", "b"),) * 3,
     )
-    assert data.summary_row("train", empty) == ["train", "3", "-", "-", "-", "-", "-", "-", "0 B", "3"]
+    assert data.summary_row("train", empty) == ["train", "3", "-", "-", "-", "-", "-", "-", "0 bytes", "3"]
     assert data.describe_split("train", empty) == ["train: headers of all 3: none readable"]
 
 
