@@ -4,22 +4,38 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from vitrail.checkpoint.bundle import Bundle
+from vitrail.checkpoint.find_weights import find_weights
+from vitrail.checkpoint.weights import build_network
+from vitrail.cli.inputs import single_process
 from vitrail.cli.options.look import CostOptions
 from vitrail.cli.progress import bars
 from vitrail.core.atomic_files import check_writable
 from vitrail.core.console import format_giga, format_millions, print_table
 from vitrail.core.errors import ConfigError, UnknownName
 from vitrail.core.paper_tables import JFT_CLASSES, JFT_IMAGES, jft_epochs, printed_exaflops
-from vitrail.core.text import Pair, format_size
+from vitrail.core.text import Pair, format_size, pluralise
+from vitrail.data.collection import open_collection
+from vitrail.data.datasets.catalogue import SETS
+from vitrail.distributed.process_group import name_device
 from vitrail.evaluation.result import Measure, Result, describe_weights
 from vitrail.evaluation.speed import count_paper_macs, tpuv3_core_days, training_flops
 from vitrail.models.family import ModelConfig, to_dict
-from vitrail.models.zoo import SLUGS, ZOO, adapt_config, resolve_name, slug
+from vitrail.models.zoo import SLUGS, ZOO, adapt_config, network_name, resolve_name, slug
 from vitrail.optim.config import Optim
 from vitrail.recipes.launch import RUNS
-from vitrail.studies.paper.inference_speed import NetworkSpeeds, choose_sizes, draw_random_weights, measure_speeds
+from vitrail.report.figure_style import save_figure
+from vitrail.studies.paper.inference_speed import (
+    NetworkSpeeds,
+    choose_sizes,
+    draw_figure,
+    draw_random_weights,
+    measure_speeds,
+)
 from vitrail.train import resolve as memory
+from vitrail.train.data import find_split
 
 CARDS = (16, 24, 48, 80)  # GB of usual GPUs
 SECONDS = {"cuda": 120.0, "cpu": 60.0}
@@ -35,52 +51,52 @@ class CostedNetwork(NamedTuple):
     bundle: Bundle | None
 
 
-class TrainingLength(NamedTuple):
-    """Images, epochs and classes to train for, under a name."""
+class CostedTraining(NamedTuple):
+    """Images and epochs to train for, under a name, and the network at its size of training, with as many outputs."""
 
     name: str
     images: int
     epochs: float
-    classes: int | None
+    classes: int | None  # of the data, if known
+    config: ModelConfig
+
+    @property
+    def exaflops(self) -> float:
+        return training_flops(count_paper_macs(self.config), self.images * self.epochs) / 1e18
 
 
 def run_cost(options: CostOptions) -> int:
-    check_cost(options)
+    # 0 stands for "not given".
+    for option, value in (("--images", options.images), ("--epochs", options.epochs), ("--seconds", options.seconds)):
+        if not 0 <= value < math.inf:
+            raise ConfigError(f"{option} {value:g} must be above 0 and finite")
+    if options.batch and min(options.batch) < 1:
+        raise ConfigError(f"--batch {min(options.batch)} must be at least 1")
     networks = [find_network(text) for text in options.models]
     trainings = [plan_trainings(one, options) for one in networks]
     show_size(networks, options)
     show_training(networks, trainings, options)
     show_memory(networks, options)
     found, how = list[NetworkSpeeds](), dict[str, Any]()
+    names = [slug(one.name) for one in networks]
     out = options.out
     if options.measure:
-        out = out or RUNS / f"cost-{slug(networks[0].name)}"
+        out = out or RUNS / f"cost-{names[0]}"
         check_writable(out / "speed.png")
         found, how = measure_speed(networks, options)
-        draw_speed(found, how["device"], out)
-    if out is not None:
-        for at, (one, name) in enumerate(zip(networks, file_names(networks), strict=True)):
-            cost_result(one, trainings[at], options, found[at] if found else None, how).write(out / name)
-            print(f"result: {out / name}")
+        try:
+            png, svg = save_figure(draw_figure(found, how["device"]), out / "speed")
+            print(f"figure: {png}, {svg.name}")
+        except ConfigError as error:  # without matplotlib
+            print(f"no figure: {error}")
+    if out is None:
+        return 0
+    for at, name in enumerate(names):
+        number = f"-{names[: at + 1].count(name)}" if names.count(name) > 1 else ""
+        path = out / f"{name}{number}.json"
+        cost_result(networks[at], trainings[at], options, found[at] if found else None, how).write(path)
+        print(f"result: {path}")
     return 0
-
-
-def check_cost(options: CostOptions) -> None:
-    """Refuses invalid options before anything is read or measured; 0 stands for "not given"."""
-    for option, value in (("--images", options.images), ("--epochs", options.epochs), ("--seconds", options.seconds)):
-        if not 0 <= value < math.inf:
-            raise ConfigError(f"{option} {value:g} must be above 0 and finite")
-    if options.batch and min(options.batch) < 1:
-        raise ConfigError(f"--batch {min(options.batch)} must be at least 1")
-
-
-def file_names(networks: list[CostedNetwork]) -> list[str]:
-    """vit_b_16.json, or vit_b_16-1.json and vit_b_16-2.json where two networks have one name."""
-    names = [slug(one.name) for one in networks]
-    return [
-        f"{name}.json" if names.count(name) == 1 else f"{name}-{names[: at + 1].count(name)}.json"
-        for at, name in enumerate(names)
-    ]
 
 
 def find_network(text: str) -> CostedNetwork:
@@ -93,53 +109,52 @@ def find_network(text: str) -> CostedNetwork:
         return CostedNetwork(text, name, ZOO[name], None)
     if text in ZOO or text in SLUGS:
         raise ConfigError(f"{text!r} is a network and a path here; write ./{text} for the path")
-    from vitrail.checkpoint.find_weights import find_weights
-    from vitrail.models.zoo import network_name
-
     bundle = find_weights(text)
     title = network_name(bundle.config)
     return CostedNetwork(text, title if title in ZOO else Path(text).stem, bundle.config, bundle)
 
 
-def plan_trainings(one: CostedNetwork, options: CostOptions) -> list[TrainingLength]:
+def plan_trainings(one: CostedNetwork, options: CostOptions) -> list[CostedTraining]:
     """The requested trainings, by default the paper's."""
+    size = options.image_size[0] if options.image_size else None
+
+    def plan(name: str, images: int, epochs: float, classes: int | None) -> CostedTraining:
+        outputs = options.classes if options.classes is not None else classes or one.config.classes
+        config = adapt_config(one.config, image_size=size, classes=outputs)
+        return CostedTraining(name, images, epochs, classes, config)
+
     if options.images and options.data:
         raise ConfigError("--images or --data: one of them says how many images there are")
     if options.images:
         if not options.epochs:
             raise ConfigError(f"how often is each of the {options.images:,} images seen? give --epochs E")
-        return [TrainingLength("yours", options.images, options.epochs, None)]
+        return [plan("yours", options.images, options.epochs, None)]
     if options.epochs and not options.data:
         raise ConfigError(f"--epochs {options.epochs:g} of what? give --data NAME or --images N")
-    found: list[TrainingLength] = []
+    found: list[CostedTraining] = []
     for name in (options.data,) if options.data else ("imagenet", "imagenet21k", "jft"):
         images, classes = count_training_images(name)
         usual = jft_epochs(one.name) if name == "jft" else EPOCHS.get(name, ())
         if not options.epochs and not usual:
             raise ConfigError(f"how many epochs on {name}? give --epochs E")
         lengths = (options.epochs,) if options.epochs else usual
-        found += [TrainingLength(name, images, epochs, classes) for epochs in lengths]
+        found += [plan(name, images, epochs, classes) for epochs in lengths]
     return found
 
 
 def count_training_images(name: str) -> tuple[int, int | None]:
     """How many to train on and how many classes: of a named set as published, without its files."""
-    from vitrail.data.datasets.catalogue import SETS
-
     if name == "jft":
         return JFT_IMAGES, JFT_CLASSES
     if name in SETS:
         return SETS[name].splits["train"], SETS[name].classes
-    from vitrail.data.collection import open_collection
-    from vitrail.train.data import find_split
-
     collection = open_collection(name)
     few = name.startswith("vtab/") and "trainval1000" in collection.splits
     return len(find_split(collection, "trainval1000" if few else "train")), len(collection.classes) or None
 
 
 def sizes_to_cost(one: CostedNetwork, options: CostOptions) -> list[Pair | int]:
-    """As asked for; else the network's own, and the paper's size of fine-tuning for one that has a name."""
+    """As requested; else the network's own, and the paper's size of fine-tuning for one that has a name."""
     if options.image_size:
         return list(options.image_size)
     if one.bundle is not None or one.config.image != (224, 224):
@@ -153,30 +168,23 @@ def show_size(networks: list[CostedNetwork], options: CostOptions) -> None:
         for size in sizes_to_cost(one, options):
             config = adapt_config(one.config, image_size=size, classes=options.classes)
             tokens = f"{config.tokens:,}" if config.tokens else "-"
-            cells = [
-                format_size(config.image),
-                f"{config.classes:,}",
-                tokens,
-                format_millions(config.parameters),
-                format_giga(config.macs),
-            ]
+            cells = [format_size(config.image), f"{config.classes:,}", tokens]
+            cells += [format_millions(config.parameters), format_giga(config.macs)]
             rows.append([one.name if one.bundle is None else f"{one.name} ({one.text})", *cells])
     print_table(("network", "image", "classes", "tokens", "parameters", "GMACs"), rows, left=2)
 
 
-def show_training(networks: list[CostedNetwork], trainings: list[list[TrainingLength]], options: CostOptions) -> None:
-    """exaFLOPs and core-days, with what Table 6 prints where it has the row."""
+def show_training(networks: list[CostedNetwork], trainings: list[list[CostedTraining]], options: CostOptions) -> None:
+    """exaFLOPs and core-days, with what Table 6 prints for the network, set, size and head."""
     rows: list[list[str]] = []
     for one, each in zip(networks, trainings, strict=True):
         for training in each:
-            flops, printed = exaflops(one, training, options), table_6(one, training, options)
-            cells = [f"{training.images:,}", f"{training.epochs:g}", f"{training_classes(one, training, options):,}"]
-            cells += [
-                format_amount(flops),
-                "" if printed is None else f"{printed:,g}",
-                format_amount(tpuv3_core_days(flops * 1e18)),
-            ]
-            rows.append([one.name, format_size(training_size(one, options)), training.name, *cells])
+            config, flops = training.config, training.exaflops
+            same = training.name == "jft" and config.image == (224, 224) and options.classes in (None, JFT_CLASSES)
+            printed = printed_exaflops(one.name, training.epochs) if same else None
+            cells = [f"{training.images:,}", f"{training.epochs:g}", f"{config.classes:,}", format_amount(flops)]
+            cells += ["" if printed is None else f"{printed:,g}", format_amount(tpuv3_core_days(flops * 1e18))]
+            rows.append([one.name, format_size(config.image), training.name, *cells])
     heads = ("network", "image", "data", "images", "epochs", "classes", "exaFLOPs", "Table 6", "TPUv3 core-days")
     print_table(heads, rows, left=3, title="Training")
     print("exaFLOPs are 6 x MACs x images x epochs, as in the paper; core-days at the pace of its ViT-L/16.")
@@ -188,34 +196,12 @@ def format_amount(value: float) -> str:
     return f"{value:,.1f}" if value >= 10 else f"{value:.3g}"
 
 
-def training_size(one: CostedNetwork, options: CostOptions) -> Pair:
-    return adapt_config(one.config, image_size=options.image_size[0] if options.image_size else None).image
-
-
-def training_classes(one: CostedNetwork, training: TrainingLength, options: CostOptions) -> int:
-    return options.classes if options.classes is not None else training.classes or one.config.classes
-
-
-def exaflops(one: CostedNetwork, training: TrainingLength, options: CostOptions) -> float:
-    config = adapt_config(
-        one.config, image_size=training_size(one, options), classes=training_classes(one, training, options)
-    )
-    return training_flops(count_paper_macs(config), training.images * training.epochs) / 1e18
-
-
-def table_6(one: CostedNetwork, training: TrainingLength, options: CostOptions) -> float | None:
-    """The printed figure, for the network, set, size and head that it is of."""
-    same = (
-        training.name == "jft" and training_size(one, options) == (224, 224) and options.classes in (None, JFT_CLASSES)
-    )
-    return printed_exaflops(one.name, training.epochs) if same else None
-
-
 def show_memory(networks: list[CostedNetwork], options: CostOptions) -> None:
     """Prints the memory of training, by the closed forms that choose a run's micro-batch."""
     rows: list[list[str]] = []
     for one in networks:
-        config = adapt_config(one.config, image_size=training_size(one, options), classes=options.classes)
+        size = options.image_size[0] if options.image_size else None
+        config = adapt_config(one.config, image_size=size, classes=options.classes)
         state = memory.state_bytes(config.parameters, Optim(), low=True, average=False)
         for recompute in (False, True) if config.can_recompute else (False,):
             each = memory.image_bytes(config, low=True, recompute=recompute)
@@ -230,82 +216,48 @@ def show_memory(networks: list[CostedNetwork], options: CostOptions) -> None:
 
 def measure_speed(networks: list[CostedNetwork], options: CostOptions) -> tuple[list[NetworkSpeeds], dict[str, Any]]:
     """Runs every network at every size, and prints a line for each; and how it was done, for the results."""
-    import torch
-
-    from vitrail.cli.inputs import single_process
-    from vitrail.distributed.process_group import name_device
-
     found: list[NetworkSpeeds] = []
     with single_process(options.device) as place, bars() as progress:
-        kind, threads = place.type, torch.get_num_threads()
-        seconds = options.seconds or SECONDS.get(kind, SECONDS["cpu"])
-        precision: Any = {"cuda": "bfloat16"}.get(kind, "float32") if options.precision == "auto" else options.precision
-        device = name_device(place) if kind != "cpu" else f"CPU ({threads} thread{'s' * (threads > 1)})"
+        seconds = options.seconds or SECONDS.get(place.type, SECONDS["cpu"])
+        usual = "bfloat16" if place.type == "cuda" else "float32"
+        precision = usual if options.precision == "auto" else options.precision
+        threads = f" ({pluralise(torch.get_num_threads(), 'thread')})" if place.type == "cpu" else ""
+        device = f"{name_device(place)}{threads}"
+        how: dict[str, Any] = {"precision": precision, "seconds": seconds, "device": device}
         for at, one in enumerate(networks):
-            config = adapt_config(one.config, classes=options.classes)
-            room = memory.free_bytes(place)
+            config, room = adapt_config(one.config, classes=options.classes), memory.free_bytes(place)
             bundle = one.bundle if one.bundle is not None else draw_random_weights(config)
             sizes = options.image_size or choose_sizes(config, place)
             tell = lambda text, at=at: progress(text, at, len(networks))  # noqa: E731
-            found.append(
-                measure_speeds(one.name, bundle, sizes, device=place, precision=precision,
-                         batches=tuple(options.batch), seconds=seconds, room=room, tell=tell)
-            )  # fmt: skip
+            settings: dict[str, Any] = {**how, "device": place, "batches": options.batch, "room": room, "tell": tell}
+            found.append(measure_speeds(one.name, bundle, sizes, **settings))
     show_speed(found, networks, f"Inference on {device}, {precision}")
-    return found, {"precision": precision, "seconds": seconds, "device": device}
+    return found, how
 
 
 def show_speed(found: list[NetworkSpeeds], networks: list[CostedNetwork], title: str) -> None:
     rows: list[list[str]] = []
-    for one, asked_for in zip(found, networks, strict=True):
+    for one, network in zip(found, networks, strict=True):
         for size, speed in one.speeds.items():
             best, first = speed.best, speed.points[0]
-            work = 2 * adapt_config(asked_for.config, image_size=size).macs * best.images_per_s / 1e12
+            work = 2 * adapt_config(network.config, image_size=size).macs * best.images_per_s / 1e12
             held = "?" if best.memory is None else f"{best.memory / 1e6:,.0f} MB"
             largest = "?" if speed.largest is None else f"{'' if speed.tried else 'about '}{speed.largest:,}"
-            cells = [
-                f"{best.images_per_s:,.4g}",
-                str(best.batch),
-                f"{format_amount(first.seconds * 1e3)} ms at {first.batch}",
-            ]
-            rows.append([one.name, format_size(size), *cells, held, f"{work:,.3g}", largest, speed.stopped])
-    heads = (
-        "network",
-        "image",
-        "img/s",
-        "at batch",
-        "latency",
-        "memory",
-        "TFLOP/s",
-        "largest batch",
-        "ended by",
-    )
-    print_table(heads, rows, left=2, title=title)
-
-
-def draw_speed(found: list[NetworkSpeeds], device: str, out: Path) -> None:
-    """Writes D.5's figure, or says that it needs matplotlib."""
-    from vitrail.report.figure_style import save_figure
-    from vitrail.studies.paper.inference_speed import draw_figure
-
-    try:
-        png, svg = save_figure(draw_figure(found, device), out / "speed")
-    except ConfigError as error:
-        print(f"no figure: {error}")
-    else:
-        print(f"figure: {png}, {svg.name}")
+            latency = f"{format_amount(first.seconds * 1e3)} ms at {first.batch}"
+            cells = [f"{best.images_per_s:,.4g}", str(best.batch), latency, held, f"{work:,.3g}", largest]
+            rows.append([one.name, format_size(size), *cells, speed.stopped])
+    speeds = ("img/s", "at batch", "latency", "memory", "TFLOP/s", "largest batch", "ended by")
+    print_table(("network", "image", *speeds), rows, left=2, title=title)
 
 
 def cost_result(
     one: CostedNetwork,
-    trainings: list[TrainingLength],
+    trainings: list[CostedTraining],
     options: CostOptions,
     found: NetworkSpeeds | None,
     how: dict[str, Any],
 ) -> Result:
     """All of it as data; `how` is how it was measured. A network by name has no weights, so no hash."""
-    from vitrail.checkpoint.weights import build_network
-
     config = adapt_config(one.config, classes=options.classes)
     facts = {"name": one.text, "hash": None, "image": list(config.image), "parameters": config.parameters}
     measures = [Measure(name="parameters", value=config.parameters, unit="count")]
@@ -314,27 +266,22 @@ def cost_result(
         measures.append(Measure(name=f"MACs {format_size(sized.image)}", value=sized.macs, unit="count"))
     for training in trainings:
         name = f"exaFLOPs {training.name}, {training.epochs:g} epochs"
-        measures.append(Measure(name=name, value=exaflops(one, training, options), unit="number"))
+        measures.append(Measure(name=name, value=training.exaflops, unit="number"))
     details: dict[str, Any] = {}
-    for size, speed in found.speeds.items() if found else ():
-        best = speed.best
-        measures.append(
-            Measure(name=f"img/s {format_size(size)}", value=best.images_per_s, count=best.batch, unit="img/s")
-        )
+    for pair, speed in found.speeds.items() if found else ():
+        size, best = format_size(pair), speed.best
+        measures.append(Measure(name=f"img/s {size}", value=best.images_per_s, count=best.batch, unit="img/s"))
         if best.memory is not None:
-            measures.append(
-                Measure(name=f"memory {format_size(size)}", value=best.memory, count=best.batch, unit="bytes")
-            )
+            measures.append(Measure(name=f"memory {size}", value=best.memory, count=best.batch, unit="bytes"))
         if speed.largest is not None:
-            measures.append(Measure(name=f"largest batch {format_size(size)}", value=speed.largest, unit="count"))
-        points = [
-            {"batch": p.batch, "seconds": p.seconds, "passes": p.passes, "memory": p.memory} for p in speed.points
-        ]
-        details[format_size(size)] = {"points": points, "tried": speed.tried, "ended by": speed.stopped}
+            measures.append(Measure(name=f"largest batch {size}", value=speed.largest, unit="count"))
+        keys = ("batch", "seconds", "passes", "memory")
+        points = [{key: getattr(point, key) for key in keys} for point in speed.points]
+        details[size] = {"points": points, "tried": speed.tried, "ended by": speed.stopped}
     return Result(
         kind="cost",
         weights=facts if one.bundle is None else describe_weights(one.text, build_network(one.bundle)),
-        data={"trainings": [training._asdict() for training in trainings]},
+        data={"trainings": [dict(zip(training._fields[:4], training, strict=False)) for training in trainings]},
         measures=tuple(measures),
         config={"network": to_dict(config), **how},
         details=details,

@@ -56,11 +56,10 @@ def run_data(options: DataOptions) -> int:
         how = {"check": options.check, "strict": options.strict}
         summaries = summarise(collection, **how, workers=options.workers, progress=progress)
     if options.json:
-        record = {"name": collection.name, "kind": collection.kind}
-        record["path"] = None if collection.path is None else str(collection.path)
-        record |= {name: list(getattr(collection, name)) for name in ("classes", "pixel_classes", "notes")}
-        splits = {split: summary.to_dict() for split, summary in summaries.items()}
-        print(json.dumps({**record, "splits": splits}))
+        path = None if collection.path is None else str(collection.path)
+        record = {name: getattr(collection, name) for name in ("classes", "pixel_classes", "notes")}
+        record |= {"splits": {split: summary.to_dict() for split, summary in summaries.items()}}
+        print(json.dumps({"name": collection.name, "kind": collection.kind, "path": path, **record}))
     else:
         show_summaries(collection, summaries)
     if options.sheet or not (options.json or options.no_sheet):
