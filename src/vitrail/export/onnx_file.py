@@ -177,12 +177,7 @@ def convert_program(program: ExportedProgram, opset: int, names: tuple[str, str]
     """torch's graph in ONNX's operations, as onnx.ModelProto."""
     with silence_exporter():
         done: Any = torch.onnx.export(
-            program,
-            dynamo=True,
-            verbose=False,
-            opset_version=opset,
-            input_names=[names[0]],
-            output_names=[names[1]],
+            program, dynamo=True, verbose=False, opset_version=opset, input_names=[names[0]], output_names=[names[1]]
         )
     found = int(done.model.opset_imports[""])
     if found != opset:

@@ -12,13 +12,7 @@ from torch import Tensor, nn
 
 from vitrail.core.errors import ConfigError
 from vitrail.core.text import pluralise
-from vitrail.inspection.layer_taps import (
-    TokenLayout,
-    get_token_layout,
-    has_attention,
-    mean_logits,
-    require_transformer,
-)
+from vitrail.inspection.layer_taps import TokenLayout, get_token_layout, has_attention, mean_logits, require_transformer
 from vitrail.inspection.rollout import rollout
 from vitrail.models.backbone import eval_mode
 

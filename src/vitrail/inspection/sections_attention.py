@@ -30,14 +30,7 @@ from vitrail.inspection.measures import (
     random_maps,
 )
 from vitrail.inspection.page import ImageOverlay, InspectionSection, SectionFigure
-from vitrail.inspection.rollout import (
-    class_attention,
-    grad_cam,
-    gradient_rollout,
-    overlay,
-    rollout,
-    rollout_by_layer,
-)
+from vitrail.inspection.rollout import class_attention, grad_cam, gradient_rollout, overlay, rollout, rollout_by_layer
 from vitrail.models.backbone import eval_mode
 from vitrail.report.figure_style import map_colours
 

@@ -10,14 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrail.inspection import figures
-from vitrail.inspection.context import (
-    DOWN,
-    InspectionContext,
-    Pixels,
-    choose_layers,
-    name_prefix_tokens,
-    to_numpy,
-)
+from vitrail.inspection.context import DOWN, InspectionContext, Pixels, choose_layers, name_prefix_tokens, to_numpy
 from vitrail.inspection.layer_taps import has_token_readout, iterate_layers
 from vitrail.inspection.measures import layer_cka
 from vitrail.inspection.page import (
