@@ -20,7 +20,7 @@ from vitrail.cli.app import main
 from vitrail.cli.use import inspect
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.inspection import figures, page
-from vitrail.inspection.registry import KINDS
+from vitrail.inspection.sections import KINDS
 from vitrail.models.family import ModelConfig
 from vitrail.report import figure_style as style
 

@@ -130,7 +130,6 @@ def test_the_tile_of_a_place_shows_its_similarities() -> None:
 
 def test_areas_stand_in_the_legend() -> None:
     deletion, insertion = np.array([[1.0, 0.5, 0.0], [1.0, 0.5, 0.0]]), np.array([[0.0, 1.0, 1.0], [0.0, 1.0, 1.0]])
-    assert figures.mean_area(insertion) == pytest.approx(0.75)
     drawn: Any = figures.draw_faithfulness({"rollout": (deletion, insertion)}, LIGHT)
     said = [text.get_text() for axes in drawn.axes for text in axes.get_legend().get_texts()]
     assert said == ["rollout (0.500)", "rollout (0.750)"]

@@ -37,7 +37,7 @@ from vitrail.inspection.page import (
     quantise,
 )
 from vitrail.inspection.rollout import combine_layers
-from vitrail.inspection.sections_learned import build_explorer, iterate_attention
+from vitrail.inspection.sections import build_explorer, iterate_attention
 from vitrail.report.figure_style import Theme, encode_figure
 
 WICKED = "<script>alert(1)</script>\"' onerror=x {{ 7 * 7 }}"

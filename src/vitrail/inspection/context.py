@@ -108,7 +108,12 @@ def choose_layers(given: InspectionContext, count: int, most: int = ACROSS) -> l
     wrong = [layer for layer in given.layers if not 0 <= layer < count]
     if wrong:
         raise ConfigError(f"--layers {wrong[0] + 1} is out of range; this network has layers 1 to {count}")
-    return list(given.layers) or sorted({round(at) for at in np.linspace(0, count - 1, min(count, most)).tolist()})
+    return list(given.layers) or space_evenly(0, count - 1, min(count, most))
+
+
+def space_evenly(first: int, last: int, count: int) -> list[int]:
+    """At most so many integers from the first to the last, both included."""
+    return sorted({round(at) for at in np.linspace(first, last, count).tolist()})
 
 
 def name_prefix_tokens(given: InspectionContext) -> list[str]:

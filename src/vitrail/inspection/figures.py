@@ -5,7 +5,7 @@ save(figure, Path("distance"))          # distance.png and distance.svg
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -32,8 +32,7 @@ GAP: Final = 0.05  # inches between images
 def show_image(axes: "Axes", picture: Pixels) -> None:
     """An image without axes."""
     axes.imshow(picture, interpolation="nearest" if max(picture.shape[:2]) <= 64 else "antialiased")
-    axes.set_xticks([])
-    axes.set_yticks([])
+    axes.set(xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
 
 
@@ -86,9 +85,8 @@ def draw_sheet(
                 if at == 0 and place < len(columns):
                     axes.set_title(make_legible(columns[place], round(16 * side)), fontsize=8, pad=4, color=theme.quiet)
                 if place == 0 and at < len(rows):
-                    axes.set_ylabel(
-                        make_legible(rows[at], 12), fontsize=8, rotation=0, ha="right", va="center", labelpad=6
-                    )
+                    name = make_legible(rows[at], 12)
+                    axes.set_ylabel(name, fontsize=8, rotation=0, ha="right", va="center", labelpad=6)
         if bar is not None:
             place = figure.add_axes((0.3, 0.42 / height, 0.4, 0.09 / height))
             add_colour_bar(figure, bar, colours, theme, cax=place, orientation="horizontal")
@@ -101,13 +99,8 @@ def add_colour_bar(figure: "Figure", ends: tuple[float, float, str], colours: st
     from matplotlib.colors import Normalize
 
     low, high, measures = ends
-    bar = figure.colorbar(ScalarMappable(Normalize(low, high), cmap=colours), **place)
+    bar: Any = figure.colorbar(ScalarMappable(Normalize(low, high), cmap=colours), **place)
     bar.set_ticks(np.linspace(low, high, 5).tolist())
-    style_colour_bar(bar, measures, theme)
-
-
-def style_colour_bar(bar: Any, measures: str, theme: Theme) -> None:
-    """A colour bar without a frame."""
     bar.outline.set_visible(False)
     bar.set_label(measures, fontsize=8, color=theme.quiet)
     bar.ax.tick_params(labelsize=7.5, length=2)
@@ -125,8 +118,8 @@ def draw_positions(similarity: Floats, theme: Theme) -> "Figure":
     """Figure 7, centre: one tile per place, cosine similarity of its embedding with all others [gh, gw, gh, gw]."""
     high, wide = similarity.shape[:2]
     lead = max(1, round(0.12 * max(high, wide)))
-    canvas = np.full((high * (high + lead) - lead, wide * (wide + lead) - lead, 3), 255, np.uint8)
-    canvas[:] = [int(theme.paper[at : at + 2], 16) for at in (1, 3, 5)]
+    paper = [int(theme.paper[at : at + 2], 16) for at in (1, 3, 5)]
+    canvas = np.full((high * (high + lead) - lead, wide * (wide + lead) - lead, 3), paper, np.uint8)
     tiles = map_colours(similarity, -1.0, 1.0, "viridis")
     for row in range(high):
         for column in range(wide):
@@ -137,11 +130,9 @@ def draw_positions(similarity: Floats, theme: Theme) -> "Figure":
         axes = figure.add_subplot()
         axes.spines[:].set_visible(False)
         axes.imshow(canvas, interpolation="nearest", aspect="equal", extent=(0.5, wide + 0.5, high + 0.5, 0.5))
-        axes.set_xticks(space_ticks(wide))
-        axes.set_yticks(space_ticks(high))
+        axes.set(xticks=space_ticks(wide), yticks=space_ticks(high))
+        axes.set(xlabel="column of the patch", ylabel="row of the patch")
         axes.tick_params(length=0, labelsize=8)
-        axes.set_xlabel("column of the patch")
-        axes.set_ylabel("row of the patch")
         ends = (-1.0, 1.0, "cosine similarity")
         add_colour_bar(figure, ends, "viridis", theme, ax=axes, location="bottom", shrink=0.45, aspect=36, pad=0.03)
     return figure
@@ -170,9 +161,8 @@ def draw_heads(
         axes.plot(depth, values.mean(1), color=theme.amber, linewidth=1.8, label="mean of the layer", zorder=2)
         if reference is not None:
             axes.axhline(reference, color=theme.quiet, linewidth=1, linestyle=(0, (4, 3)), label=label, zorder=1)
-        axes.set_xticks(space_ticks(layers, 24))
-        axes.set_xlim(0.4, layers + 0.6)
-        axes.set_ylim(0, 1.08 * max(float(values.max()), reference or 0.0, 1e-9))
+        highest = 1.08 * max(float(values.max()), reference or 0.0, 1e-9)
+        axes.set(xticks=space_ticks(layers, 24), xlim=(0.4, layers + 0.6), ylim=(0, highest))
         add_legend(axes, theme)
     return figure
 
@@ -205,18 +195,15 @@ def draw_norms(values: Floats, prefix: Sequence[str], theme: Theme) -> "Figure":
 
 def draw_matrix(values: Floats, theme: Theme) -> "Figure":
     """CKA between layers [L + 1, L + 1], from 0 to 1."""
-    count = len(values)
+    ticks = [at - 1 for at in space_ticks(len(values))]
     with use_theme(theme):
         figure = new_figure(5.0, 5.6)
         axes = figure.add_subplot()
-        drawn = axes.imshow(values, vmin=0, vmax=1, cmap="magma", origin="lower", interpolation="nearest")
-        axes.set_xticks([at - 1 for at in space_ticks(count)])
-        axes.set_yticks([at - 1 for at in space_ticks(count)])
+        axes.imshow(values, vmin=0, vmax=1, cmap="magma", origin="lower", interpolation="nearest")
+        axes.set(xticks=ticks, yticks=ticks, xlabel="layer", ylabel="layer (0: patches and positions)")
         axes.tick_params(length=0, labelsize=8)
-        axes.set_xlabel("layer")
-        axes.set_ylabel("layer (0: patches and positions)")
         axes.spines[:].set_visible(False)
-        style_colour_bar(figure.colorbar(drawn, ax=axes, shrink=0.9, aspect=28), "linear CKA", theme)
+        add_colour_bar(figure, (0, 1, "linear CKA"), "magma", theme, ax=axes, shrink=0.9, aspect=28)
     return figure
 
 
@@ -227,9 +214,7 @@ def draw_faithfulness(scores: Mapping[str, tuple[Floats, Floats]], theme: Theme)
         panels: Any = figure.subplots(1, 2, sharey=True)
         for panel, title in enumerate(("deletion: lower is better", "insertion: higher is better")):
             axes = panels[panel]
-            style_axes(
-                axes, "patches " + ("deleted" if panel == 0 else "inserted"), "probability" if panel == 0 else ""
-            )
+            style_axes(axes, f"patches {('deleted', 'inserted')[panel]}", ("probability", "")[panel])
             axes.set_title(title, loc="left", fontsize=9.5, pad=34)
             for at, (name, both) in enumerate(scores.items()):
                 values = both[panel]
@@ -239,8 +224,9 @@ def draw_faithfulness(scores: Mapping[str, tuple[Floats, Floats]], theme: Theme)
                 colour = theme.quiet if random else theme.glass[at % len(theme.glass)]
                 error = values.std(0, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.zeros_like(mean)
                 axes.fill_between(share, mean - error, mean + error, color=colour, alpha=0.12, linewidth=0)
-                style: Literal["--", "-"] = "--" if random else "-"
-                axes.plot(share, mean, style, color=colour, linewidth=1.7, label=f"{name} ({mean_area(values):.3f})")
+                area = np.mean((values[:, 1:] + values[:, :-1]) / 2)  # by the trapezium rule
+                style = {"linestyle": "--" if random else "-", "linewidth": 1.7, "label": f"{name} ({area:.3f})"}
+                axes.plot(share, mean, color=colour, **style)
             axes.set_xlim(0, 100)
             axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0f} %")
             add_legend(axes, theme, across=2)
@@ -248,15 +234,9 @@ def draw_faithfulness(scores: Mapping[str, tuple[Floats, Floats]], theme: Theme)
     return figure
 
 
-def mean_area(values: Floats) -> float:
-    """The mean over images of the area under curves [B, steps + 1] over the unit interval, by the trapezium rule."""
-    return float(((values[:, 1:] + values[:, :-1]) / 2).mean())
-
-
 def style_axes(axes: "Axes", along: str, up: str) -> None:
     axes.grid(axis="y", linewidth=0.8)
-    axes.set_xlabel(along)
-    axes.set_ylabel(up)
+    axes.set(xlabel=along, ylabel=up)
     axes.tick_params(length=0, labelsize=8)
     axes.spines["left"].set_visible(False)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.core.errors import ConfigError, ImageSizeError
-from vitrail.core.text import Pair, format_size
+from vitrail.core.text import Pair
 from vitrail.models.backbone import LayerTap, Taps, eval_mode
 from vitrail.models.vit import ViT
 
@@ -40,10 +40,8 @@ def require_transformer(model: nn.Module) -> ViT:
     """The network itself; ConfigError if it has no tokens."""
     if has_attention(model):
         return model
-    raise ConfigError(
-        f"a {type(model).__name__} has no tokens and no attention between them; use a ViT or a hybrid "
-        "(for a ResNet there is grad_cam)"
-    )
+    why = f"a {type(model).__name__} has no tokens and no attention between them"
+    raise ConfigError(f"{why}; use a ViT or a hybrid (for a ResNet there is grad_cam)")
 
 
 def get_token_layout(model: nn.Module) -> TokenLayout:
@@ -72,10 +70,8 @@ def select_output(z: Tensor, model: nn.Module) -> Tensor:
 def move_to_model(images: Tensor, model: nn.Module) -> Tensor:
     """Prepared images on the model's device and in its dtype."""
     if not images.is_floating_point() or images.ndim != 4:
-        raise ConfigError(
-            f"images are {images.dtype} {list(images.shape)}, not prepared floats [B, C, H, W]; convert bytes with "
-            "`preprocessing.normalise(pixels)`"
-        )
+        found = f"images are {images.dtype} {list(images.shape)}, not prepared floats [B, C, H, W]"
+        raise ConfigError(f"{found}; convert bytes with `preprocessing.normalise(pixels)`")
     like = next(model.parameters())
     return images.to(like.device, like.dtype)
 
@@ -84,11 +80,9 @@ def check_images(images: Tensor, network: ViT) -> Tensor:
     """The images on the model's device; ImageSizeError unless they have the network's own size, which the grid of its
     tokens refers to."""
     images, config = move_to_model(images, network), network.config
-    if tuple(images.shape[1:]) != (config.channels, *config.image):
-        raise ImageSizeError(
-            f"images of {tuple(images.shape)} do not fit a network for [B, {config.channels}, {config.image[0]}, "
-            f"{config.image[1]}]; load it with image_size=... to resize its positions"
-        )
+    if tuple(images.shape[1:]) != (own := (config.channels, *config.image)):
+        found = f"images of {tuple(images.shape)} do not fit a network for {own}"
+        raise ImageSizeError(f"{found}; load it with image_size=... to resize its positions")
     return images
 
 
@@ -109,20 +103,10 @@ def choose_classes(logits: Tensor, classes: Tensor | None) -> Tensor:
         return logits.argmax(dim=-1)
     if classes.shape != (batch,) or classes.is_floating_point():
         raise ConfigError(f"classes are {classes.dtype} {list(classes.shape)}; give one integer per image [{batch}]")
-    if classes.numel() and not 0 <= int(classes.min()) <= int(classes.max()) < count:
-        low, high = int(classes.min()), int(classes.max())
+    low, high = (int(end) for end in classes.aminmax()) if classes.numel() else (0, 0)
+    if not 0 <= low <= high < count:
         raise ConfigError(f"classes from {low} to {high} are out of range; the network has 0 to {count - 1}")
     return classes.to(logits.device, torch.int64)
-
-
-def check_maps(maps: Tensor, images: Tensor) -> None:
-    """One map per image, no finer than its pixels."""
-    batch, _, height, width = images.shape
-    if maps.ndim != 3 or maps.shape[0] != batch or maps.shape[1] > height or maps.shape[2] > width:
-        raise ConfigError(
-            f"maps of {list(maps.shape)} do not fit {batch} images of {format_size((height, width))}; "
-            "give [B, rows, columns]"
-        )
 
 
 def iterate_layers(model: nn.Module, images: Tensor) -> Iterator[LayerTap]:

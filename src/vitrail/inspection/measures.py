@@ -25,16 +25,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitrail.core.errors import ConfigError, DataError, unknown_name
-from vitrail.core.text import Pair
+from vitrail.core.text import Pair, format_size
 from vitrail.inspection.layer_taps import (
-    check_maps,
     choose_classes,
     get_token_layout,
     iterate_layers,
     iterate_states,
     mean_logits,
     move_to_model,
-    require_transformer,
     to_float32,
 )
 from vitrail.models.backbone import eval_mode
@@ -59,12 +57,10 @@ def attention_distance(model: nn.Module, batches: Iterable[Tensor]) -> Tensor:
     that looks at the class token has a small distance."""
     tokens = get_token_layout(model)
     distances = distance_matrix(tokens.grid, tokens.patch).to(next(model.parameters()).device)
-
-    def mean_distance(attention: Tensor) -> Tensor:
-        between = attention[..., tokens.prefix :, tokens.prefix :].float()
-        return (between * distances).sum(dim=-1).mean(dim=-1)  # row by row: one long product rounds at the 4th digit
-
-    return average_layers(model, batches, mean_distance)
+    between = slice(tokens.prefix, None)
+    # Row by row: one long product rounds at the 4th digit.
+    measure = lambda attention: (attention[..., between, between].float() * distances).sum(-1).mean(-1)  # noqa: E731
+    return average_layers(model, batches, measure)
 
 
 def attention_entropy(model: nn.Module, batches: Iterable[Tensor]) -> Tensor:
@@ -93,13 +89,10 @@ def average_layers(model: nn.Module, batches: Iterable[Tensor], measure: Callabl
 def layer_cka(model: nn.Module, batches: Iterable[Tensor]) -> Tensor:
     """CKA of the mean patch as it enters the first layer and after each: batches of [B, C, H, W] prepared ->
     [L+1, L+1]. (The class token enters the first layer equal for all images, so it has nothing to compare there.)"""
-    network = require_transformer(model)
     prefix = get_token_layout(model).prefix
-
-    def average_patches(images: Tensor) -> Tensor:  # [L+1, B, D], on the host: not every device has doubles
-        return torch.stack([to_float32(z[:, prefix:]).mean(dim=1) for z in iterate_states(network, images)]).cpu()
-
-    return cka(average_patches(images) for images in batches).to(next(network.parameters()).device)
+    patches = ([to_float32(z[:, prefix:]).mean(dim=1) for z in iterate_states(model, images)] for images in batches)
+    # [L+1, B, D], on the host: not every device has doubles
+    return cka(torch.stack(layers).cpu() for layers in patches).to(next(model.parameters()).device)
 
 
 def cka(batches: Iterable[Tensor]) -> Tensor:
@@ -154,12 +147,12 @@ class FaithfulnessCurves:
     @property
     def deletion_area(self) -> Tensor:
         """The mean probability along the curve [B]: lower is better."""
-        return _area(self.deletion)
+        return torch.trapezoid(self.deletion, dx=1 / (self.deletion.shape[1] - 1), dim=1)
 
     @property
     def insertion_area(self) -> Tensor:
         """The mean probability along the curve [B]: higher is better."""
-        return _area(self.insertion)
+        return torch.trapezoid(self.insertion, dx=1 / (self.insertion.shape[1] - 1), dim=1)
 
 
 def faithfulness_curves(
@@ -175,7 +168,10 @@ def faithfulness_curves(
     predicted for the whole images. Cells are covered with the image's mean colour, or with the blurred image."""
     if fill not in get_args(Fill):
         raise unknown_name("fill", str(fill), get_args(Fill))
-    check_maps(maps, images)
+    batch, _, height, width = images.shape
+    if maps.ndim != 3 or maps.shape[0] != batch or maps.shape[1] > height or maps.shape[2] > width:
+        size = format_size((height, width))
+        raise ConfigError(f"maps of {list(maps.shape)} do not fit {batch} images of {size}; give [B, rows, columns]")
     images = move_to_model(images, model)
     cells = maps.shape[1] * maps.shape[2]
     if not 1 <= steps <= cells:
@@ -221,7 +217,3 @@ def _make_cover(images: Tensor, fill: Fill) -> Tensor:
     reach = min(math.ceil(3 * spread), min(images.shape[2:]) - 1)
     blurred: Any = vision.gaussian_blur(images, [2 * reach + 1] * 2, [spread] * 2)
     return blurred
-
-
-def _area(curve: Tensor) -> Tensor:
-    return torch.trapezoid(curve, dx=1 / (curve.shape[1] - 1), dim=1)

@@ -11,9 +11,12 @@ their mean for the others.
 """
 
 import base64
+import math
+import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from importlib import resources
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,58 +30,52 @@ from vitrail.report.figure_style import DARK, LIGHT, Theme, encode_figure
 from vitrail.report.page import Notes, Section, render_page, to_data_uri
 from vitrail.report.sections import Tile, Tiles
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-
 Floats = NDArray[np.floating[Any]]
 
 LARGEST: Final = 640  # pixels of the longer side of an image on the page
 MOST_PATCHES: Final = 400  # of the explorer, 20 x 20; finer grids are merged
 MOST_BYTES: Final = 6_000_000  # of one image in the explorer; a third more as text
+READINGS: Final = tomllib.loads(resources.files("vitrail.inspection").joinpath("readings.toml").read_text("utf-8"))
 
 
 def prepare_image(image: Image.Image, preprocessing: Preprocessing) -> tuple[Tensor, NDArray[np.uint8]]:
-    """An image for the network, uint8 [3, H, W], and the same part of it for display, [H', W', 3]."""
+    """An image for the network, uint8 [3, H, W], and the part of it that the network sees for display, [H', W', 3].
+    That has the image's own resolution, but is not larger than `LARGEST` and not smaller than the network's input."""
     image = upright_rgb(image)
     pixels = preprocessing.pixels(image)
-    return pixels, crop_for_display(image, pixels, preprocessing)
-
-
-def crop_for_display(image: Image.Image, pixels: Tensor, preprocessing: Preprocessing) -> NDArray[np.uint8]:
-    """The part that the network sees, in the same shape. It has the image's own resolution, but is not larger than
-    `LARGEST` and not smaller than the network's input."""
     height, width = preprocessing.image
     box = (0.0, 0.0, float(image.width), float(image.height))
     if preprocessing.resize is not None:
         box = preprocessing.centre(image)
-    if min(box) < 0:  # the margin that the crop adds around an image is in the network's input only
-        box = (0.0, 0.0, 0.0, 0.0)
     scale = min(max((box[2] - box[0]) / width, (box[3] - box[1]) / height), LARGEST / max(width, height))
-    if scale <= 1:
-        return pixels.permute(1, 2, 0).contiguous().numpy()
+    if scale <= 1 or min(box) < 0:  # the margin that the crop adds around an image is in the network's input only
+        return pixels, pixels.permute(1, 2, 0).contiguous().numpy()
     size = (round(width * scale), round(height * scale))
-    return np.asarray(image.resize(size, Image.Resampling.BICUBIC, box))
+    return pixels, np.asarray(image.resize(size, Image.Resampling.BICUBIC, box))
 
 
-def make_thumbnail(picture: NDArray[np.uint8], side: int = LARGEST) -> str:
-    return to_data_uri(Image.fromarray(np.ascontiguousarray(picture)), side)
-
-
-# Sections as they are computed.
+def make_thumbnail(image: NDArray[np.uint8], side: int = LARGEST) -> str:
+    return to_data_uri(Image.fromarray(np.ascontiguousarray(image)), side)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SectionFigure:
-    """A figure that is drawn on demand: the name of its files, its description, and a note below it. With `lines` it is
-    embedded as vectors, otherwise as an image."""
+    """A figure that is drawn on demand: the name of its files, its description, and a note below it. `draw` gives a
+    matplotlib figure, or the bytes of an SVG. With `lines` it is embedded as vectors, otherwise as an image."""
 
     name: str
     text: str
-    draw: "Callable[[Theme], Figure]"
+    draw: Callable[[Theme], Any]
     lines: bool = False
     narrow: bool = False
     note: str = ""
+
+    def encode(self, *, dark: bool = False) -> str:
+        """A data URI, for a light or a dark screen."""
+        theme = DARK if dark else LIGHT
+        drawn = self.draw(theme)
+        body = drawn if isinstance(drawn, bytes) else encode_figure(drawn, theme, "svg" if self.lines else "webp")
+        return f"data:image/{'svg+xml' if self.lines else 'webp'};base64,{base64.b64encode(body).decode()}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,6 +86,9 @@ class ImageOverlay:
     picture: NDArray[np.uint8]  # [H, W, 3]
     overlay: NDArray[np.uint8]
     said: Sequence[tuple[str, float]] = ()
+
+    def encode(self, image: NDArray[np.uint8]) -> str:
+        return make_thumbnail(image)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,41 +104,20 @@ class InspectionSection:
     numbers: dict[str, float] = field(default_factory=dict[str, float])
     count: int | None = None  # images that the numbers are measured on; None if on the weights alone
 
-
-# Sections as they are on the page.
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ThemedFigure:
-    """A figure as data URIs for a light and a dark screen."""
-
-    light: str
-    dark: str
-    text: str
-    note: str
-    narrow: bool
+    @property
+    def template(self) -> str:
+        return "overlays.html" if self.looks else "drawing.html"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FigureSection:
-    """Figures under a heading."""
-
-    anchor: str
-    title: str
-    reading: str
-    drawn: Sequence[ThemedFigure]
-    template: str = field(default="drawing.html", init=False)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OverlaySection:
-    """Images next to where the network looks: name, picture and overlay as data URIs, and likeliest classes."""
-
-    anchor: str
-    title: str
-    reading: str
-    pictures: Sequence[dict[str, Any]]
-    template: str = field(default="overlays.html", init=False)
+def make_section(
+    kind: str, draw: Callable[[Theme], Any], *, more: Sequence[SectionFigure] = (), facts: dict[str, Any], **rest: Any
+) -> InspectionSection:
+    """A section with one figure, or with `more`; its texts are those of readings.toml, with `facts` filled in."""
+    about = READINGS[kind]
+    title, reading, text, note = (about.get(key, "").format(**facts) for key in ("title", "reading", "figure", "note"))
+    lines, narrow = about.get("lines", False), about.get("narrow", False)
+    figure = SectionFigure(name=kind, text=text, draw=draw, lines=lines, narrow=narrow, note=note)
+    return InspectionSection(kind=kind, title=title, reading=reading, drawings=[figure, *more], **rest)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,7 +146,7 @@ class ExplorerPlan:
 
     @property
     def tokens(self) -> int:
-        return self.prefix + self.shown[0] * self.shown[1]
+        return self.prefix + math.prod(self.shown)
 
     @property
     def size(self) -> int:
@@ -179,10 +158,8 @@ class ExplorerPlan:
         """What is missing; empty if nothing is."""
         notes: list[str] = []
         if self.block > 1:
-            notes.append(
-                f"{self.block} x {self.block} patches of the {format_size(self.grid)} grid are merged, so a rollout is "
-                "close to the exact one but not equal"
-            )
+            merged = f"{self.block} x {self.block} patches of the {format_size(self.grid)} grid are merged"
+            notes.append(f"{merged}, so a rollout is close to the exact one but not equal")
         if len(self.kept) < self.layers:
             which = f"for layers {', '.join(str(layer + 1) for layer in self.kept)}" if self.kept else "for no layer"
             notes.append(f"single heads are kept {which}; the others have the mean of their heads")
@@ -214,10 +191,6 @@ class ExplorerSection:
     lead: str = ""
     template: str = field(default="explorer.html", init=False)
 
-    @property
-    def kept(self) -> str:
-        return " ".join(map(str, self.plan.kept))
-
 
 def inspection_page(
     title: str,
@@ -230,7 +203,7 @@ def inspection_page(
 ) -> str:
     """The self-contained page as text. Without an explorer it has no script."""
     links = [(part.kind, part.title) for part in parts]
-    sections = [render_section(part) for part in parts]
+    sections: list[Section] = list(parts)
     if explorer is not None:
         first = 1 if parts and parts[0].looks else 0
         links.insert(first, ("explorer", explorer.title))
@@ -238,56 +211,25 @@ def inspection_page(
     sections = [*([Tiles(tiles=facts)] if facts else []), PageLinks(links=links), *sections]
     if left_out:
         sections.append(Notes(title="Not on this page", lines=left_out))
-    return render_page(
-        title, sections, lead=lead, style="explorer.css", script="" if explorer is None else "explorer.js"
-    )
-
-
-def render_section(part: InspectionSection) -> Section:
-    heading: dict[str, str] = {"anchor": part.kind, "title": part.title, "reading": part.reading}
-    if not part.looks:
-        return FigureSection(**heading, drawn=[render_figure(figure) for figure in part.drawings])
-    pictures = [
-        {
-            "name": look.name,
-            "picture": make_thumbnail(look.picture),
-            "overlay": make_thumbnail(look.overlay),
-            "said": look.said,
-        }
-        for look in part.looks
-    ]
-    return OverlaySection(**heading, pictures=pictures)
-
-
-def render_figure(figure: SectionFigure) -> ThemedFigure:
-    def encode(theme: Theme) -> str:
-        body = encode_figure(figure.draw(theme), theme, "svg" if figure.lines else "webp")
-        return f"data:image/{'svg+xml' if figure.lines else 'webp'};base64,{base64.b64encode(body).decode()}"
-
-    return ThemedFigure(
-        light=encode(LIGHT), dark=encode(DARK), text=figure.text, note=figure.note, narrow=figure.narrow
-    )
+    script = "" if explorer is None else "explorer.js"
+    return render_page(title, sections, lead=lead, style="explorer.css", script=script)
 
 
 def plan_explorer(layers: int, heads: int, grid: Pair, prefix: int, most: int = MOST_BYTES) -> ExplorerPlan:
     """As much as fits into `most` bytes per image: the first and last layers before those between."""
-    block = 1
-    while -(-grid[0] // block) * -(-grid[1] // block) > MOST_PATCHES:
-        block += 1
-    plan = ExplorerPlan(layers=layers, heads=heads, grid=grid, prefix=prefix, block=block)
-    room = most - plan.size
-    count = layers if heads == 1 else min(max(room // ((heads - 1) * plan.tokens**2), 0), layers)
+    plan = ExplorerPlan(layers=layers, heads=heads, grid=grid, prefix=prefix)
+    while math.prod(plan.shown) > MOST_PATCHES:
+        plan = replace(plan, block=plan.block + 1)
+    count = layers if heads == 1 else min(max((most - plan.size) // ((heads - 1) * plan.tokens**2), 0), layers)
     return replace(plan, kept=tuple(sorted({round(at) for at in np.linspace(layers - 1, 0, count).tolist()})))
 
 
 def pack_attention(plan: ExplorerPlan, attention: Iterable[Floats]) -> bytes:
     """The weights of one image, given layer by layer as [k, T, T]: one block of T x T bytes per head, or for the mean
     of the heads."""
-    blocks: list[bytes] = []
-    for layer, weights in enumerate(attention):
-        coarse = merge_patches(plan, weights)
-        blocks.append(quantise(coarse if layer in plan.kept else coarse.mean(0, keepdims=True)).tobytes())
-    return b"".join(blocks)
+    coarse = (merge_patches(plan, weights) for weights in attention)
+    chosen = (block if layer in plan.kept else block.mean(0, keepdims=True) for layer, block in enumerate(coarse))
+    return b"".join(quantise(block).tobytes() for block in chosen)
 
 
 def merge_patches(plan: ExplorerPlan, weights: Floats) -> Floats:

@@ -105,7 +105,12 @@ def gradient_rollout(model: nn.Module, images: Tensor, classes: Tensor | None = 
     if network.head.classifier is None:
         raise ConfigError("this network has no classes to explain; use rollout, which needs none")
     with torch.inference_mode(False), eval_mode(network):
-        inputs, last = _record_inputs(network, images)
+        inputs: list[Tensor] = []  # of each block, [B, T, D]
+        with torch.no_grad():
+            last = network.embed(check_images(images, network))
+            for block in range(len(network.blocks)):
+                inputs.append(last)
+                last = network.forward_blocks(last, first=block, last=block + 1)
         gradient = _class_gradient(network, last, classes)
         row = first = select_output(to_float32(torch.eye(last.shape[1]).to(last)), network).expand(last.shape[0], -1)
         for block in reversed(range(len(inputs))):
@@ -113,17 +118,6 @@ def gradient_rollout(model: nn.Module, images: Tensor, classes: Tensor | None = 
             for weight in reversed(weights):
                 row = row + (row[:, None] @ weight)[:, 0]
     return to_grid(row - first, get_token_layout(network))
-
-
-def _record_inputs(network: ViT, images: Tensor) -> tuple[list[Tensor], Tensor]:
-    """The input of each block, and the output of the last one: [B, T, D] each."""
-    inputs: list[Tensor] = []
-    with torch.no_grad():
-        z = network.embed(check_images(images, network))
-        for block in range(len(network.blocks)):
-            inputs.append(z)
-            z = network.forward_blocks(z, first=block, last=block + 1)
-    return inputs, z
 
 
 def _class_gradient(network: ViT, last: Tensor, classes: Tensor | None) -> Tensor:

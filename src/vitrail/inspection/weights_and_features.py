@@ -3,6 +3,7 @@ colours by principal components, similarity to one patch, and token norms."""
 
 import itertools
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -24,23 +25,13 @@ def filter_components(model: nn.Module, count: int = 28) -> Tensor:
     if kernel.shape[1] not in (1, 3):
         raise ConfigError(f"filters over {kernel.shape[1]} channels have no colours; only 1 or 3 channels can be shown")
     flat = kernel.permute(0, 2, 3, 1).flatten(1).cpu().double()  # [D, P·P·C]
-    parts = principal_directions(flat, min(count, max(flat.shape[0] - 1, 1), flat.shape[1]))
-    tiles = stretch_rows(parts).unflatten(1, (*kernel.shape[2:], kernel.shape[1]))
+    count = min(count, max(flat.shape[0] - 1, 1), flat.shape[1])
+    rows = torch.linalg.svd(flat - flat.mean(dim=0), full_matrices=False).Vh[:count]
+    rows = rows * torch.where(rows.gather(1, rows.abs().argmax(dim=1, keepdim=True)) < 0, -1.0, 1.0)
+    low, high = rows.aminmax(dim=1, keepdim=True)
+    rows = torch.where(high > low, (rows - low) / (high - low).clamp(min=torch.finfo(rows.dtype).tiny), 0.5)
+    tiles = rows.unflatten(1, (*kernel.shape[2:], kernel.shape[1]))
     return tiles.float().to(kernel.device).expand(*tiles.shape[:3], 3).contiguous()
-
-
-def principal_directions(samples: Tensor, count: int) -> Tensor:
-    """The leading principal directions of [n, d], with the largest entry positive: [count, d]."""
-    centred = samples - samples.mean(dim=0)
-    found = torch.linalg.svd(centred, full_matrices=False).Vh[:count]
-    far = found.abs().argmax(dim=1, keepdim=True)
-    return found * torch.where(found.gather(1, far) < 0, -1.0, 1.0)
-
-
-def stretch_rows(rows: Tensor) -> Tensor:
-    """Each row stretched to [0, 1]; a constant one becomes 1/2."""
-    low, high = rows.amin(dim=1, keepdim=True), rows.amax(dim=1, keepdim=True)
-    return torch.where(high > low, (rows - low) / (high - low).clamp(min=torch.finfo(rows.dtype).tiny), 0.5)
 
 
 def position_similarity(model: nn.Module) -> Tensor:
@@ -49,10 +40,8 @@ def position_similarity(model: nn.Module) -> Tensor:
     network = require_transformer(model)
     tables = network.position.tables
     if network.config.position in ("none", "relative") or not len(tables):
-        raise ConfigError(
-            f"position={network.config.position!r} has no embedding per place; use a network with learned or "
-            "sine-cosine positions"
-        )
+        why = f"position={network.config.position!r} has no embedding per place"
+        raise ConfigError(f"{why}; use a network with learned or sine-cosine positions")
     grid = get_token_layout(network).grid
     with torch.no_grad():
         table: Tensor = tables[0]()
@@ -74,10 +63,11 @@ def row_column_score(similarity: Tensor) -> float:
     value, across, down = _pairs(similarity)
     square = across.square() + down.square()
     on = (across == 0) | (down == 0)
-    places, profile = _profile(square[~on].sqrt(), value[~on])
-    inside = on & (square.sqrt() >= places[0]) & (square.sqrt() <= places[-1])
-    expected = _between(square[inside].sqrt(), places, profile)
-    return float((value[inside] - expected).mean())
+    far = square.sqrt()
+    places, index = far[~on].unique(return_inverse=True)  # the distances that occur, and the mean value at each
+    profile = torch.zeros_like(places).index_add_(0, index, value[~on]) / torch.bincount(index)
+    inside = on & (far >= places[0]) & (far <= places[-1])
+    return float(np.mean(value[inside].numpy() - np.interp(far[inside].numpy(), places.numpy(), profile.numpy())))
 
 
 def distance_correlation(similarity: Tensor) -> float:
@@ -101,20 +91,6 @@ def _pairs(similarity: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return value, (first % columns - second % columns).double(), (first // columns - second // columns).double()
 
 
-def _profile(far: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """The distances that occur, and the mean value at each."""
-    places, index = far.unique(return_inverse=True)
-    sums = torch.zeros_like(places).index_add_(0, index, value)
-    return places, sums / torch.bincount(index)
-
-
-def _between(at: Tensor, places: Tensor, values: Tensor) -> Tensor:
-    """Linear interpolation between the given points."""
-    right = torch.searchsorted(places, at).clamp(1, len(places) - 1)
-    part = (at - places[right - 1]) / (places[right] - places[right - 1])
-    return values[right - 1] + part * (values[right] - values[right - 1])
-
-
 def _ranks(value: Tensor) -> Tensor:
     """Ranks; ties share their mean rank."""
     _, index, count = value.unique(return_inverse=True, return_counts=True)
@@ -131,9 +107,8 @@ def patch_features(model: nn.Module, images: Tensor, layer: int = -1) -> Tensor:
     network = require_transformer(model)
     count = network.depth
     if not -count <= layer < count:
-        raise ConfigError(
-            f"layer={layer} is out of range; the network has layers 0 to {count - 1}, or -1 to -{count} from the end"
-        )
+        known = f"0 to {count - 1}, or -1 to -{count} from the end"
+        raise ConfigError(f"layer={layer} is out of range; the network has layers {known}")
     z = next(itertools.islice(iterate_states(network, images), layer % count + 1, None))
     with torch.no_grad():
         return to_grid(to_float32(network.norm(z)), get_token_layout(network), dim=1)

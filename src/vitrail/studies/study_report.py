@@ -5,7 +5,6 @@ write_report(study, outcomes, Path("runs/positions"), scale="tiny", data="")
 table.md  table.csv  figure.png  figure.svg  report.html
 """
 
-import base64
 import csv
 import io
 import shlex
@@ -17,7 +16,7 @@ from urllib.parse import quote
 
 from vitrail.core.atomic_files import write_file
 from vitrail.core.errors import ConfigError
-from vitrail.inspection.page import FigureSection, ThemedFigure
+from vitrail.inspection.page import InspectionSection, SectionFigure
 from vitrail.report.axis import format_short
 from vitrail.report.figure_style import DARK, LIGHT, encode_figure, load_matplotlib
 from vitrail.report.page import Notes, Section, Table, render_page
@@ -144,10 +143,10 @@ def sum_up(outcomes: Sequence[CellOutcome], cells: int) -> Tiles:
 def show_figure(study: Study, figure: bytes | None) -> Section:
     if figure is None:
         return Notes(title="Figure", lines=["None: figures need matplotlib. pip install 'vitrail[figures]'"])
-    light, dark = (f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}" for svg in (figure, to_dark(figure)))
-    note = "Error bars are one standard deviation over the seeds."
-    one = ThemedFigure(light=light, dark=dark, text=f"Figure: {study.title}", note=note, narrow=False)
-    return FigureSection(anchor="figure", title="Figure", reading="", drawn=[one])
+    note, text = "Error bars are one standard deviation over the seeds.", f"Figure: {study.title}"
+    draw = {LIGHT: figure, DARK: to_dark(figure)}.__getitem__
+    one = SectionFigure(name="figure", text=text, note=note, lines=True, draw=draw)
+    return InspectionSection(kind="figure", title="Figure", reading="", drawings=[one])
 
 
 def to_dark(svg: bytes) -> bytes:

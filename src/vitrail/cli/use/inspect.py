@@ -26,8 +26,7 @@ from vitrail.evaluation.result import Measure, Result, describe_data
 from vitrail.evaluation.scoring import Subject, choose_split
 from vitrail.inspection.context import InspectionContext, Pixels, choose_portion
 from vitrail.inspection.page import InspectionSection, inspection_page, prepare_image
-from vitrail.inspection.registry import KINDS, NO_TOKENS
-from vitrail.inspection.sections_learned import build_explorer
+from vitrail.inspection.sections import KINDS, NO_TOKENS, build_explorer
 from vitrail.models.family import ModelConfig
 from vitrail.report.figure_style import LIGHT, load_matplotlib, save_figure
 from vitrail.report.sections import Tile
