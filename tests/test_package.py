@@ -129,7 +129,7 @@ print("status", main([*words, out + "/run"]))
 print("status", main(["embed", out + "/run", "digits@test", out + "/e.npz", "--device", "cpu", "--workers", "0"]))
 print("status", main(["report", out + "/run"]))
 metrics.STATM = metrics.DESCRIPTORS = Path(out + "/none")
-print("metrics", metrics.process())
+print("metrics", metrics.process_gauges())
 """)
     assert [line for line in said.splitlines() if line.startswith("status")] == ["status 0"] * 3
     assert said.endswith("metrics {}\n")

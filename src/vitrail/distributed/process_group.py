@@ -26,6 +26,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from torch.distributed._functional_collectives import all_reduce, wait_tensor
 from torch.distributed.rendezvous import rendezvous
 
 from vitrail.core.errors import ConfigError, RankLost
@@ -323,6 +324,5 @@ class _Sum(torch.autograd.Function):
 
 
 def _all_reduce(tensor: Tensor) -> Tensor:
-    out = tensor.contiguous().clone()
-    dist.all_reduce(out)
-    return out
+    # Not dist.all_reduce on a clone: compiled by torch 2.11, the gradient of that is zero.
+    return wait_tensor(all_reduce(tensor.contiguous(), "sum", cast("dist.ProcessGroup", dist.group.WORLD)))
