@@ -76,11 +76,11 @@ def test_an_address_is_a_picture_where_that_was_asked_for(host: str) -> None:
 @pytest.mark.parametrize(
     ("path", "reason"),
     [
-        ("/none.png", "the server answers 404"),
-        ("/off", "the server answers 302 .*'file:///etc/passwd' is not allowed"),
-        ("/ftp", "redirects to 'ftp://localhost/a', which is not followed"),
-        ("/round", "the server answers 302"),
-        ("/cut", "the connection broke|cannot be fetched"),
+        ("/none.png", "answers 404"),
+        ("/off", "redirects to 'file:///etc/passwd', which is not an http"),
+        ("/ftp", "redirects to 'ftp://localhost/a', which is not an http"),
+        ("/round", "redirects more than 5 times"),
+        ("/cut", "the connection broke"),
     ],
 )
 def test_what_cannot_be_had_says_why(host: str, path: str, reason: str) -> None:
@@ -90,14 +90,14 @@ def test_what_cannot_be_had_says_why(host: str, path: str, reason: str) -> None:
 
 def test_no_more_and_no_longer_than_agreed(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "TIMEOUT_S", 0.3)
-    with pytest.raises(BadImage, match=r"was not here after|cannot be fetched"):
-        remote.fetch(f"{host}/slow")
+    with pytest.raises(BadImage, match="was not complete after"):
+        remote.image_from(f"{host}/slow", urls=True)
     monkeypatch.setattr(remote, "MAX_BYTES", 100)
-    with pytest.raises(BadImage, match="more than 100 bytes are not fetched"):
-        remote.fetch(f"{host}/cat.png")
+    with pytest.raises(BadImage, match="more than 100 bytes"):
+        remote.image_from(f"{host}/cat.png", urls=True)
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://localhost/a", "data://x", "http://"])
 def test_only_the_web_is_asked(url: str) -> None:
     with pytest.raises(BadImage):
-        remote.fetch(url)
+        remote.image_from(url, urls=True)

@@ -13,24 +13,19 @@ have any range. Files and bytes go through the checks of `vitrail.data.decode`.
 
 An image behind a URL is fetched only on request: http and https, within limits of size and time.
 
-Images prepared by threads, ahead of the network, in the order they were given.
-
-Decoding and resizing let go of Python's lock, so threads are enough: nothing has to be started or sent to another
-process, and one image is as quick as it can be. No more than `ahead` images are ever held.
+`prepare_ahead` prepares images in threads, ahead of the network, in the order they were given. Decoding and resizing
+release Python's lock, so threads are enough. The names are read in the caller's thread: one that waits for stdin could
+not be ended.
 """
 
-import http.client
 import os
-import time
-import urllib.error
-import urllib.request
+import re
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Final, TypeAlias, TypeVar, cast
-from urllib.parse import urlsplit
+from typing import Any, Final, TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,79 +33,13 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.core.errors import BadImage
+from vitrail.core.http import RequestError, read_url
+from vitrail.core.processes import available_cores
 from vitrail.data.decode.image import EncodedImage
 from vitrail.data.readers.folder import read_file
 
 MAX_BYTES: Final = 64 * 2**20
 TIMEOUT_S: Final = 30.0
-REDIRECTS: Final = 5
-CHUNK: Final = 2**16
-
-
-class SafeRedirects(urllib.request.HTTPRedirectHandler):
-    """Redirects, a few of them, never from https down to http or off to another protocol."""
-
-    max_redirections = REDIRECTS
-
-    def redirect_request(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
-    ) -> urllib.request.Request | None:
-        allowed = ("https",) if req.type == "https" else ("http", "https")
-        if urlsplit(newurl).scheme not in allowed:
-            fp.close()
-            raise BadImage(f"redirects to {newurl[:200]!r}, which is not followed")
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-
-def is_address(text: str) -> bool:
-    """Whether this names a place on a network: an address of any kind, so that none is taken for a file's name."""
-    scheme, mark, _ = text.partition("://")
-    return bool(mark) and scheme.isascii() and scheme.isalpha()
-
-
-def fetch(url: str) -> bytes:
-    """What lies at an address, whole. BadImage with the reason where it is too large, too slow or not there."""
-    if urlsplit(url).scheme.lower() not in ("http", "https"):
-        raise BadImage("only http and https addresses are fetched")
-    opener = urllib.request.OpenerDirector()
-    for handler in (
-        urllib.request.ProxyHandler(),
-        urllib.request.HTTPHandler(),
-        urllib.request.HTTPSHandler(),
-        urllib.request.HTTPErrorProcessor(),
-        urllib.request.HTTPDefaultErrorHandler(),
-        SafeRedirects(),
-    ):
-        opener.add_handler(handler)
-    asked = urllib.request.Request(url, headers={"User-Agent": "vitrail", "Accept": "image/*"})
-    until = time.monotonic() + TIMEOUT_S
-    try:
-        answer = opener.open(asked, timeout=TIMEOUT_S)
-        if answer is None:
-            raise BadImage("no answer that could be read")
-        with answer:
-            return _received(answer, until)
-    except urllib.error.HTTPError as error:
-        error.close()
-        raise BadImage(f"the server answers {error.code} {error.reason}") from None
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        raise BadImage(f"cannot be fetched: {getattr(error, 'reason', None) or error}") from None
-
-
-def _received(answer: http.client.HTTPResponse, until: float) -> bytes:
-    content = bytearray()
-    while chunk := answer.read1(CHUNK):
-        content += chunk
-        if len(content) > MAX_BYTES:
-            raise BadImage(f"more than {MAX_BYTES:,} bytes are not fetched")
-        if time.monotonic() > until:
-            raise BadImage(f"was not here after {TIMEOUT_S:.0f} s")
-    length = answer.headers.get("Content-Length", "")
-    if length.isdecimal() and len(content) < int(length):
-        raise BadImage(f"the connection broke after {len(content):,} of {int(length):,} bytes")
-    return bytes(content)
-
-
 ImageInput: TypeAlias = "str | Path | bytes | bytearray | memoryview | Image.Image | NDArray[Any] | Tensor"
 
 
@@ -123,25 +52,23 @@ def is_one(given: object) -> bool:
     )
 
 
-def image_from(given: object, fetch: Callable[[str], bytes] | None = None) -> Image.Image:
-    """The image as Pillow has it, its pixels perhaps not decoded yet. `fetch` gets the bytes behind an address; where
-    there is none, addresses are refused. BadImage names what was given."""
+def image_from(given: object, *, urls: bool = False) -> Image.Image:
+    """The image as Pillow has it, its pixels perhaps not decoded yet. Addresses are refused unless `urls`. BadImage
+    names what was given."""
     if isinstance(given, Image.Image):
         return given
     try:
         if isinstance(given, str | os.PathLike):
-            return EncodedImage(_read(cast("str | os.PathLike[str]", given), fetch)).rgb()
+            return EncodedImage(read_input(cast("str | os.PathLike[str]", given), urls)).rgb()
         if isinstance(given, bytes | bytearray | memoryview):
             return EncodedImage(bytes(given)).rgb()
-        if isinstance(given, np.ndarray):
-            return EncodedImage(_bytes(cast("NDArray[Any]", given))).rgb()
-        if isinstance(given, Tensor):
-            return EncodedImage(_bytes(_channels_last(given))).rgb()
+        if isinstance(given, np.ndarray | Tensor):
+            pixels = channels_last(given) if isinstance(given, Tensor) else cast("NDArray[Any]", given)
+            return EncodedImage(to_uint8(pixels)).rgb()
     except BadImage as error:
         raise BadImage(f"{describe_input(given)}: {error}") from None
-    raise BadImage(
-        f"{describe_input(given)} is not an image; give a path, bytes, a Pillow image, an array, a tensor, or a list"
-    )
+    expected = "give a path, bytes, a Pillow image, an array, a tensor, or a list"
+    raise BadImage(f"{describe_input(given)} is not an image; {expected}")
 
 
 def describe_input(given: object) -> str:
@@ -155,46 +82,42 @@ def describe_input(given: object) -> str:
     return f"a {type(given).__name__}"
 
 
-def _read(path: "str | os.PathLike[str]", fetch: Callable[[str], bytes] | None) -> bytes:
-    if isinstance(path, str) and is_address(path):
-        if fetch is None:
-            raise BadImage("is an address, and none is fetched unless asked for: vitrail.predictor(..., urls=True)")
-        return fetch(path)
+def read_input(path: "str | os.PathLike[str]", urls: bool) -> bytes:
+    """The content of a file or, with `urls`, of an http(s) address. BadImage has the reason where there is none."""
     try:
-        return read_file(os.fspath(path))
+        if not (isinstance(path, str) and re.match("[A-Za-z]+://", path)):
+            return read_file(os.fspath(path))
+        if urls:
+            return read_url(path, max_bytes=MAX_BYTES, timeout_s=TIMEOUT_S, accept="image/*")
     except IsADirectoryError:
         raise BadImage("is a folder; give its files, or `vitrail predict` the folder") from None
-    except OSError as error:
-        raise BadImage(error.strerror or str(error)) from None
-    except ValueError as error:  # a NUL in the name
-        raise BadImage(str(error)) from None
+    except RequestError as error:
+        raise BadImage(f"cannot be fetched: {error}") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise BadImage(getattr(error, "strerror", None) or str(error)) from None
+    raise BadImage("is an address, and none is fetched unless asked for: vitrail.predictor(..., urls=True)")
 
 
-def _channels_last(tensor: Tensor) -> "NDArray[Any]":
+def channels_last(tensor: Tensor) -> "NDArray[Any]":
     """[C, H, W] -> [H, W, C], on the host."""
     if tensor.ndim == 3 and tensor.shape[0] not in (1, 3):
         where = "; its channels are last: permute(2, 0, 1)" if tensor.shape[2] in (1, 3, 4) else ""
         raise BadImage(f"a tensor of an image is [3, H, W], [1, H, W] or [H, W]{where}")
     host = tensor.detach().cpu()
-    host = host.float() if host.is_floating_point() else host  # numpy knows no bfloat16
+    host = host.float() if host.is_floating_point() else host  # numpy has no bfloat16
     return (host.permute(1, 2, 0) if host.ndim == 3 else host).numpy()
 
 
-def _bytes(pixels: "NDArray[Any]") -> "NDArray[np.uint8]":
+def to_uint8(pixels: "NDArray[Any]") -> "NDArray[np.uint8]":
     """Floats from 0 to 1 in 8 bits, to the nearest; bytes as they are."""
-    if pixels.dtype == np.uint8:
-        return _checked(cast("NDArray[np.uint8]", pixels))
-    if pixels.dtype.kind != "f":
+    if pixels.dtype.kind == "f":
+        low, high = (float(pixels.min()), float(pixels.max())) if pixels.size else (0.0, 0.0)
+        if not (low >= 0 and high <= 1):
+            rule = "could be bytes, or normalised already; give floats from 0 to 1, or uint8"
+            raise BadImage(f"floats from {low:g} to {high:g} {rule}")
+        pixels = np.rint(pixels.astype(np.float64) * 255).astype(np.uint8)
+    if pixels.dtype != np.uint8:
         raise BadImage(f"{pixels.dtype} could have any range; give uint8 from 0 to 255, or floats from 0 to 1")
-    low, high = (float(pixels.min()), float(pixels.max())) if pixels.size else (0.0, 0.0)
-    if not (low >= 0 and high <= 1):
-        raise BadImage(
-            f"floats from {low:g} to {high:g} could be bytes, or normalised already; give floats from 0 to 1, or uint8"
-        )
-    return _checked(np.rint(pixels.astype(np.float64) * 255).astype(np.uint8))
-
-
-def _checked(pixels: "NDArray[np.uint8]") -> "NDArray[np.uint8]":
     if pixels.ndim == 3 and pixels.shape[2] not in (1, 3, 4) and pixels.shape[0] in (1, 3):
         raise BadImage("an array of an image is [H, W, 3]; its channels are first: transpose(1, 2, 0)")
     return pixels
@@ -204,49 +127,36 @@ Item = TypeVar("Item")
 Made = TypeVar("Made")
 
 
-def default_threads() -> int:
-    """As many as there are cores, up to eight: the network wants them, too."""
-    return min(os.cpu_count() or 1, 8)
-
-
 def prepare_ahead(
-    given: Iterable[Item], prepare: Callable[[Item], Made], *, ahead: int, threads: int
+    given: Iterable[Item], prepare: Callable[[Item], Made], *, ahead: int, threads: int = -1
 ) -> "Generator[tuple[Item, Made | BadImage]]":
-    """Each thing with what `prepare` makes of it, or with the reason why that is nothing. Without threads it is made
-    when it is asked for."""
-    things = iter(given)
-    if threads < 1:
-        yield from ((thing, attempt(prepare, thing)) for thing in things)
+    """Each item with what `prepare` makes of it, or with the reason why that is nothing; at most `ahead` are held.
+    Without threads it is prepared when it is asked for; -1 are as many as cores, up to eight."""
+
+    def attempt(item: Item) -> Made | BadImage:
+        try:
+            return prepare(item)
+        except BadImage as error:
+            return error
+
+    items = iter(given)
+    if threads == 0:
+        yield from ((item, attempt(item)) for item in items)
         return
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="prepare")
+    pool = ThreadPoolExecutor(min(available_cores(), 8) if threads < 0 else threads, thread_name_prefix="prepare")
     waiting = deque[tuple[Item, "Future[Made | BadImage]"]]()
     try:
         while True:
-            for thing in islice(things, max(ahead, 1) - len(waiting)):
-                waiting.append((thing, submit_one(pool, prepare, thing)))
+            for item in islice(items, max(ahead, 1) - len(waiting)):
+                waiting.append((item, pool.submit(attempt, item)))
+                if isinstance(item, Image.Image):  # given twice, two threads must not decode it at once
+                    wait([waiting[-1][1]])
             if not waiting:
                 return
-            thing, future = waiting.popleft()
-            yield thing, future.result()
+            item, future = waiting.popleft()
+            yield item, future.result()
     finally:  # also where the reader goes away
         pool.shutdown(wait=True, cancel_futures=True)
-
-
-def submit_one(pool: ThreadPoolExecutor, prepare: Callable[[Item], Made], thing: Item) -> "Future[Made | BadImage]":
-    """A Pillow image is made here and now: it may be opened but not decoded, given twice, and two threads must not
-    decode it at once."""
-    if not isinstance(thing, Image.Image):
-        return pool.submit(attempt, prepare, thing)
-    future: Future[Made | BadImage] = Future()
-    future.set_result(attempt(prepare, thing))
-    return future
-
-
-def attempt(prepare: Callable[[Item], Made], thing: Item) -> Made | BadImage:
-    try:
-        return prepare(thing)
-    except BadImage as error:
-        return error
 
 
 def split_batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:

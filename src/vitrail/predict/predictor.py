@@ -12,6 +12,7 @@ threads may share one.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Generic, Literal, NamedTuple, TypeAlias, cast, get_args, overload
 
@@ -29,16 +30,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.targets import Geometry
 from vitrail.distributed.process_group import find_device
 from vitrail.models.build import Model
-from vitrail.predict.image_input import (
-    ImageInput,
-    default_threads,
-    describe_input,
-    fetch,
-    image_from,
-    is_one,
-    prepare_ahead,
-    split_batches,
-)
+from vitrail.predict.image_input import ImageInput, describe_input, image_from, is_one, prepare_ahead, split_batches
 from vitrail.tasks.classification.prediction import Prediction, rank_classes
 from vitrail.tasks.classification.task import ClassificationTask
 from vitrail.tasks.registry import find_task
@@ -63,30 +55,6 @@ class View(NamedTuple):
 
     pixels: Tensor
     geometry: Geometry
-
-
-def predictor(
-    weights: str | Path | Model = DEFAULT_WEIGHTS,
-    *,
-    device: str | torch.device = "auto",
-    image_size: int | Pair | None = None,
-    labels: Iterable[str] | None = None,
-    precision: Precision | None = None,
-    batch: int = 32,
-    urls: bool = False,
-    threshold: float = THRESHOLD,
-) -> "Predictor":
-    """A `Predictor` of any weights; without a name those that come with the package."""
-    return Predictor(
-        weights,
-        labels=labels,
-        device=device,
-        image_size=image_size,
-        precision=precision,
-        batch=batch,
-        urls=urls,
-        threshold=threshold,
-    )
 
 
 class Predictor(Generic[PredictionT]):
@@ -120,37 +88,38 @@ class Predictor(Generic[PredictionT]):
         self.device = find_device(str(device))
         network = load_network(weights, image_size, precision)
         config, known = network.config, get_card(network)
-        self.task: Task = find_registered_task(known.task, weights)
+        try:
+            self.task: Task = find_task(known.task)
+        except UnknownName as error:
+            whose = f"{weights}: " if isinstance(weights, str | Path) else ""
+            raise UnknownName(f"{whose}{error}; import the module that registers it first") from None
         if config.channels != 3:
             raise ConfigError(f"this network takes {config.channels} channels; images are prepared in 3")
         if batch < 1:
             raise ConfigError(f"batch={batch} must be at least 1")
         if not 0 <= threshold <= 1:
             raise ConfigError(f"threshold={threshold} must be between 0 and 1")
-        names = known.labels if labels is None else tuple(labels)
-        if names is not None and len(names) != config.classes:
-            raise ConfigError(f"{len(names)} labels for {config.classes} classes")
         self.network: Model = network.eval().to(self.device)
         self.preprocessing = preprocessing or known.preprocessing
-        self.labels: tuple[str, ...] = names or tuple(f"class {index}" for index in range(config.classes))
+        names = known.labels if labels is None else tuple(labels)
+        numbered = tuple(f"class {index}" for index in range(config.classes))
+        self.labels: tuple[str, ...] = numbered if names is None else self._check_names(names)
         self.batch, self.urls = batch, urls
         self.multi_label, self.threshold = known.multi_label, threshold
-        like = next(network.parameters())
         self._mean = torch.tensor(self.preprocessing.mean, device=self.device).view(3, 1, 1)
         self._std = torch.tensor(self.preprocessing.std, device=self.device).view(3, 1, 1)
-        self._type = like.dtype
+        self._type = next(network.parameters()).dtype
 
     def called(self, names: Iterable[str]) -> "Predictor[PredictionT]":
         """The same network with other class names."""
-        return Predictor[PredictionT](
-            self.network,
-            preprocessing=self.preprocessing,
-            labels=names,
-            device=self.device,
-            batch=self.batch,
-            urls=self.urls,
-            threshold=self.threshold,
-        )
+        renamed = copy(self)
+        renamed.labels = self._check_names(tuple(names))
+        return renamed
+
+    def _check_names(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        if len(names) != self.network.config.classes:
+            raise ConfigError(f"{len(names)} labels for {self.network.config.classes} classes")
+        return names
 
     # Images in, answers out.
 
@@ -177,12 +146,12 @@ class Predictor(Generic[PredictionT]):
     def features(self, pictures: "ImageInput | Iterable[ImageInput]") -> Tensor:
         """What the last layer reads: float32 [N, D] on the CPU. Of a ViT the representation y (Eq. 4), through the
         hidden layer where there is one; of a ResNet the pooled map."""
-        return self._gathered(pictures, self.embedded)
+        return self._gathered(pictures, self.network.features)
 
     def tokens(self, pictures: "ImageInput | Iterable[ImageInput]") -> Tensor:
         """A vector for each patch behind the last layer and norm: float32 [N, rows, columns, D] on the CPU. Of a ResNet
         the last feature map."""
-        return self._gathered(pictures, self.mapped)
+        return self._gathered(pictures, lambda x: self.network.patch_map(x).permute(0, 2, 3, 1))
 
     # The steps, for callers that batch themselves: prepare in threads, stack, one call of the network for many.
 
@@ -192,7 +161,7 @@ class Predictor(Generic[PredictionT]):
 
     def view(self, picture: "ImageInput") -> View:
         """One image, resized and cropped as the weights want it, and what was done to it."""
-        image = image_from(picture, fetch if self.urls else None)
+        image = image_from(picture, urls=self.urls)
         try:
             upright = upright_rgb(image)
             pixels = self.preprocessing.pixels(upright)
@@ -214,10 +183,8 @@ class Predictor(Generic[PredictionT]):
         """Prepared images to what the network puts out: uint8 [N, 3, H, W] -> float32 [N, K] on the CPU, and
         [N, K, H, W] where the task is about pixels."""
         if not self.labels:
-            raise ConfigError(
-                "this network has no classes to name; take its features, give it a head with `vitrail fit`, or "
-                "fine-tune it"
-            )
+            remedy = "take its features, give it a head with `vitrail fit`, or fine-tune it"
+            raise ConfigError(f"this network has no classes to name; {remedy}")
         return self._read(batch, self.network)
 
     def interpret(
@@ -237,10 +204,6 @@ class Predictor(Generic[PredictionT]):
     def embedded(self, batch: Tensor) -> Tensor:
         """Prepared images to features: uint8 [N, 3, H, W] -> float32 [N, D] on the CPU."""
         return self._read(batch, self.network.features)
-
-    def mapped(self, batch: Tensor) -> Tensor:
-        """Prepared images to patch tokens: uint8 [N, 3, H, W] -> float32 [N, rows, columns, D] on the CPU."""
-        return self._read(batch, lambda x: self.network.patch_map(x).permute(0, 2, 3, 1))
 
     def ranked(
         self, probabilities: Tensor, topk: int | None = None, threshold: float | None = None
@@ -274,23 +237,23 @@ class Predictor(Generic[PredictionT]):
 
     def _check_classifies(self, method: str) -> None:
         if not isinstance(self.task, ClassificationTask):
-            raise ConfigError(
-                f"Predictor.{method} is for classification, and these weights are for {self.task.name}; take "
-                "`logits` and `interpret`"
-            )
+            kind = f"these weights are for {self.task.name}; take `logits` and `interpret`"
+            raise ConfigError(f"Predictor.{method} is for classification, and {kind}")
 
     def _batches(self, pictures: "ImageInput | Iterable[ImageInput]") -> Iterator[list[View]]:
         alone = is_one(pictures)
         several = cast("Iterable[ImageInput]", [pictures] if alone else pictures)
-        threads = 0 if alone or self.batch == 1 else default_threads()
-        made = prepare_ahead(several, self.view, ahead=2 * self.batch, threads=threads)
-        with closing(made):
+        threads = 0 if alone or self.batch == 1 else -1
+        with closing(prepare_ahead(several, self.view, ahead=2 * self.batch, threads=threads)) as made:
             for some in split_batches(made, self.batch):
-                yield [raise_if_unreadable(view) for _, view in some]
+                if error := next((view for _, view in some if isinstance(view, BadImage)), None):
+                    raise error
+                yield [cast("View", view) for _, view in some]
 
     def _gathered(self, pictures: "ImageInput | Iterable[ImageInput]", read: Callable[[Tensor], Tensor]) -> Tensor:
-        rows = [read(torch.stack([view.pixels for view in views])) for views in self._batches(pictures)]
-        return torch.cat(rows) if rows else read(torch.zeros(0, 3, *self.preprocessing.image, dtype=torch.uint8))
+        rows = [self._read(torch.stack([view.pixels for view in views]), read) for views in self._batches(pictures)]
+        empty = torch.zeros(0, 3, *self.preprocessing.image, dtype=torch.uint8)
+        return torch.cat(rows or [self._read(empty, read)])
 
 
 def load_network(weights: str | Path | Model, image_size: int | Pair | None, precision: Precision | None) -> Model:
@@ -307,16 +270,4 @@ def load_network(weights: str | Path | Model, image_size: int | Pair | None, pre
     return weights if precision is None else weights.to(kind)
 
 
-def find_registered_task(name: str, weights: str | Path | Model) -> Task:
-    """The task of the weights; where it is not registered, the error says whose it is."""
-    try:
-        return find_task(name)
-    except UnknownName as error:
-        whose = f"{weights}: " if isinstance(weights, str | Path) else ""
-        raise UnknownName(f"{whose}{error}; import the module that registers it first") from None
-
-
-def raise_if_unreadable(made: View | BadImage) -> View:
-    if isinstance(made, BadImage):
-        raise made
-    return made
+predictor = Predictor  # the same under the name of what it returns; without a name the bundled weights

@@ -13,7 +13,7 @@ from vitrail.cli.progress import bars, on_interrupt, reading
 from vitrail.cli.use.predict_outputs import PredictionWriter, make_writer
 from vitrail.core.console import format_millions
 from vitrail.core.errors import BadImage, ConfigError, DataError
-from vitrail.core.text import format_size
+from vitrail.core.text import format_size, pluralise
 from vitrail.data.class_names import read_class_names
 from vitrail.report.page import printable
 
@@ -52,7 +52,8 @@ def run_predict(options: PredictOptions) -> int:
     if not done.seen:
         raise DataError("stdin named no images")
     if done.failed:
-        print_note(f"{done.failed:,} of {done.seen:,} images were unreadable")
+        verb = "was" if done.failed == 1 else "were"
+        print_note(f"{done.failed:,} of {pluralise(done.seen, 'image')} {verb} unreadable")
     return 1 if done.failed or found.closed else 0
 
 
@@ -193,9 +194,9 @@ class PredictSession:
 
 def predict_all(done: PredictSession, found: "ImageListing", workers: int) -> None:
     """Predicts all images, batch by batch; results are written as they come."""
-    from vitrail.predict.image_input import default_threads, prepare_ahead, split_batches
+    from vitrail.predict.image_input import prepare_ahead, split_batches
 
-    threads = 0 if found.total == 1 else workers if workers >= 0 else default_threads()
+    threads = 0 if found.total == 1 else workers
     # A bar would interleave with predictions on the same terminal.
     with bars() if not sys.stdout.isatty() else contextlib.nullcontext(lambda *_: None) as progress:
         for burst in found.bursts():
