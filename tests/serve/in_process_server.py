@@ -22,7 +22,7 @@ from vitrail.models.family import ModelConfig
 from vitrail.models.vit_config import ViTConfig
 from vitrail.predict.predictor import Predictor
 from vitrail.serve.served_model import ServedModel
-from vitrail.serve.server import Server, bind_socket, make_server, run_service
+from vitrail.serve.server import Server, bind_socket, run_service
 from vitrail.serve.service import Service
 from vitrail.serve.settings import ServeSettings, allowed_hosts
 
@@ -75,7 +75,7 @@ def inside(config: ModelConfig = NETWORK, given: Predictor | None = None, **sett
     listener = bind_socket("127.0.0.1", 0)
     port = listener.getsockname()[1]
     ready = threading.Event()
-    server = make_server(service, ready.set)
+    server = Server(service, ready.set)
     failed: list[BaseException] = []
 
     def work() -> None:

@@ -1,15 +1,15 @@
 """The routes: parameters of each request, and the form of each answer."""
 
 import re
-from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeAlias
+from functools import partial
+from typing import Any, Final
 
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
+from vitrail.serve.batch_queue import QueuedImage
 from vitrail.serve.http_errors import RequestError, to_json, unavailable
 from vitrail.serve.middleware import ErrorMiddleware
 from vitrail.serve.pages import content_policy, describe_interface, render_docs, render_page
@@ -19,51 +19,37 @@ from vitrail.serve.service import Service
 TOPK: Final = 5
 HOST: Final = re.compile(r"[A-Za-z0-9.-]{1,253}(:\d{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](:\d{1,5})?")
 PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
-Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
 def make_application(service: Service) -> ErrorMiddleware:
     """The ASGI application of a service, for uvicorn or a test."""
     routes = Routes(service)
     endpoints = {
-        "/": Endpoint(routes.page, "GET"),
-        "/predict": Endpoint(routes.predict, "POST"),
-        "/attention": Endpoint(routes.attention, "POST"),
-        "/embed": Endpoint(routes.embed, "POST"),
-        "/model": Endpoint(routes.model, "GET"),
-        "/health": Endpoint(routes.health, "GET"),
-        "/ready": Endpoint(routes.ready, "GET"),
-        "/metrics": Endpoint(routes.metrics, "GET"),
-        "/openapi.json": Endpoint(routes.openapi, "GET"),
-        "/docs": Endpoint(routes.docs, "GET"),
+        "/": ("GET", routes.page),
+        "/predict": ("POST", routes.predict),
+        "/attention": ("POST", routes.attention),
+        "/embed": ("POST", routes.embed),
+        "/model": ("GET", routes.model),
+        "/health": ("GET", routes.health),
+        "/ready": ("GET", routes.ready),
+        "/metrics": ("GET", routes.metrics),
+        "/openapi.json": ("GET", routes.openapi),
+        "/docs": ("GET", routes.docs),
     }
-    router = Router(
-        [Route(path, endpoint) for path, endpoint in endpoints.items()], redirect_slashes=False, default=raise_not_found
-    )
-    return ErrorMiddleware(router, service.settings, service.metrics, frozenset(endpoints), lambda: service.draining)
 
-
-class Endpoint:
-    """A handler for one method; others get 405."""
-
-    def __init__(self, handler: Handler, method: str) -> None:
-        self.handler, self.method = handler, method
-        self.allowed = ", ".join([method, *(["HEAD"] if method == "GET" else []), "OPTIONS"])
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, receive)
-        if request.method == "OPTIONS":
-            response = Response(status_code=204, headers={"Allow": self.allowed})
-        elif request.method in self.allowed.split(", "):
-            response = await self.handler(request)
-        else:
-            reason = f"{request.method[:20]!r} is not supported here; use {self.method}"
-            raise RequestError(405, "method not allowed", reason, headers={"Allow": self.allowed})
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] not in endpoints:
+            raise RequestError(404, "not found", "unknown path; /docs lists all paths")
+        (method, handler), request = endpoints[scope["path"]], Request(scope, receive)
+        allowed = ", ".join([method, *(["HEAD"] if method == "GET" else []), "OPTIONS"])
+        if request.method not in allowed.split(", "):
+            reason = f"{request.method[:20]!r} is not supported here; use {method}"
+            raise RequestError(405, "method not allowed", reason, headers={"Allow": allowed})
+        preflight = Response(status_code=204, headers={"Allow": allowed})
+        response = preflight if request.method == "OPTIONS" else await handler(request)
         await response(scope, receive, send)
 
-
-async def raise_not_found(scope: Scope, receive: Receive, send: Send) -> None:
-    raise RequestError(404, "not found", "unknown path; /docs lists all paths")
+    return ErrorMiddleware(answer, service, frozenset(endpoints))
 
 
 def json_response(content: Any) -> Response:
@@ -81,33 +67,26 @@ class Routes:
         self.service, self.served = service, service.served
 
     async def predict(self, request: Request) -> Response:
-        check_parameters(request.query_params, *self.served.options, "show")
-        options = self._read_options(request.query_params)
+        query, options = request.query_params, dict[str, Any]()
+        check_parameters(query, *self.served.options, "show")
+        if "topk" in self.served.options:
+            options["topk"] = read_integer(query, "topk", TOPK, 1)
+        if "threshold" in self.served.options:
+            options["threshold"] = read_threshold(query, self.served.predictor.threshold)
         if not self.served.predictor.labels:
-            reason = "this model has no head, so it predicts no classes; /embed returns its features"
-            raise RequestError(409, "no classes", reason)
-        show = bool(read_integer(request.query_params, "show", 0, 0, 1))
-        uploads, _, predicted = await self.service.handle(
-            request, "predict", max_images=1 if show else None, options=options, show=show
-        )
+            raise RequestError(409, "no classes", "this model has no head; /embed returns its features")
+        show = bool(read_integer(query, "show", 0, 0, 1))
+        make = partial(QueuedImage, "predict", options=options, show=show)
+        uploads, _, predicted = await self.service.handle(request, make, max_images=1 if show else None)
         predictions = [{"name": upload.name, **data} for upload, (data, _) in zip(uploads, predicted, strict=True)]
         if show:
             (upload,), ((_, prediction),) = uploads, predicted
             predictions[0]["shown"] = await self.service.draw(lambda: self.served.show(prediction, upload.data))
         return json_response({"model": self.served.name, "predictions": predictions})
 
-    def _read_options(self, query: QueryParams) -> dict[str, Any]:
-        """The prediction options of the task."""
-        options = dict[str, Any]()
-        if "topk" in self.served.options:
-            options["topk"] = read_integer(query, "topk", TOPK, 1)
-        if "threshold" in self.served.options:
-            options["threshold"] = read_threshold(query, self.served.predictor.threshold)
-        return options
-
     async def embed(self, request: Request) -> Response:
         check_parameters(request.query_params)
-        _, _, rows = await self.service.handle(request, "embed")
+        _, _, rows = await self.service.handle(request, partial(QueuedImage, "embed"))
         return json_response({"model": self.served.name, "features": [row.tolist() for row in rows]})
 
     async def attention(self, request: Request) -> Response:
@@ -115,7 +94,8 @@ class Routes:
         check_parameters(query, "layer")
         layer = read_integer(query, "layer", 0) if "layer" in query else None
         check_attention(self.served.predictor.network, layer, self.service.settings.attention_bytes)
-        _, (image,), (answer,) = await self.service.handle(request, "attention", max_images=1, layer=layer)
+        make = partial(QueuedImage, "attention", layer=layer)
+        _, (image,), (answer,) = await self.service.handle(request, make, max_images=1)
         facts = {"crop": [round(side, 3) for side in image.facts.crop], "size": list(image.facts.size)}
         return json_response({"model": self.served.name, **answer, **facts})
 
@@ -142,14 +122,14 @@ class Routes:
     async def metrics(self, request: Request) -> Response:
         service, about = self.service, self.served.describe()
         gauges = {
-            "vitrail_ready": ("Whether requests are served.", float(not service.why_not_ready)),
-            "vitrail_queue_pictures": ("Images that wait or are being prepared.", float(len(service.queue))),
-            "vitrail_queue_limit": ("Capacity of the queue.", float(service.queue.capacity)),
-            "vitrail_body_bytes": ("Bytes of request bodies in memory.", float(service.budget.held)),
-            "vitrail_decode_bytes": ("Bytes reserved for decoding.", float(service.served.memory.held)),
+            "vitrail_ready": ("Whether requests are served.", not service.why_not_ready),
+            "vitrail_queue_pictures": ("Images that wait or are being prepared.", len(service.queue)),
+            "vitrail_queue_limit": ("Capacity of the queue.", service.queue.capacity),
+            "vitrail_body_bytes": ("Bytes of request bodies in memory.", service.budget.held),
+            "vitrail_decode_bytes": ("Bytes reserved for decoding.", service.served.memory.held),
             "vitrail_worker_restarts_total": ("Restarts of the model thread.", service.supervisor.restarts),
         }
-        model = {"name": about["name"], "network": about["network"], "device": about["device"]}
+        model = {key: about[key] for key in ("name", "network", "device")}
         return Response(service.metrics.to_text(gauges, model), media_type=PROMETHEUS)
 
 

@@ -10,8 +10,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -33,42 +33,27 @@ class MemoryBudget:
         self.held = 0
         self._changed = threading.Condition()
 
-    def reserve(self, size: int) -> None:
-        with self._changed:
-            if not self._changed.wait_for(lambda: self.held + size <= self.limit, self.wait_s):
-                raise self.full()
-            self.held += size
+    @contextmanager
+    def reserve(self) -> Generator[Callable[[int], None]]:
+        """The share that one request or image holds until it is done, as a function that adds to it. What exceeds the
+        whole budget gets all of it, alone."""
+        mine = 0
 
-    def release(self, size: int) -> None:
-        with self._changed:
-            self.held -= size
-            self._changed.notify_all()
+        def grow(size: int) -> None:
+            nonlocal mine
+            size = min(size, self.limit)
+            with self._changed:
+                if not self._changed.wait_for(lambda: self.held + size <= self.limit, self.wait_s):
+                    raise self.full()
+                self.held += size
+            mine += size
 
-
-class MemoryReservation(AbstractContextManager["MemoryReservation"]):
-    """The share of a budget that one request or image holds until it is done. What exceeds the whole budget gets all of
-    it, alone."""
-
-    def __init__(self, budget: MemoryBudget) -> None:
-        self.budget, self.size = budget, 0
-
-    def grow(self, size: int) -> None:
-        size = min(size, self.budget.limit)
-        self.budget.reserve(size)
-        self.size += size
-
-    def __exit__(self, *_: object) -> None:
-        self.budget.release(self.size)
-        self.size = 0
-
-
-def decoding_budget(limit: int, wait_s: float) -> MemoryBudget:
-    """Memory for decoding, shared by all threads: each reserves what its image needs before it starts."""
-    return MemoryBudget(
-        limit,
-        lambda: unavailable("no memory to decode", "other images use all the memory for decoding; try again"),
-        wait_s,
-    )
+        try:
+            yield grow
+        finally:
+            with self._changed:
+                self.held -= mine
+                self._changed.notify_all()
 
 
 @dataclass(slots=True, eq=False)
@@ -104,9 +89,7 @@ class BatchQueue:
     def check_space(self, count: int = 1) -> None:
         """Raises where `count` more images do not fit. Called with one image before its body is read."""
         if self._places + count > self.capacity:
-            raise too_many_requests(
-                f"{self._places} of {self.capacity} places in the queue are taken; try again in a moment"
-            )
+            raise too_many_requests(f"{self._places} of {self.capacity} places in the queue are taken; try again soon")
 
     def admit(self, images: Sequence[QueuedImage]) -> None:
         """Gives a place to all of them, or to none."""
@@ -148,18 +131,18 @@ class BatchQueue:
     def take(self, is_current: Callable[[], bool]) -> list[QueuedImage]:
         """The next batch, of one kind, oldest first. Waits up to `wait_s` for images that are being prepared, never for
         requests that have not come. Empty where the queue is closed or the thread is no longer current."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self.closed or not is_current())
-            self._changed.wait_for(
-                lambda: len(self._waiting) >= min(self._places, self.batch) or self.closed or not self._waiting,
-                self.wait_s,
+        changed, waiting = self._changed, self._waiting
+        with changed:
+            changed.wait_for(lambda: waiting or self.closed or not is_current())
+            changed.wait_for(
+                lambda: len(waiting) >= min(self._places, self.batch) or self.closed or not waiting, self.wait_s
             )
-            if self.closed or not is_current() or not self._waiting:
+            if self.closed or not is_current() or not waiting:
                 return []
-            kind = self._waiting[0].kind
-            batch = [image for image in self._waiting if image.kind == kind][: 1 if kind in UNBATCHED else self.batch]
+            kind = waiting[0].kind
+            batch = [image for image in waiting if image.kind == kind][: 1 if kind in UNBATCHED else self.batch]
             for image in batch:
-                self._waiting.remove(image)
+                waiting.remove(image)
                 image.state = "taken"
             self._places -= len(batch)
             return batch
@@ -174,7 +157,7 @@ class ModelThread:
     an image which cannot be computed fails alone."""
 
     def __init__(
-        self, name: str, queue: BatchQueue, *, warm: Callable[[], object], compute: Compute, deliver: Deliver
+        self, name: str, queue: BatchQueue, warm: Callable[[], object], compute: Compute, deliver: Deliver
     ) -> None:
         self.queue, self.warm, self.compute, self.deliver = queue, warm, compute, deliver
         self.warmed = self.retired = False
@@ -224,9 +207,6 @@ class ThreadSupervisor:
         self.worker = make()
         self.restarts = 0
 
-    def start(self) -> None:
-        self.worker.thread.start()
-
     @property
     def ready(self) -> bool:
         return self.worker.warmed and not self.worker.find_trouble(self.stuck_s)
@@ -243,4 +223,4 @@ class ThreadSupervisor:
                 image.answer.set_exception(unavailable("model thread lost", f"it {reason}; try again"))
         self.worker = self.make()
         self.restarts += 1
-        self.start()
+        self.worker.thread.start()

@@ -57,26 +57,15 @@ class Metrics:
 
     def to_text(self, gauges: Mapping[str, tuple[str, float]], model: Mapping[str, str]) -> str:
         """All counters, with the given gauges (name to help and value)."""
-        requests = [
-            ("", {"route": route, "status": str(status)}, count)
-            for (route, status), count in sorted(self.requests.items())
-        ]
-        seconds = [
-            sample
-            for route, histogram in sorted(self.seconds.items())
-            for sample in histogram.samples({"route": route})
-        ]
+        requests = [("", {"route": r, "status": str(status)}, n) for (r, status), n in sorted(self.requests.items())]
+        times = [sample for route, found in sorted(self.seconds.items()) for sample in found.samples({"route": route})]
+        images = [("", {"for": kind}, count) for kind, count in self.images.items()]
         families: list[tuple[str, str, str, Iterable[Sample]]] = [
             ("vitrail_requests_total", "counter", "Requests by route and status.", requests),
-            ("vitrail_request_seconds", "histogram", "Time from a request's head to its answer.", seconds),
+            ("vitrail_request_seconds", "histogram", "Time from a request's head to its answer.", times),
             ("vitrail_batch_pictures", "histogram", "Images per call of the model.", self.batches.samples({})),
             ("vitrail_model_seconds", "histogram", "Time of one call of the model.", self.model_seconds.samples({})),
-            (
-                "vitrail_pictures_total",
-                "counter",
-                "Images computed by the model.",
-                [("", {"for": kind}, count) for kind, count in self.images.items()],
-            ),
+            ("vitrail_pictures_total", "counter", "Images computed by the model.", images),
             ("vitrail_gone_total", "counter", "Requests whose client left before the answer.", [("", {}, self.gone)]),
             ("vitrail_model_info", "gauge", "The model that is served.", [("", model, 1)]),
             *(
@@ -93,11 +82,11 @@ class Metrics:
 
 def process_gauges() -> dict[str, tuple[str, float]]:
     """Memory and descriptors of this process, where the system reports them."""
-    memory, gauges = resident_memory(), dict[str, tuple[str, float]]()
-    if memory is not None:
-        gauges["process_resident_memory_bytes"] = ("Resident memory.", float(memory))
+    gauges = dict[str, tuple[str, float]]()
+    if (memory := resident_memory()) is not None:
+        gauges["process_resident_memory_bytes"] = ("Resident memory.", memory)
     if DESCRIPTORS.is_dir():
-        gauges["process_open_fds"] = ("Open descriptors.", float(len(os.listdir(DESCRIPTORS))))
+        gauges["process_open_fds"] = ("Open descriptors.", len(os.listdir(DESCRIPTORS)))
     return gauges
 
 

@@ -10,23 +10,17 @@ import contextlib
 import hmac
 import logging
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, Final
-from urllib.parse import urlsplit
+from typing import Final
 
 from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vitrail.serve.http_errors import ClientDisconnected, RequestError, stopping, to_json
-from vitrail.serve.metrics import Metrics
+from vitrail.serve.service import Service
 from vitrail.serve.settings import ServeSettings, strip_port
 
 logger = logging.getLogger("vitrail.serve")
 access = logging.getLogger("vitrail.access")
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 OPEN_ROUTES: Final = ("/", "/health")  # need no token
 MONITORING_ROUTES: Final = ("/health", "/ready", "/metrics")  # answered while the server stops
@@ -49,60 +43,25 @@ CORS_HEADERS: Final = (
 
 def check_request(settings: ServeSettings, method: str, path: str, headers: Headers) -> None:
     """Raises where a request uses a wrong host name, comes from a foreign page or lacks the token."""
-    check_host(settings, headers)
-    if method not in ("GET", "HEAD"):
-        check_origin(settings, headers)
-    if method != "OPTIONS":  # a browser's preflight carries no token
-        check_token(settings, path, headers)
-
-
-def check_host(settings: ServeSettings, headers: Headers) -> None:
-    host = headers.get("host")
-    if settings.hosts and host is not None and strip_port(host) not in settings.hosts:
-        raise RequestError(
-            421,
-            "unknown host",
-            f"{host[:100]!r} is not a name of this server; on loopback it answers to {', '.join(settings.hosts)}. "
-            "Behind a proxy, start it with --origin and the public address",
-        )
-
-
-def check_origin(settings: ServeSettings, headers: Headers) -> None:
-    origin = headers.get("origin")
+    host, origin = headers.get("host", "").lower(), headers.get("origin")
+    if settings.hosts and "host" in headers and strip_port(host) not in settings.hosts:
+        names = f"on loopback it answers to {', '.join(settings.hosts)}; behind a proxy, start it with --origin ADDRESS"
+        raise RequestError(421, "unknown host", f"{host[:100]!r} is not a name of this server; {names}")
     if origin is None:
-        foreign = headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+        same = headers.get("sec-fetch-site", "none") in ("none", "same-origin")
     else:
-        foreign = origin not in settings.origins and not is_same_origin(origin, headers.get("host", ""))
-    if foreign:
-        raise RequestError(
-            403,
-            "foreign origin",
-            f"a page of {(origin or 'another site')[:100]!r} may not use this server; to allow it, start the server "
-            "with --origin and that address",
-        )
-
-
-def is_same_origin(origin: str, host: str) -> bool:
-    """Whether a page was served under the host name of its request."""
-    try:
-        return bool(host) and urlsplit(origin).netloc.lower() == host.lower()
-    except ValueError:
-        return False
-
-
-def check_token(settings: ServeSettings, path: str, headers: Headers) -> None:
-    if settings.token is None or path in OPEN_ROUTES:
+        same = origin in settings.origins or (bool(host) and origin.partition("://")[2].lower() == host)
+    if method not in ("GET", "HEAD") and not same:
+        page = f"a page of {(origin or 'another site')[:100]!r} may not use this server"
+        raise RequestError(403, "foreign origin", f"{page}; to allow it, start the server with --origin ADDRESS")
+    if settings.token is None or path in OPEN_ROUTES or method == "OPTIONS":  # a browser's preflight carries no token
         return
     scheme, _, given = headers.get("authorization", "").partition(" ")
     # Compared in constant time, so that timing does not reveal how much of it is right.
     right = hmac.compare_digest(given.strip().encode("utf-8", "replace"), settings.token.encode())
     if scheme.lower() != "bearer" or not right:
-        raise RequestError(
-            401,
-            "token needed" if not given else "wrong token",
-            "send the header 'Authorization: Bearer TOKEN' with the server's token",
-            headers={"WWW-Authenticate": 'Bearer realm="vitrail"'},
-        )
+        reason, wanted = "send the header 'Authorization: Bearer TOKEN'", {"WWW-Authenticate": 'Bearer realm="vitrail"'}
+        raise RequestError(401, "wrong token" if given else "token needed", reason, headers=wanted)
 
 
 def answer_headers(settings: ServeSettings, origin: str | None) -> list[tuple[bytes, bytes]]:
@@ -118,18 +77,12 @@ def answer_headers(settings: ServeSettings, origin: str | None) -> list[tuple[by
 class ErrorMiddleware:
     """An ASGI application around another one: checks requests and turns exceptions into answers."""
 
-    def __init__(
-        self,
-        app: App,
-        settings: ServeSettings,
-        metrics: Metrics,
-        routes: frozenset[str],
-        draining: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self.app, self.settings, self.metrics, self.routes, self.draining = app, settings, metrics, routes, draining
+    def __init__(self, app: ASGIApp, service: Service, routes: frozenset[str]) -> None:
+        self.app, self.service, self.routes = app, service, routes
+        self.settings, self.metrics = service.settings, service.metrics
         self.active = 0  # requests in flight
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         self.active += 1
@@ -138,7 +91,7 @@ class ErrorMiddleware:
         finally:
             self.active -= 1
 
-    async def _answer(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         started, status, headers = time.perf_counter(), 0, Headers(scope=scope)
         extra = answer_headers(self.settings, headers.get("origin"))
 
@@ -147,13 +100,13 @@ class ErrorMiddleware:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 own = {name for name, _ in message["headers"]}
-                closing = [(b"connection", b"close")] if self.draining() else []
+                closing = [(b"connection", b"close")] if self.service.draining else []
                 message["headers"] = [*message["headers"], *(pair for pair in extra + closing if pair[0] not in own)]
             await send(message)
 
         try:
             check_request(self.settings, scope["method"], scope["path"], headers)
-            if self.draining() and scope["path"] not in MONITORING_ROUTES:
+            if self.service.draining and scope["path"] not in MONITORING_ROUTES:
                 await discard_body(receive, self.settings)
                 raise stopping()
             await self.app(scope, receive, send_with_headers)

@@ -14,15 +14,7 @@ from vitrail.report.page import hash_base64, read_template
 from vitrail.serve.requests import FIELD
 from vitrail.serve.served_model import ServedModel
 
-SCRIPTS: Final = (  # one scope
-    "api.js",
-    "attention_maps.js",
-    "images.js",
-    "sample_images.js",
-    "viewer.js",
-    "main.js",
-    "input.js",
-)
+SCRIPTS: Final = ("api.js", "attention_maps.js", "images.js", "sample_images.js", "viewer.js", "main.js", "input.js")
 EXAMPLES: Final = {
     "/predict": f"-F {FIELD}=@photo.jpg",
     "/attention": f"-F {FIELD}=@photo.jpg",
@@ -67,27 +59,20 @@ def describe_interface(served: ServedModel) -> dict[str, Any]:
     """OpenAPI 3.1 of what a server answers: page/openapi.json with the model, its task and its limits filled in."""
     document: dict[str, Any] = json.loads(read_asset("openapi.json"))
     limits, predictor = served.describe()["limits"], served.predictor
-    info, paths, components = document["info"], document["paths"], document["components"]
-    info["version"] = __version__
-    info["description"] = f"{served.name}: what is in an image, and where the model looks."
+    paths, about = document["paths"], f"{served.name}: what is in an image, and where the model looks."
+    document["info"] |= {"version": __version__, "description": about}
     for path in EXAMPLES:
         count = "One image" if path == "/attention" else f"At most {limits['max_images']} images"
-        paths[path]["post"]["description"] = (
-            f"{count}, {limits['max_bytes']:,} bytes together and {limits['max_pixels']:,} pixels each: {FORMATS}."
-        )
+        size = f"{limits['max_bytes']:,} bytes together and {limits['max_pixels']:,} pixels each"
+        paths[path]["post"]["description"] = f"{count}, {size}: {FORMATS}."
     predict = paths["/predict"]["post"]
     predict["summary"] = predictor.task.describe_predictions(multi_label=predictor.multi_label)
     predict["parameters"] = [each for each in predict["parameters"] if each["name"] in (*served.options, "show")]
-    prediction = predictor.task.prediction_schema()
-    components["schemas"]["Predictions"]["properties"]["predictions"]["items"] = {
-        **prediction,
-        "required": ["name", *prediction.get("required", [])],
-        "properties": {
-            "name": {"type": "string"},
-            **prediction.get("properties", {}),
-            "shown": {"$ref": "#/components/schemas/Shown"},
-        },
-    }
+    prediction = dict(predictor.task.prediction_schema())
+    named, shown = {"name": {"type": "string"}}, {"shown": {"$ref": "#/components/schemas/Shown"}}
+    prediction["properties"] = {**named, **prediction.get("properties", {}), **shown}
+    prediction["required"] = ["name", *prediction.get("required", [])]
+    document["components"]["schemas"]["Predictions"]["properties"]["predictions"]["items"] = prediction
     if served.settings.token:
         document["security"] = [{"token": []}]
     return document
@@ -102,23 +87,13 @@ def render_docs(document: dict[str, Any], address: str) -> tuple[str, str]:
     operations = list[tuple[str, str, dict[str, Any], str]]()
     for path, verbs in document["paths"].items():
         for verb, about in verbs.items():
-            examples = (
-                f"{each['name']}={each['example']}" for each in about.get("parameters", []) if "example" in each
-            )
-            url = f"{address}{path}?{'&'.join(examples)}".rstrip("?")
+            options = [f"{each['name']}={each['example']}" for each in about.get("parameters", []) if "example" in each]
+            url = f"{address}{path}?{'&'.join(options)}".rstrip("?")
             command = f"curl {header}{EXAMPLES[path]} '{url}'" if path in EXAMPLES else ""
             operations.append((verb, path, about, command))
-    text = (
-        Environment(autoescape=True)
-        .from_string(read_asset("docs.html"))
-        .render(
-            style=style,
-            info=document["info"],
-            address=address,
-            operations=operations,
-            responses=document["components"]["responses"],
-            schemas=[(name, json.dumps(each, indent=1)) for name, each in document["components"]["schemas"].items()],
-        )
-    )
+    schemas = [(name, json.dumps(each, indent=1)) for name, each in document["components"]["schemas"].items()]
+    facts = {"info": document["info"], "responses": document["components"]["responses"], "schemas": schemas}
+    template = Environment(autoescape=True).from_string(read_asset("docs.html"))
+    text = template.render(style=style, address=address, operations=operations, **facts)
     policy = f"default-src 'none'; style-src 'sha256-{hash_base64(style)}'; base-uri 'none'; form-action 'none'; "
     return text, policy + "frame-ancestors 'none'"

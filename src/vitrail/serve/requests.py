@@ -8,20 +8,21 @@ import asyncio
 import base64
 import binascii
 import json
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.datastructures import Headers
+from starlette.types import Receive
 
 from vitrail.core.errors import describe_error
-from vitrail.serve.batch_queue import MemoryReservation
 from vitrail.serve.http_errors import ClientDisconnected, RequestError
 from vitrail.serve.settings import ServeSettings
 
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+if TYPE_CHECKING:
+    from python_multipart.multipart import MultipartCallbacks
 
 FIELD: Final = "image"
 FORM: Final = "multipart/form-data"
@@ -32,17 +33,14 @@ LONGEST_NAME: Final = 200  # characters of a file's name that are kept
 
 
 async def read_body(
-    headers: Headers, receive: Receive, settings: ServeSettings, reservation: MemoryReservation
+    headers: Headers, receive: Receive, settings: ServeSettings, reserve: Callable[[int], None]
 ) -> bytes:
     """A whole body. Raises where it is announced as too long, turns out to be, or arrives too slowly."""
     coding = headers.get("content-encoding", "identity")
     if coding.lower() != "identity":
         raise RequestError(415, "compressed body", f"Content-Encoding {coding[:40]!r} is not supported; send it plain")
-    too_long = RequestError(
-        413,
-        "body too large",
-        f"a request's body has {settings.max_bytes:,} bytes at most; send a smaller image, or fewer at once",
-    )
+    limit = f"a request's body has {settings.max_bytes:,} bytes at most; send a smaller image, or fewer at once"
+    too_long = RequestError(413, "body too large", limit)
     announced = headers.get("content-length", "")
     if announced.isdecimal() and int(announced[:20]) > settings.max_bytes:
         raise too_long
@@ -57,73 +55,51 @@ async def read_body(
                 size += len(piece)
                 if size > settings.max_bytes:
                     raise too_long
-                reservation.grow(len(piece))
+                reserve(len(piece))
                 pieces.append(piece)
                 if not message.get("more_body", False):
-                    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+                    return b"".join(pieces)
     except TimeoutError:
-        reason = f"{size:,} bytes came in {settings.read_s:g} s; the whole body has to"
-        raise RequestError(408, "body too slow", reason, headers={"Connection": "close"}) from None
+        reason, close = f"{size:,} bytes came in {settings.read_s:g} s; the whole body has to", {"Connection": "close"}
+        raise RequestError(408, "body too slow", reason, headers=close) from None
 
 
 @dataclass(slots=True)
 class FormPart:
-    """One field of a form while it is parsed."""
+    """One part of a form while it is parsed: its headers, the header at hand, and its content."""
 
-    headers: dict[str, bytes] = field(default_factory=dict[str, bytes])
-    pieces: list[bytes] = field(default_factory=list[bytes])
+    headers: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])
+    name: bytearray = field(default_factory=bytearray)
+    value: bytearray = field(default_factory=bytearray)
+    content: list[bytes] = field(default_factory=list[bytes])
 
-    def to_field(self) -> tuple[str, str, bytes]:
-        """Field name, file name and content."""
-        kind, options = parse_options_header(self.headers.get("content-disposition", b""))
-        if kind != b"form-data" or b"name" not in options:
-            raise RequestError(400, "malformed form", 'a part needs "Content-Disposition: form-data; name=..."')
-        name, file = (options.get(key, b"").decode("utf-8", "replace")[:LONGEST_NAME] for key in (b"name", b"filename"))
-        return name, file, self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
-
-
-class FormCallbacks:
-    """Collects parts as the parser goes through a body."""
-
-    def __init__(self, max_parts: int) -> None:
-        self.max_parts = max_parts
-        self.parts: list[FormPart] = []
-        self.complete = False
-        self._name = self._value = b""
-
-    def on_part_begin(self) -> None:
-        if len(self.parts) >= self.max_parts:
-            reason = f"a form has {self.max_parts} parts at most; send the rest in another request"
-            raise RequestError(400, "too many parts", reason)
-        self.parts.append(FormPart())
-
-    def on_part_data(self, data: bytes, start: int, end: int) -> None:
-        self.parts[-1].pieces.append(data[start:end])
-
-    def on_header_field(self, data: bytes, start: int, end: int) -> None:
-        self._name += data[start:end]
-
-    def on_header_value(self, data: bytes, start: int, end: int) -> None:
-        self._value += data[start:end]
-
-    def on_header_end(self) -> None:
-        self.parts[-1].headers[self._name.decode("latin-1").lower()] = self._value
-        self._name = self._value = b""
-
-    def on_end(self) -> None:
-        self.complete = True
+    def end_header(self) -> None:
+        self.headers[bytes(self.name.lower())] = bytes(self.value)
+        self.name.clear()
+        self.value.clear()
 
 
-CALLBACKS: Final = ("on_part_begin", "on_part_data", "on_header_field", "on_header_value", "on_header_end", "on_end")
-
-
-def parse_form(content_type: str, body: bytes, max_parts: int) -> list[tuple[str, str, bytes]]:
-    """Field name, file name and content of every part."""
+def parse_form(content_type: str, body: bytes, max_parts: int) -> list[FormPart]:
+    """The parts of a form, at most so many."""
     boundary = parse_options_header(content_type)[1].get(b"boundary", b"")
     if not boundary:
         raise RequestError(400, "form without a boundary", "Content-Type: multipart/form-data needs a boundary=...")
-    form = FormCallbacks(max_parts)
-    callbacks: Any = {name: getattr(form, name) for name in CALLBACKS}
+    parts, ends = list[FormPart](), list[bool]()
+
+    def begin() -> None:
+        if len(parts) >= max_parts:
+            reason = f"a form has {max_parts} parts at most; send the rest in another request"
+            raise RequestError(400, "too many parts", reason)
+        parts.append(FormPart())
+
+    callbacks: MultipartCallbacks = {
+        "on_part_begin": begin,
+        "on_part_data": lambda data, start, end: parts[-1].content.append(data[start:end]),
+        "on_header_field": lambda data, start, end: parts[-1].name.extend(data[start:end]),
+        "on_header_value": lambda data, start, end: parts[-1].value.extend(data[start:end]),
+        "on_header_end": lambda: parts[-1].end_header(),
+        "on_end": lambda: ends.append(True),
+    }
     try:
         parser = MultipartParser(boundary, callbacks, max_header_count=PART_HEADERS, max_header_size=HEADER_BYTES)
         parser.write(body)
@@ -131,9 +107,9 @@ def parse_form(content_type: str, body: bytes, max_parts: int) -> list[tuple[str
     except FormParserError:
         reason = "the multipart body cannot be parsed: its boundaries or headers are wrong"
         raise RequestError(400, "malformed form", reason) from None
-    if not form.complete:
+    if not ends:
         raise RequestError(400, "truncated form", "the multipart body ends before its last boundary")
-    return [part.to_field() for part in form.parts]
+    return parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,31 +128,30 @@ def read_uploads(content_type: str, body: bytes, max_images: int) -> list[Upload
     elif kind == JSON:
         found = read_json(body, max_images)
     else:
-        raise RequestError(
-            415,
-            "content type not supported",
-            f"{kind[:60] or 'no Content-Type'!r}: send {FORM} with images in the field {FIELD!r}, or {JSON} with "
-            '{"images": [base64, ...]}',
-        )
+        ways = f'send {FORM} with images in the field {FIELD!r}, or {JSON} with {{"images": [base64, ...]}}'
+        raise RequestError(415, "content type not supported", f"{kind[:60] or 'no Content-Type'!r}: {ways}")
     if not found:
-        reason = f"send at least one, in the form's field {FIELD!r} or the JSON's list 'images'"
-        raise RequestError(400, "no image", reason)
+        raise RequestError(400, "no image", f"send at least one, in the field {FIELD!r} or the JSON's list 'images'")
     return found
 
 
 def read_form(content_type: str, body: bytes, max_images: int) -> list[Upload]:
-    parts = parse_form(content_type, body, max_images)
-    for name, _, _ in parts:
+    uploads: list[Upload] = []
+    for at, part in enumerate(parse_form(content_type, body, max_images), 1):
+        kind, options = parse_options_header(part.headers.get(b"content-disposition", b""))
+        if kind != b"form-data" or b"name" not in options:
+            raise RequestError(400, "malformed form", 'a part needs "Content-Disposition: form-data; name=..."')
+        name, file = (options.get(key, b"").decode("utf-8", "replace")[:LONGEST_NAME] for key in (b"name", b"filename"))
         if name != FIELD:
             raise RequestError(400, "unknown field", f"the form has a field {name!r}; images go into {FIELD!r}")
-    return [Upload(file or f"image {at}", data) for at, (_, file, data) in enumerate(parts, 1)]
+        uploads.append(Upload(file or f"image {at}", b"".join(part.content)))
+    return uploads
 
 
 def read_json(body: bytes, max_images: int) -> list[Upload]:
     # Before parsing: empty lists by the million would take twenty times the memory of their text.
     if sum(body.count(sign) for sign in (b",", b"[", b"{")) > 8 * max_images + 64:
-        reason = f"send an object with the key 'images' and at most {max_images} strings"
-        raise RequestError(400, "too many values", reason)
+        raise RequestError(400, "too many values", f"send the key 'images' and at most {max_images} strings")
     try:
         given: Any = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -186,8 +161,7 @@ def read_json(body: bytes, max_images: int) -> list[Upload]:
         raise RequestError(400, "unknown JSON", 'send an object with one key: {"images": [base64, ...]}')
     several = cast("list[Any]", images)
     if len(several) > max_images:
-        reason = f"{len(several)} in 'images'; one request takes {max_images} at most"
-        raise RequestError(400, "too many images", reason)
+        raise RequestError(400, "too many images", f"{len(several)} sent; one request takes {max_images} at most")
     return [Upload(f"image {at + 1}", decode_base64(text, at)) for at, text in enumerate(several)]
 
 
@@ -197,8 +171,7 @@ def decode_base64(text: Any, at: int) -> bytes:
     if text.startswith("data:"):  # what a browser's FileReader gives: the image follows the comma
         text = text.partition(",")[2]
     elif "://" in text[:12]:
-        reason = f"images[{at}] is a URL, and none is fetched: send the image itself, as base64"
-        raise RequestError(400, "not base64", reason)
+        raise RequestError(400, "not base64", f"images[{at}] is a URL, and none is fetched; send the image as base64")
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):

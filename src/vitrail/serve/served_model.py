@@ -7,6 +7,7 @@ import base64
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -16,7 +17,6 @@ from torch import Tensor, nn
 from vitrail.data.decode.image import EncodedImage
 from vitrail.data.targets import Geometry
 from vitrail.inspection.layer_taps import (
-    TokenLayout,
     get_token_layout,
     has_attention,
     iterate_layers,
@@ -26,8 +26,8 @@ from vitrail.inspection.layer_taps import (
 )
 from vitrail.inspection.rollout import roll_layer
 from vitrail.predict.predictor import Predictor
-from vitrail.serve.batch_queue import MemoryReservation, QueuedImage, decoding_budget
-from vitrail.serve.http_errors import RequestError
+from vitrail.serve.batch_queue import MemoryBudget, QueuedImage
+from vitrail.serve.http_errors import RequestError, unavailable
 from vitrail.serve.settings import ServeSettings
 
 DRAWING_SIDE: Final = 1400  # pixels of the longer side of a drawing, at most
@@ -38,12 +38,8 @@ def attention_shape(network: nn.Module) -> dict[str, Any]:
     if not has_attention(network):
         return {}
     tokens = get_token_layout(network)
-    return {
-        "grid": list(tokens.grid),
-        "layers": network.depth,
-        "heads": network.config.heads,
-        "class_token": tokens.class_token,
-    }
+    facts = {"grid": list(tokens.grid), "layers": network.depth, "heads": network.config.heads}
+    return {**facts, "class_token": tokens.class_token}
 
 
 def check_attention(network: nn.Module, layer: int | None, max_bytes: int) -> None:
@@ -55,13 +51,10 @@ def check_attention(network: nn.Module, layer: int | None, max_bytes: int) -> No
     tokens, heads = get_token_layout(network), network.config.heads
     weights = 4 * (tokens.prefix + tokens.patches) ** 2 * heads
     maps = heads * (tokens.class_token + tokens.patches) * tokens.patches
-    error = "attention too large"
     if weights > 16 * max_bytes:
-        reason = f"one layer takes {weights >> 20:,} MiB; serve a smaller --image-size"
-        raise RequestError(409, error, reason)
+        raise RequestError(409, "attention too large", f"{weights >> 20:,} MiB a layer; serve a smaller --image-size")
     if layer is not None and maps > max_bytes:
-        reason = f"the maps of a layer take {maps >> 20:,} MiB; omit `layer` to get rollout only"
-        raise RequestError(409, error, reason)
+        raise RequestError(409, "attention too large", f"{maps >> 20:,} MiB of maps; omit `layer` to get rollout only")
 
 
 @torch.inference_mode()
@@ -73,28 +66,20 @@ def compute_attention(network: nn.Module, images: Tensor, layer: int | None) -> 
     for view in iterate_layers(network, images):
         rollout = roll_layer(to_float32(view.attention.mean(dim=1)), rollout)
         if view.layer == layer:
-            maps = to_float32(drop_registers(view.attention[0], tokens))
+            # How the class token and the patches attend to the patches: [k, T, T] -> [k, T', N].
+            heads = view.attention[0]
+            rows = [*([heads[:, :1]] if tokens.class_token else []), heads[:, tokens.prefix :]]
+            maps = to_float32(torch.cat(rows, dim=1)[:, :, tokens.prefix :])
         del view
     assert rollout is not None
     weights = to_grid(select_output(rollout, network), tokens).flatten()
-    answer: dict[str, Any] = {
-        **attention_shape(network),
-        "rollout": [round(value, 6) for value in scale_rows(weights).tolist()],
-        "layer": layer,
-        "maps": None,
-        "scale": None,
-    }
+    answer = {**attention_shape(network), "layer": layer, "maps": None, "scale": None}
+    answer["rollout"] = [round(value, 6) for value in scale_rows(weights).tolist()]
     if maps is not None:
         steps = (scale_rows(maps) * 255).round().to(torch.uint8).cpu().numpy().tobytes()
         answer["maps"] = base64.b64encode(steps).decode("ascii")
         answer["scale"] = [float(f"{value:.6g}") for value in maps.amax(dim=-1).flatten().tolist()]
     return answer
-
-
-def drop_registers(attention: Tensor, tokens: TokenLayout) -> Tensor:
-    """How the class token and the patches attend to the patches: [k, T, T] -> [k, T', N]."""
-    rows = [attention[:, :1]] if tokens.class_token else []
-    return torch.cat([*rows, attention[:, tokens.prefix :]], dim=1)[:, :, tokens.prefix :]
 
 
 def scale_rows(values: Tensor) -> Tensor:
@@ -116,7 +101,9 @@ class ServedModel:
 
     def __init__(self, predictor: Predictor[Any], name: str, settings: ServeSettings) -> None:
         self.predictor, self.name, self.settings = predictor, name, settings
-        self.memory = decoding_budget(settings.decode_bytes, settings.timeout_s)
+        # For decoding, shared by all threads: each reserves what its image needs before it starts.
+        busy = partial(unavailable, "no memory to decode", "other images use all the memory for decoding; try again")
+        self.memory = MemoryBudget(settings.decode_bytes, busy, settings.timeout_s)
 
     def prepare(self, data: bytes) -> tuple[Tensor, PreparedImage]:
         """Bytes to prepared pixels. Raises BadImage for what is not an image, or has too many pixels by its header;
@@ -124,13 +111,10 @@ class ServedModel:
         preprocessing = self.predictor.preprocessing
         # Without antialiasing the whole image becomes floats, 12 bytes per pixel, before it is resized.
         times = 1 if preprocessing.antialias else 2
-        with MemoryReservation(self.memory) as reservation:
-            image = self._decode(data, lambda size: reservation.grow(times * size))
-            left, top, right, bottom = (
-                (0.0, 0.0, float(image.width), float(image.height))
-                if preprocessing.resize is None
-                else preprocessing.centre(image)
-            )
+        with self.memory.reserve() as grow:
+            image = self._decode(data, lambda size: grow(times * size))
+            whole = (0.0, 0.0, float(image.width), float(image.height))
+            left, top, right, bottom = whole if preprocessing.resize is None else preprocessing.centre(image)
             pixels, geometry = self.predictor.view(image)
             return pixels, PreparedImage(image.size, (left, top, right - left, bottom - top), geometry)
 
@@ -143,23 +127,21 @@ class ServedModel:
         match images[0].kind:
             case "predict":
                 # Here and one by one: outputs and masks of dense tasks are much larger than what is sent of them.
-                outputs = self.predictor.logits(batch).split(1)
-                return [self._interpret(output, image) for output, image in zip(outputs, images, strict=True)]
+                answers: list[tuple[dict[str, Any], Any]] = []
+                for output, image in zip(self.predictor.logits(batch).split(1), images, strict=True):
+                    (prediction,) = self.predictor.interpret(output, [image.facts.geometry], **image.options)
+                    answers.append((prediction.to_dict(), prediction if image.show else None))
+                return answers
             case "embed":
                 return self.predictor.embedded(batch).unbind(0)
             case "attention":
                 return [compute_attention(self.predictor.network, self.predictor.normalise(batch), images[0].layer)]
 
-    def _interpret(self, output: Tensor, image: QueuedImage) -> tuple[dict[str, Any], Any]:
-        """A prediction as data, and the prediction itself where it will be drawn."""
-        (prediction,) = self.predictor.interpret(output, [image.facts.geometry], **image.options)
-        return prediction.to_dict(), prediction if image.show else None
-
     def show(self, prediction: Any, data: bytes) -> dict[str, Any]:
         """A prediction for people: its text, its bars, and a drawing of it over the image, as PNG."""
         task = self.predictor.task
-        with MemoryReservation(self.memory) as reservation:
-            image = self._decode(data, reservation.grow)
+        with self.memory.reserve() as grow:
+            image = self._decode(data, grow)
             image.thumbnail((DRAWING_SIDE, DRAWING_SIDE), Image.Resampling.BICUBIC, reducing_gap=2.0)
             drawing, content = task.draw(prediction, image), io.BytesIO()
             if drawing is not None:
@@ -186,6 +168,7 @@ class ServedModel:
         """The answer of /model."""
         predictor, settings = self.predictor, self.settings
         attention = attention_shape(predictor.network)
+        limits = {name: getattr(settings, name) for name in ("max_bytes", "max_pixels", "queue", "batch", "timeout_s")}
         return {
             "name": self.name,
             "network": type(predictor.network).__name__,
@@ -200,12 +183,5 @@ class ServedModel:
             **({"threshold": predictor.threshold} if predictor.multi_label else {}),
             "attention": bool(attention),
             **attention,
-            "limits": {
-                "max_bytes": settings.max_bytes,
-                "max_pixels": settings.max_pixels,
-                "max_images": settings.most_images,
-                "queue": settings.queue,
-                "batch": settings.batch,
-                "timeout_s": settings.timeout_s,
-            },
+            "limits": {**limits, "max_images": settings.most_images},
         }

@@ -24,12 +24,13 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from vitrail.core.errors import ConfigError
 from vitrail.serve.app import make_application
 from vitrail.serve.http_errors import to_json
-from vitrail.serve.middleware import SECURITY_HEADERS, ErrorMiddleware
+from vitrail.serve.middleware import SECURITY_HEADERS
 from vitrail.serve.service import Service
 from vitrail.serve.settings import HEAD_BYTES, ServeSettings
 
 INTERRUPTED: Final = 130
 SWITCH_S: Final = 0.001  # how long a thread may keep the others from Python; 5 ms by default, a hundred times a batch
+LENGTHS: Final = {b"content-length", b"transfer-encoding"}
 END_OF_HEAD: Final = re.compile(rb"\n\r?\n")
 
 
@@ -63,8 +64,7 @@ def is_loopback(listener: socket.socket) -> bool:
 
 def browser_address(listener: socket.socket) -> str:
     """The address to type into a browser."""
-    name: tuple[str, int] = listener.getsockname()[:2]
-    host, port = name
+    host, port = (str(part) for part in listener.getsockname()[:2])
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -83,14 +83,10 @@ class StrictParser(h11.Connection):
         if self.their_state is h11.IDLE:
             waiting = self.trailing_data[0]
             if len(waiting) > self.limit and not END_OF_HEAD.search(waiting, 0, self.limit):
-                self.reject(
-                    431, "head too large", f"a request's head, headers included, has {self.limit:,} bytes at most"
-                )
+                self.reject(431, "head too large", f"a request's head has {self.limit:,} bytes at most")
         event = super().next_event()
-        if isinstance(event, h11.Request):
-            names = {name for name, _ in event.headers}
-            if {b"content-length", b"transfer-encoding"} <= names:
-                self.reject(400, "two lengths", "send Content-Length or Transfer-Encoding, not both")
+        if isinstance(event, h11.Request) and {name for name, _ in event.headers} >= LENGTHS:
+            self.reject(400, "two lengths", "send Content-Length or Transfer-Encoding, not both")
         return event
 
     def reject(self, status: int, error: str, reason: str) -> None:
@@ -206,11 +202,13 @@ class TimedConnection(H11Protocol):
 class Server(uvicorn.Server):
     """uvicorn's server with its own way to start and stop."""
 
-    def __init__(
-        self, config: uvicorn.Config, service: Service, application: ErrorMiddleware, announce: Callable[[], object]
-    ) -> None:
-        super().__init__(config)
-        self.service, self.application, self.announce = service, application, announce
+    def __init__(self, service: Service, announce: Callable[[], object] = lambda: None) -> None:
+        self.service, self.announce, self.application = service, announce, make_application(service)
+        connection = type("Connection", (TimedConnection,), {"settings": service.settings})
+        options: dict[str, Any] = {"loop": "asyncio", "ws": "none", "lifespan": "off", "log_config": None}
+        options |= {"access_log": False, "proxy_headers": False, "server_header": False, "timeout_keep_alive": 15}
+        options |= {"timeout_graceful_shutdown": 2, "h11_max_incomplete_event_size": HEAD_BYTES}
+        super().__init__(uvicorn.Config(self.application, http=connection, **options))
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -221,10 +219,8 @@ class Server(uvicorn.Server):
         a closed connection."""
         await super().main_loop()
         settings, time = self.service.settings, asyncio.get_running_loop().time
-        stopped = time()
-        while not self.force_exit and time() < stopped + (
-            settings.drain_s if self.application.active else min(settings.farewell_s, settings.drain_s)
-        ):
+        drained, farewell = time() + settings.drain_s, time() + min(settings.farewell_s, settings.drain_s)
+        while not self.force_exit and time() < (drained if self.application.active else farewell):
             await asyncio.sleep(0.02)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
@@ -245,26 +241,6 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def make_server(service: Service, announce: Callable[[], object] = lambda: None) -> Server:
-    """A server that is not running yet."""
-    application = make_application(service)
-    config = uvicorn.Config(
-        application,
-        http=type("Connection", (TimedConnection,), {"settings": service.settings}),
-        ws="none",
-        loop="asyncio",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        timeout_keep_alive=15,
-        timeout_graceful_shutdown=2,
-        h11_max_incomplete_event_size=HEAD_BYTES,
-    )
-    return Server(config, service, application, announce)
-
-
 async def run_service(server: Server, listener: socket.socket) -> None:
     """From loading the model to the last answer."""
     async with server.service.running():
@@ -275,7 +251,7 @@ def run_server(service: Service, listener: socket.socket, announce: Callable[[],
     """Serves until a signal. Returns 0, or 130 after a second signal."""
     for library in ("uvicorn", "python_multipart"):
         logging.getLogger(library).setLevel(logging.CRITICAL)  # they log a line for every malformed request
-    server = make_server(service, announce)
+    server = Server(service, announce)
     before = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_S)
     try:

@@ -4,25 +4,19 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from starlette.requests import Request
+from starlette.types import Receive
 
 from vitrail.core.errors import BadImage, ConfigError
-from vitrail.serve.batch_queue import (
-    BatchQueue,
-    Kind,
-    MemoryBudget,
-    MemoryReservation,
-    ModelThread,
-    QueuedImage,
-    ThreadSupervisor,
-)
+from vitrail.serve.batch_queue import BatchQueue, MemoryBudget, ModelThread, QueuedImage, ThreadSupervisor
 from vitrail.serve.http_errors import ClientDisconnected, RequestError, stopping, too_many_requests, unavailable
 from vitrail.serve.metrics import Metrics
-from vitrail.serve.requests import Receive, Upload, read_body, read_uploads
+from vitrail.serve.requests import Upload, read_body, read_uploads
 from vitrail.serve.served_model import ServedModel
 from vitrail.serve.settings import ServeSettings
 
@@ -40,23 +34,17 @@ class Service:
         self.served, self.settings = served, settings
         self.metrics = Metrics()
         # Bytes that came count, not those announced: an announcement costs nothing.
-        self.budget = MemoryBudget(
-            settings.memory,
-            lambda: too_many_requests("other requests fill the memory for request bodies; try again in a moment"),
-        )
+        full = partial(too_many_requests, "other requests fill the memory for request bodies; try again in a moment")
+        self.budget = MemoryBudget(settings.memory, full)
         self.queue = BatchQueue(capacity=settings.queue, batch=settings.batch, wait_s=settings.wait_ms / 1e3)
-        self.thread_prefix = f"{THREADS}{id(self):x}"
-        self.supervisor = ThreadSupervisor(self._make_thread, settings.stuck_s)
-        self.decoders = ThreadPoolExecutor(settings.decoders, thread_name_prefix=self.thread_prefix)
-        self.drawers = ThreadPoolExecutor(1, thread_name_prefix=self.thread_prefix)
+        self.thread_prefix = prefix = f"{THREADS}{id(self):x}"
+        self.supervisor = ThreadSupervisor(
+            lambda: ModelThread(prefix, self.queue, served.warm, served.compute, self._settle), settings.stuck_s
+        )
+        self.decoders = ThreadPoolExecutor(settings.decoders, thread_name_prefix=prefix)
+        self.drawers = ThreadPoolExecutor(1, thread_name_prefix=prefix)
         self.draining = False
         self._loop: asyncio.AbstractEventLoop | None = None
-
-    def _make_thread(self) -> ModelThread:
-        served = self.served
-        return ModelThread(
-            self.thread_prefix, self.queue, warm=served.warm, compute=served.compute, deliver=self._deliver
-        )
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -73,13 +61,19 @@ class Service:
     async def running(self) -> AsyncGenerator["Service"]:
         """Starts the model thread and waits until it is warm; stops all threads at the end."""
         self._loop = asyncio.get_running_loop()
-        self.supervisor.start()
         worker = self.supervisor.worker
+        worker.thread.start()
         while not worker.warmed and worker.thread.is_alive():
             await asyncio.sleep(0.005)
         if not worker.warmed:
             raise ConfigError(f"{self.served.name}: the model failed on its first image; it cannot be served")
-        checking = asyncio.create_task(self._supervise())
+
+        async def supervise() -> None:
+            while True:
+                await asyncio.sleep(TICK_S)
+                self.supervisor.check()
+
+        checking = asyncio.create_task(supervise())
         try:
             yield self
         finally:
@@ -92,37 +86,25 @@ class Service:
             while service_threads(self.thread_prefix) and time.monotonic() < until:
                 await asyncio.sleep(0.01)
 
-    async def _supervise(self) -> None:
-        while True:
-            await asyncio.sleep(TICK_S)
-            self.supervisor.check()
-
     # The path of a request.
 
     async def handle(
-        self,
-        request: Request,
-        kind: Kind,
-        *,
-        max_images: int | None = None,
-        layer: int | None = None,
-        options: Mapping[str, Any] | None = None,
-        show: bool = False,
+        self, request: Request, make: Callable[["asyncio.Future[Any]"], QueuedImage], max_images: int | None = None
     ) -> tuple[list[Upload], list[QueuedImage], list[Any]]:
-        """The images of a request, and the model's answer to each."""
+        """The images of a request, and the model's answer to each. `make` queues an image for an answer."""
         if self.draining:
             raise stopping()
         arrived = self.loop.time()
         self.queue.check_space()
-        with MemoryReservation(self.budget) as reservation:
-            body = await read_body(request.headers, request.receive, self.settings, reservation)
+        with self.budget.reserve() as grow:
+            body = await read_body(request.headers, request.receive, self.settings, grow)
             arguments = request.headers.get("content-type", ""), body, max_images or self.settings.most_images
             if len(body) < LARGE:
                 uploads = read_uploads(*arguments)
             else:
                 uploads = await self.loop.run_in_executor(self.decoders, read_uploads, *arguments)
             del body, arguments
-            images = [QueuedImage(kind, self.loop.create_future(), layer, options or {}, show) for _ in uploads]
+            images = [make(self.loop.create_future()) for _ in uploads]
             self.queue.admit(images)
             try:
                 for image, upload in zip(images, uploads, strict=True):
@@ -147,17 +129,12 @@ class Service:
         except Exception as error:
             self._settle([image], [error])
 
-    def _deliver(self, images: Sequence[QueuedImage], answers: Sequence[Any], took: float) -> None:
-        """In the model thread."""
-        self._settle(images, answers, lambda: self.metrics.count_batch(images[0].kind, len(images), took))
-
-    def _settle(
-        self, images: Sequence[QueuedImage], answers: Sequence[Any], count: Callable[[], None] = lambda: None
-    ) -> None:
-        """In a thread: has the event loop hand each request its answers."""
+    def _settle(self, images: Sequence[QueuedImage], answers: Sequence[Any], took: float | None = None) -> None:
+        """In a thread: has the event loop hand each request its answers; `took` are the seconds of the model."""
 
         def settle() -> None:
-            count()
+            if took is not None:
+                self.metrics.count_batch(images[0].kind, len(images), took)
             for image, answer in zip(images, answers, strict=True):
                 if image.answer.done():
                     continue
@@ -171,7 +148,12 @@ class Service:
 
     async def _collect(self, images: Sequence[QueuedImage], receive: Receive, until: float) -> list[Any]:
         """Waits for all answers, the deadline, or the client to leave, whichever comes first."""
-        gone = asyncio.create_task(wait_for_disconnect(receive))
+
+        async def wait_for_disconnect() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        gone = asyncio.create_task(wait_for_disconnect())
         pending: set[asyncio.Future[Any]] = {image.answer for image in images}
         try:
             while pending:
@@ -184,19 +166,14 @@ class Service:
                 if pending and gone in done:
                     raise ClientDisconnected
                 if not done:
-                    reason = f"no answer within {self.settings.timeout_s:g} s; the server is overloaded"
-                    raise unavailable("timeout", reason)
+                    limit = f"no answer within {self.settings.timeout_s:g} s"
+                    raise unavailable("timeout", f"{limit}; the server is overloaded")
             return [image.answer.result() for image in images]
         finally:
             gone.cancel()
             for image in images:
                 if not image.answer.cancel() and not image.answer.cancelled():
                     image.answer.exception()  # retrieved, so that asyncio does not warn about a second bad image
-
-
-async def wait_for_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def service_threads(prefix: str = THREADS) -> list[threading.Thread]:

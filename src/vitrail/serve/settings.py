@@ -44,11 +44,9 @@ class ServeSettings:
         for name in POSITIVE:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
-        for field in fields(self):
-            if field.name.endswith("_s"):
-                value: float = getattr(self, field.name)
-                if not (value > 0 and math.isfinite(value)):
-                    raise ConfigError(f"{field.name}={value:g} must be above 0")
+        for name in (field.name for field in fields(self) if field.name.endswith("_s")):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"{name}={getattr(self, name):g} must be above 0")
         if not 0 <= self.wait_ms <= 1000:
             raise ConfigError(f"wait_ms={self.wait_ms:g} must be between 0 and 1000")
         if self.token is not None and (not self.token or not self.token.isascii() or not self.token.isprintable()):
