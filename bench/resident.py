@@ -72,7 +72,7 @@ def drawing(resident: DeviceDataset, augmentation: Augmentation, batch: int, ste
     views = [BatchedAugmentation(augmentation)]
     order = EpochOrder(len(resident), 0)
     blocks = groups(0, None, group, max(1, DRAWN // (batch * group)))
-    drawn = prepare_groups(blocks, views, resident.size, BatchShare(batch=batch), order, 1)
+    drawn = prepare_groups(blocks, views, resident.size, BatchShare(batch=batch), order)
     for _ in itertools.islice(drawn, whole(WARM, group) // group):
         pass
     start = time.perf_counter()

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from vitrail.core.errors import ConfigError
-from vitrail.data.prefetch import Prefetcher
+from vitrail.data.device_dataset import Prefetcher
 
 
 def threads() -> list[threading.Thread]:
@@ -82,7 +82,7 @@ def test_the_thread_ends_when_closed_dropped_or_lost_in_a_circle() -> None:
 def test_python_ends_quietly_with_one_at_work() -> None:
     code = (
         "import itertools, time\n"
-        "from vitrail.data.prefetch import Prefetcher\n"
+        "from vitrail.data.device_dataset import Prefetcher\n"
         "items = Prefetcher((time.sleep(0.001) or n for n in itertools.count()), depth=4)\n"
         "blocked = Prefetcher(itertools.count(), depth=1)\n"
         "print(next(items), next(blocked))\n"

@@ -188,9 +188,3 @@ def test_on_the_device_masks_are_the_loaders_bit_for_bit(augmentations: tuple[Au
             assert (one.step, len(one.targets)) == (other.step, len(other.targets))
             assert torch.equal(one.valid, other.valid.cpu())
             assert all(torch.equal(a, b.cpu()) for a, b in zip(one.targets, other.targets, strict=True))
-    swept = zip(
-        eval_batches(source, Preprocessing(image=(12, 10)), batch=4, targets=MaskTargets()),
-        resident.eval_batches(batch=4),
-        strict=True,
-    )
-    assert all(torch.equal(one.target, other.target.cpu()) for one, other in swept)

@@ -67,7 +67,7 @@ PINNED_LARGE = [92191296, 35584287, 108319727]
 
 @given(length=st.integers(1, 40), repeats=st.integers(1, 4), seed=st.integers(0, 99))
 def test_the_stream_goes_on_from_epoch_to_epoch(length: int, repeats: int, seed: int) -> None:
-    at = EpochOrder(length, seed).locate(np.arange(3 * length * repeats), repeats)
+    at = EpochOrder(length, seed, repeats).locate(np.arange(3 * length * repeats))
     for epoch in range(3):
         inside = at.epoch == epoch
         assert np.array_equal(np.bincount(at.sample[inside], minlength=length), np.full(length, repeats))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitrail.data.prefetch import PackedArrays
+from vitrail.data.transforms.batched import PackedArrays
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 NUMBERS = np.random.default_rng(0)

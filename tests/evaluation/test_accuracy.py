@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from tests.models.tiny import VIT
 from vitrail.core.errors import BadImage, ConfigError, DataError
 from vitrail.data.dataset import ArrayDataset, Encoded, ImageDataset, Labels
-from vitrail.data.device_dataset import DeviceDataset
 from vitrail.data.loader import Batch, eval_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.evaluation import metrics as accuracy
@@ -104,13 +103,6 @@ def test_unreadable_pictures_are_counted_and_left_out() -> None:
     said = logits_of(source, Linear()).argmax(-1)
     lost = sum(int(said[at]) == int(source.labels.values[at]) for at in (3, 22))
     assert score.correct == whole.correct - lost
-
-
-def test_a_resident_set_has_the_same_score() -> None:
-    source = pictures()
-    batches = DeviceDataset(source, device="cpu").eval_batches(batch=5)
-    score = evaluate(Linear(), batches, PLAIN, classes=CLASSES, device="cpu")
-    assert score.row() == scored(source).row()
 
 
 def test_any_of_several_labels_is_right() -> None:

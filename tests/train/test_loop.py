@@ -265,7 +265,7 @@ def test_an_update_that_is_not_finite_is_left_out_and_counted(tmp_path: Path, mo
     result = go(run, tmp_path / "run", watching)
     assert result.state == "done"
     skipped = [row["skipped"] for row in watching.rows if row["kind"] == "train"][-1]
-    order = EpochOrder(len(open_splits(run.data).train), run.seed).locate(np.arange(6400), 1)
+    order = EpochOrder(len(open_splits(run.data).train), run.seed).locate(np.arange(6400))
     assert skipped == (order.sample == POISON).sum() > 2
     assert any("skipped" in note for note in watching.notes)
     assert all(tensor.isfinite().all() for tensor in weights(result.folder).values())
@@ -519,7 +519,7 @@ def test_with_strict_data_the_run_fails_but_keeps_what_it_had(tmp_path: Path) ->
     assert json.loads((tmp_path / "run/status.json").read_text())["state"] == "failed"
     steps = [int(path.name) for path in (tmp_path / "run/checkpoints").iterdir()]
     assert len(steps) == 1
-    order = EpochOrder(60, run.seed).locate(np.arange(160), 1)
+    order = EpochOrder(60, run.seed).locate(np.arange(160))
     source = open_splits(run.data).train
     bad = next(index for index in range(60) if source.name(index).endswith("cat/7.png"))
     assert steps[0] == int(np.flatnonzero(order.sample == bad)[0]) // 4

@@ -13,8 +13,8 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
 from weakref import WeakSet
 
 import numpy as np
@@ -33,6 +33,7 @@ from vitrail.data.targets import CLASS_LABELS, Geometry, Targets
 from vitrail.data.transforms.augmentation import Augmentation, augment_views, check_geometries
 from vitrail.data.unreadable_log import UnreadableLog, UnreadableSample
 
+OTHER_SIZE: Final = "is of another size than the first image"
 PATIENCE_S = 600.0  # a batch that takes longer means storage that hangs
 
 
@@ -65,15 +66,18 @@ class TrainViews:
 
 @dataclass(frozen=True, slots=True)
 class EvalView:
-    """The view of evaluation: preprocessing only, nothing random."""
+    """The view of evaluation: preprocessing only, nothing random. With `same_size` every image must have that size."""
 
     preprocessing: Preprocessing
+    same_size: bool = False
 
     @property
     def sizes(self) -> tuple[Pair, ...]:
         return (self.preprocessing.image,)
 
     def __call__(self, image: EncodedImage, draws: Sequence[CounterRng]) -> tuple[Tensor, ...]:
+        if self.same_size and image.size != self.preprocessing.image:
+            raise BadImage(OTHER_SIZE)
         return (self.preprocessing.pixels(image.rgb()),)
 
     def geometries(self, whole: Pair, draws: Sequence[CounterRng]) -> tuple[Geometry, ...]:
@@ -115,15 +119,9 @@ class Batch:
         return self.map_tensors(lambda tensor: tensor.to(device, non_blocking=ahead))
 
     def map_tensors(self, move: Callable[[Tensor], Tensor]) -> "Batch":
-        return Batch(
-            step=self.step,
-            views=tuple(move(view) for view in self.views),
-            targets=tuple(move(target) for target in self.targets),
-            sample=move(self.sample),
-            epoch=move(self.epoch),
-            valid=move(self.valid),
-            unreadable=self.unreadable,
-        )
+        views, targets = (tuple(map(move, tensors)) for tensors in (self.views, self.targets))
+        sample, epoch, valid = map(move, (self.sample, self.epoch, self.valid))
+        return replace(self, views=views, targets=targets, sample=sample, epoch=epoch, valid=valid)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,15 +134,12 @@ class BatchShare:
     world: int = 1
 
     def __post_init__(self) -> None:
-        if self.batch < 1 or not 0 <= self.rank < self.world:
-            raise ConfigError(
-                f"batch={self.batch}, rank={self.rank}, world={self.world} must be at least 1 and 0 <= rank < world"
-            )
-        if self.batch % self.world:
-            raise ConfigError(
-                f"a global batch of {self.batch} cannot be split over {self.world} processes; "
-                f"use {self.batch - self.batch % self.world or self.world} or a multiple of {self.world}"
-            )
+        batch, rank, world = self.batch, self.rank, self.world
+        if batch < 1 or not 0 <= rank < world:
+            raise ConfigError(f"batch={batch}, rank={rank}, world={world} must be at least 1 and 0 <= rank < world")
+        if batch % world:
+            fit = f"use {batch - batch % world or world} or a multiple of {world}"
+            raise ConfigError(f"a global batch of {batch} cannot be split over {world} processes; {fit}")
 
     @property
     def local(self) -> int:
@@ -157,33 +152,26 @@ class BatchShare:
 
 
 class StepDataset(Dataset[Batch]):
-    """Maps a step to its batch; this is what a loader process runs."""
+    """Maps a step to its batch; this is what a loader process runs. With an order, one shuffled epoch comes after
+    another. Without, every sample comes once, and the last batch may have places without an image, so that all batches
+    have one shape and all processes the same number of batches."""
 
     def __init__(
-        self, source: ImageDataset, views: Views, share: BatchShare, seed: int, repeats: int, targets: Targets
+        self, source: ImageDataset, views: Views, share: BatchShare, targets: Targets, order: EpochOrder | None = None
     ) -> None:
         targets.check(source)
-        self.source, self.views, self.share, self.seed, self.repeats = source, views, share, seed, repeats
-        self.targets = targets
+        self.source, self.views, self.share, self.targets, self.order = source, views, share, targets, order
         # The pid and current sample of each loader process, shared so that it outlives the process.
         self.reading = torch.full((1, 2), -1, dtype=torch.int64)
 
-    def watch(self, workers: int) -> None:
-        self.reading = torch.full((max(workers, 1), 2), -1, dtype=torch.int64).share_memory_()
-
-    def at(self, step: int) -> tuple[StreamPositions, NDArray[np.bool_]]:
-        """The samples at a step's places, and which of these exist."""
-        raise NotImplementedError
-
     def __getitem__(self, step: int) -> Batch:
-        at, exists = self.at(step)
+        places = self.share.places(step)
+        zeros = np.zeros_like(places)
+        at, exists = StreamPositions(epoch=zeros, sample=places, repeat=zeros), places < len(self.source)
+        if self.order is not None:
+            at, exists = self.order.locate(places), np.ones(len(places), np.bool_)
         views = tuple(torch.empty((len(exists), 3, *size), dtype=torch.uint8) for size in self.views.sizes)
-        draws = [
-            CounterRng.for_samples(
-                seed=self.seed, epoch=at.epoch, sample=at.sample, view=at.repeat * len(views) + number
-            )
-            for number in range(len(views))
-        ]
+        draws = at.draws(self.order.seed if self.order else 0, len(views))
         blanks = [self.targets.blank(size) for size in self.views.sizes] if self.targets.moves else []
         moving = tuple(blank.repeat(len(exists), *[1] * blank.ndim) for blank in blanks)
         valid, unreadable = exists.copy(), list[UnreadableSample]()
@@ -199,10 +187,8 @@ class StepDataset(Dataset[Batch]):
                 valid[place] = False
                 unreadable.append(UnreadableSample(sample, self.source.name(sample), fault))
         mine[1] = -1
-        for view in views:
-            view[torch.from_numpy(~valid)] = 0
-        for target, blank in zip(moving, blanks, strict=True):
-            target[torch.from_numpy(~valid)] = blank
+        for tensor, blank in [*((view, 0) for view in views), *zip(moving, blanks, strict=True)]:
+            tensor[torch.from_numpy(~valid)] = blank
         return Batch(
             step=step,
             views=views,
@@ -233,24 +219,6 @@ class StepDataset(Dataset[Batch]):
 RUNNING: Final[WeakSet[StepDataset]] = WeakSet()  # loaders whose processes are alive
 
 
-class TrainSteps(StepDataset):
-    """Training: one shuffled epoch after another."""
-
-    def at(self, step: int) -> tuple[StreamPositions, NDArray[np.bool_]]:
-        at = EpochOrder(len(self.source), self.seed).locate(self.share.places(step), self.repeats)
-        return at, np.ones(len(at.sample), np.bool_)
-
-
-class EvalSteps(StepDataset):
-    """Evaluation: every sample once, in order. The last batch may have places without an image, so that all batches
-    have one shape and all processes the same number of batches."""
-
-    def at(self, step: int) -> tuple[StreamPositions, NDArray[np.bool_]]:
-        places = self.share.places(step)
-        nought = np.zeros_like(places)
-        return StreamPositions(epoch=nought, sample=places, repeat=nought), places < len(self.source)
-
-
 def train_batches(
     source: ImageDataset,
     augmentations: Augmentation | Sequence[Augmentation] | Views,
@@ -271,8 +239,6 @@ def train_batches(
     in a row, each with new draws (repeated augmentation); with several augmentations each batch has several views."""
     if not len(source):
         raise DataError("a dataset without images cannot be trained on")
-    if repeats < 1:
-        raise ConfigError(f"repeats={repeats} must be at least 1")
     if isinstance(augmentations, Augmentation):
         augmentations = (augmentations,)
     if isinstance(augmentations, Sequence):
@@ -281,8 +247,8 @@ def train_batches(
         augmentations = TrainViews(tuple(augmentations))
     share = BatchShare(batch=batch, rank=rank, world=world)
     steps = itertools.count(start) if stop is None else range(start, stop)
-    endless = TrainSteps(source, augmentations, share, seed, repeats, targets)
-    return load_batches(endless, steps, workers=workers, pin=pin, ledger=ledger)
+    endless = StepDataset(source, augmentations, share, targets, EpochOrder(len(source), seed, repeats))
+    return load_batches(endless, steps, workers, pin, ledger)
 
 
 def eval_batches(
@@ -299,16 +265,15 @@ def eval_batches(
 ) -> Iterator[Batch]:
     """Every sample once. All processes get the same number of batches of the same shape."""
     plain = EvalView(views) if isinstance(views, Preprocessing) else views
-    share = BatchShare(batch=batch, rank=rank, world=world)
-    once = EvalSteps(source, plain, share, 0, 1, targets)
-    return load_batches(once, range(-(-len(source) // batch)), workers=workers, pin=pin, ledger=ledger)
+    once = StepDataset(source, plain, BatchShare(batch=batch, rank=rank, world=world), targets)
+    return load_batches(once, range(-(-len(source) // batch)), workers, pin, ledger)
 
 
 def load_batches(
-    steps: StepDataset, wanted: "range | itertools.count[int]", *, workers: int, pin: bool, ledger: UnreadableLog | None
+    steps: StepDataset, wanted: "range | itertools.count[int]", workers: int, pin: bool, ledger: UnreadableLog | None
 ) -> Iterator[Batch]:
     """Runs the steps in this process or in `workers` others, and yields the batches in order."""
-    steps.watch(workers)
+    steps.reading = torch.full((max(workers, 1), 2), -1, dtype=torch.int64).share_memory_()
     RUNNING.add(steps)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)  # the caller chooses the number
@@ -318,7 +283,6 @@ def load_batches(
             batch_size=None,
             sampler=wanted,
             num_workers=workers,
-            collate_fn=return_unchanged,
             pin_memory=pin,
             timeout=PATIENCE_S if workers else 0,
             generator=torch.Generator(),  # so that the global one is not used
@@ -337,17 +301,11 @@ def load_batches(
         yield batch
 
 
-def leave_process_group(worker: int) -> None:
+def leave_process_group(_worker: int) -> None:
     """Gives a loader process a process group of its own, so that a signal to the run's group (a terminal's Ctrl-C,
     `timeout`) does not end it while the run finishes its step. It notices by itself if the run is killed."""
-    del worker
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)
-
-
-def return_unchanged(batch: Any) -> Any:
-    """The collate function: a step is already a batch."""
-    return batch
 
 
 def name_dead_worker(error: BaseException) -> BaseException:

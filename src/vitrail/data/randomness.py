@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Keys: TypeAlias = NDArray[np.uint64]
+Whole: TypeAlias = int | NDArray[np.int64]  # one number for all B samples, or one each
 
 STEP, BELOW = 0x9E3779B97F4A7C15, 2**64 - 1
 GOLDEN = np.uint64(STEP)
@@ -104,19 +105,11 @@ class CounterRng:
 
     def __init__(self, keys: Keys, mixed: Keys | None = None) -> None:
         self.keys = keys
-        self.mixed = (
-            splitmix64(keys[:, None] + GOLDEN) if mixed is None else mixed
-        )  # [B, 1], what all purposes start from
+        # [B, 1], what all purposes start from
+        self.mixed = splitmix64(keys[:, None] + GOLDEN) if mixed is None else mixed
 
     @classmethod
-    def for_samples(
-        cls,
-        *,
-        seed: int,
-        epoch: "int | NDArray[np.int64]",
-        sample: "int | NDArray[np.int64]",
-        view: "int | NDArray[np.int64]" = 0,
-    ) -> "CounterRng":
+    def for_samples(cls, *, seed: int, epoch: Whole, sample: Whole, view: Whole = 0) -> "CounterRng":
         """Those of one sample, or of a batch where `sample` (and perhaps `epoch`) is an array [B]."""
         return cls(hash_keys(seed, epoch, sample, view))
 
@@ -161,32 +154,34 @@ ONE: Final = np.uint64(1)  # 63 bits and a coordinate never wrap
 
 @dataclass(frozen=True, slots=True)
 class EpochOrder:
-    """A permutation of `length` things for every (seed, epoch)."""
+    """A permutation of `length` things for every (seed, epoch). Its stream has each `repeats` times in a row."""
 
     length: int
     seed: int
+    repeats: int = 1
 
     def __post_init__(self) -> None:
+        if self.repeats < 1:
+            raise ConfigError(f"repeats={self.repeats} must be at least 1")
         if not 0 < self.length <= 2**62:
             raise ConfigError(f"length={self.length}: an order needs at least one sample and at most 2**62")
 
-    def __call__(self, epoch: "int | NDArray[np.int64]", position: NDArray[np.int64]) -> NDArray[np.int64]:
+    def __call__(self, epoch: Whole, position: NDArray[np.int64]) -> NDArray[np.int64]:
         """The samples at these positions of an epoch; `epoch` is one number or one a position."""
         rows = isqrt(self.length - 1) + 1
         columns = -(-self.length // rows)
         key = np.broadcast_to(hash_keys(ORDER, self.seed, epoch), position.shape)
         if position.size and not (int(position.min()) >= 0 and int(position.max()) < self.length):
-            raise ConfigError(
-                f"positions {position.min()} to {position.max()} are not all in an epoch of {self.length}"
-            )
+            span = f"{position.min()} to {position.max()}"
+            raise ConfigError(f"positions {span} are not all in an epoch of {self.length}")
         sample = feistel(position.astype(np.uint64), rows, columns, key)
         while (out := np.flatnonzero(sample >= np.uint64(self.length))).size:  # walk on until it is inside
             sample[out] = feistel(sample[out], rows, columns, key[out])
         return sample.astype(np.int64)
 
-    def locate(self, position: NDArray[np.int64], repeats: int = 1) -> "StreamPositions":
-        """Places in the endless stream of one epoch after another, each sample `repeats` times in a row."""
-        draw, view = np.divmod(position, repeats)
+    def locate(self, position: NDArray[np.int64]) -> "StreamPositions":
+        """Places in the endless stream of one epoch after another."""
+        draw, view = np.divmod(position, self.repeats)
         epoch, within = np.divmod(draw, self.length)
         return StreamPositions(epoch=epoch, sample=self(epoch, within), repeat=view)
 
@@ -198,6 +193,11 @@ class StreamPositions:
     epoch: NDArray[np.int64]
     sample: NDArray[np.int64]
     repeat: NDArray[np.int64]
+
+    def draws(self, seed: int, views: int) -> list[CounterRng]:
+        """The random numbers of so many views of each sample."""
+        numbers = (self.repeat * views + number for number in range(views))
+        return [CounterRng(hash_keys(seed, self.epoch, self.sample, number)) for number in numbers]
 
 
 def feistel(x: Keys, rows: int, columns: int, key: Keys) -> Keys:

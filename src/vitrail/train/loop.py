@@ -423,7 +423,7 @@ class Training:
     def diverge(self, snapshot: MetricsSnapshot) -> None:
         """Too many updates were skipped: saves the weights, which these never touched, and names the bad batch."""
         at = np.arange(self.config.batch, dtype=np.int64) + snapshot.first_bad * self.config.batch
-        order = EpochOrder(len(self.splits.train), self.config.seed).locate(at, self.config.data.repeats)
+        order = EpochOrder(len(self.splits.train), self.config.seed, self.config.data.repeats).locate(at)
         names = [self.splits.train.name(int(sample)) for sample in order.sample]
         self.folder.write_json("bad_batch.json", {"step": snapshot.first_bad, "pictures": names})
         self.save()

@@ -12,7 +12,6 @@ from torch import Tensor
 from tests.data.transforms.test_crop import drawn, pixels
 from vitrail.core.errors import ConfigError
 from vitrail.data.decode.image import EncodedImage
-from vitrail.data.prefetch import PackedArrays
 from vitrail.data.randomness import CounterRng
 from vitrail.data.transforms.augmentation import (
     Augmentation,
@@ -20,7 +19,13 @@ from vitrail.data.transforms.augmentation import (
     cifar,
     inception,
 )
-from vitrail.data.transforms.batched import BatchedAugmentation, find_unsupported, list_supported, run_programme
+from vitrail.data.transforms.batched import (
+    BatchedAugmentation,
+    PackedArrays,
+    find_unsupported,
+    list_supported,
+    run_programme,
+)
 from vitrail.data.transforms.batched_ops import WarpParameters, gaussian_kernels, grey
 from vitrail.data.transforms.crop import InceptionCrop, ResizeCrop, Squash
 from vitrail.data.transforms.policy import NUMBER, OPERATIONS, Distort, Programme, RandAugment, ThreeAugment

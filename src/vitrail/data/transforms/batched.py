@@ -15,7 +15,7 @@ Masks of whole batches, moved where they lie: a gather of the pixels that `Geome
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +25,6 @@ from torch.nn.functional import pad
 
 from vitrail.core.errors import ConfigError
 from vitrail.core.text import Pair
-from vitrail.data.prefetch import PackedArrays
 from vitrail.data.preprocessing import Interpolation
 from vitrail.data.randomness import GOLDEN, CounterRng, as_int64, splitmix64_tensor
 from vitrail.data.targets import TIE
@@ -35,6 +34,56 @@ from vitrail.data.transforms.crop import Crop, InceptionCrop, ResizeCrop
 from vitrail.data.transforms.policy import NUMBER, Programme, operations_of
 
 UNIT: Final = 2.0**15  # of weights: times 255 it leaves a bit of float32's 24, which negative weights may need
+
+
+DTYPES: Final = {
+    np.dtype(np.int64): torch.int64,
+    np.dtype(np.float32): torch.float32,
+    np.dtype(np.uint8): torch.uint8,
+    np.dtype(np.bool_): torch.bool,
+}
+
+
+class Segment(NamedTuple):
+    """Packed arrays of one dtype: their byte range, sizes, indices among all arrays and shapes."""
+
+    dtype: torch.dtype
+    start: int
+    stop: int
+    counts: list[int]
+    places: list[int]
+    shapes: list[tuple[int, ...]]
+
+
+class PackedArrays:
+    """Arrays of int64, float32, uint8 or bool in one buffer. Packing needs no device and works in any thread."""
+
+    __slots__ = ("bytes", "count", "runs")
+
+    def __init__(self, arrays: Sequence[NDArray[Any]]) -> None:
+        if strange := [str(array.dtype) for array in arrays if array.dtype not in DTYPES]:
+            raise TypeError(f"{', '.join(strange)} cannot be packed")
+        self.count, self.runs, stop = len(arrays), list[Segment](), 0
+        self.bytes: NDArray[np.uint8] = np.empty(sum(array.nbytes for array in arrays), np.uint8)
+        for kind, dtype in DTYPES.items():  # widest first, so that all are aligned
+            places = [place for place, array in enumerate(arrays) if array.dtype == kind]
+            if places:
+                some = [arrays[place] for place in places]
+                counts, shapes = [array.size for array in some], [array.shape for array in some]
+                start, stop = stop, stop + sum(counts) * kind.itemsize
+                self.runs.append(Segment(dtype, start, stop, counts, places, shapes))
+                np.concatenate([array.reshape(-1) for array in some], out=self.bytes[start:stop].view(kind))
+
+    def to_device(self, device: torch.device) -> list[Tensor]:
+        """The arrays as tensors on the device, in their original order, without waiting for the copy."""
+        whole = torch.from_numpy(self.bytes)
+        there = (whole.pin_memory() if device.type == "cuda" else whole).to(device, non_blocking=True)
+        out = [there] * self.count
+        for run in self.runs:
+            pieces = there[run.start : run.stop].view(run.dtype).split_with_sizes(run.counts)
+            for place, shape, piece in zip(run.places, run.shapes, pieces, strict=True):
+                out[place] = piece if len(shape) == 1 else piece.view(shape)
+        return out
 
 
 def list_supported() -> tuple[str, ...]:

@@ -14,13 +14,12 @@ from numpy.typing import NDArray
 from vitrail.core.errors import ConfigError, unknown_name
 from vitrail.core.text import Pair, format_size, pair
 from vitrail.data.preprocessing import Interpolation
-from vitrail.data.randomness import CounterRng
+from vitrail.data.randomness import CounterRng, Whole
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 Range: TypeAlias = tuple[float, float]
-Whole: TypeAlias = "int | NDArray[np.int64]"  # one size for all B images, or one each
 Edge: TypeAlias = Literal["zeros", "reflect"]
 Sampler: TypeAlias = Literal["torchvision", "tensorflow"]
 
