@@ -102,11 +102,8 @@ class DeviceDataset:
             self.target = blank.repeat(len(source), *[1] * blank.ndim)
         else:
             self.target = targets.batch(source, np.arange(len(source))).to(self.device)
-        view, loaded = (
-            EvalView(Preprocessing(image=self.size), same_size=True),
-            targets if targets.moves else CLASS_LABELS,
-        )
-        for batch in eval_batches(source, view, batch=LOAD_BATCH, ledger=ledger, targets=loaded):
+        view = EvalView(Preprocessing(image=self.size), same_size=True)
+        for batch in eval_batches(source, view, batch=LOAD_BATCH, ledger=ledger, targets=targets):
             if odd := next((entry for entry in batch.unreadable if entry.reason == OTHER_SIZE), None):
                 raise DataError(f"{odd}, {height} x {width}; use data.resident=off")
             first, count = batch.step * LOAD_BATCH, int((batch.sample >= 0).sum())

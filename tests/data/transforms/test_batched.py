@@ -23,10 +23,8 @@ from vitrail.data.transforms.batched import (
     BatchedAugmentation,
     PackedArrays,
     find_unsupported,
-    list_supported,
-    run_programme,
 )
-from vitrail.data.transforms.batched_ops import WarpParameters, gaussian_kernels, grey
+from vitrail.data.transforms.batched_ops import SORTED, WARPS, gaussian_kernels, grey, plan_programme
 from vitrail.data.transforms.crop import InceptionCrop, ResizeCrop, Squash
 from vitrail.data.transforms.policy import NUMBER, OPERATIONS, Distort, Programme, RandAugment, ThreeAugment
 
@@ -101,8 +99,13 @@ def test_a_padded_crop_of_a_resized_picture(crop: ResizeCrop, interpolation: Any
     close(together(augmentation, SMOOTH, draws, device), one_by_one(augmentation, SMOOTH, draws), 3, 0.25)
 
 
+def run_programme(programme: Programme, batch: torch.Tensor) -> torch.Tensor:
+    work = plan_programme(programme, (batch.shape[-2], batch.shape[-1]))
+    return work.stage(batch, PackedArrays(work.arrays).to_device(batch.device))
+
+
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", [name for name in NUMBER if name in list_supported()])
+@pytest.mark.parametrize("name", [name for name in NUMBER if name in SORTED])
 def test_each_operation_with_a_level_a_sample(name: str, device: str) -> None:
     span = {"posterise": (3, 8), "solarise": (0, 255), "blur": (0.1, 2.0), "rotate": (-30, 30)}.get(name)
     span = span or ((-0.3, 0.3) if "shear" in name else (-9, 9) if "translate" in name else (0.1, 1.9))
@@ -114,7 +117,7 @@ def test_each_operation_with_a_level_a_sample(name: str, device: str) -> None:
     wanted = torch.stack(
         [OPERATIONS[NUMBER[name]](picture, level) for picture, level in zip(batch, levels, strict=True)]
     )
-    if name in WarpParameters._fields:  # a nearest neighbour may be another one, where two are as near
+    if name in WARPS:  # a nearest neighbour may be another one, where two are as near
         assert (got != wanted).any(1).float().mean() < 0.01
     else:
         close(got, wanted, 1, 0.01)
@@ -182,7 +185,7 @@ def test_a_plan_is_for_one_shape() -> None:
 
 def test_the_operations_of_a_step_do_not_touch_each_other() -> None:
     """Images with any mix of operations come out as they do when each is alone in its batch."""
-    names = [name for name in NUMBER if name in list_supported()]
+    names = [name for name in NUMBER if name in SORTED]
     first = np.array([NUMBER[name] for name in names for _ in names])
     which = np.stack([first, np.array([NUMBER[name] for _ in names for name in names])], 1)
     spread = {"posterise": 5.0, "solarise": 90.0, "translate_x": 3.0, "translate_y": -2.0, "rotate": 9.0}

@@ -22,8 +22,18 @@ from vitrail.core.text import Pair, pair
 from vitrail.data.decode.image import EncodedImage
 from vitrail.data.randomness import GOLDEN, CounterRng, Keys, hash_keys, hash_word, splitmix64
 from vitrail.data.targets import Geometry
-from vitrail.data.transforms.crop import TRIES, Crop, Cut, InceptionCrop, Range, ResizeCrop, column, rectangles
-from vitrail.data.transforms.policy import GEOMETRIC, Policy, Programme, check_probability, operations_of
+from vitrail.data.transforms.crop import (
+    TRIES,
+    Crop,
+    Cut,
+    InceptionCrop,
+    Range,
+    ResizeCrop,
+    check_ranges,
+    column,
+    rectangles,
+)
+from vitrail.data.transforms.policy import GEOMETRIC, OPERATIONS, Policy, check_probability, operations_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -41,20 +51,17 @@ class RandomErasing:
 
     def __post_init__(self) -> None:
         check_probability("probability", self.probability)
-        if not 0 < self.area[0] <= self.area[1] <= 1:
-            raise ConfigError(f"area={self.area} must be two fractions of the image, the smaller first")
-        if not 0 < self.aspect[0] <= self.aspect[1]:
-            raise ConfigError(f"aspect={self.aspect} must be two ratios above 0, the smaller first")
+        check_ranges(self.area, self.aspect)
         if self.fill is not None and not 0 <= self.fill <= 255:
             raise ConfigError(f"fill={self.fill} must be a level from 0 to 255, or None for noise")
 
-    def selected(self, draws: CounterRng) -> NDArray[np.bool_]:
+    def chooses(self, draws: CounterRng) -> NDArray[np.bool_]:
         """Which of the B samples are erased, if a rectangle fits [B]."""
         return draws.uniform("erase or not")[:, 0] < self.probability
 
     def boxes(self, draws: CounterRng, height: int, width: int) -> NDArray[np.int64]:
         """Top, left, height and width per sample [B, 4]; all zero where nothing is erased."""
-        on = self.selected(draws)
+        on = self.chooses(draws)
         drawn = draws.uniform("erase", 2 * TRIES + 2)
         rows, columns = rectangles(drawn, column(height * width), self.area, self.aspect)
         fits = (rows < height) & (columns < width)
@@ -130,7 +137,9 @@ class Augmentation:
             seen = seen[:, ::-1]
         pixels = torch.from_numpy(np.array(seen.transpose(2, 0, 1), order="C"))  # mirrored and reordered in one copy
         if self.policy is not None:
-            pixels = apply_programme(self.policy.draw(draws, self.size), pixels)
+            programme = self.policy.draw(draws, self.size)
+            for which, level in zip(programme.which[0].tolist(), programme.level[0].tolist(), strict=True):
+                pixels = OPERATIONS[which](pixels, level)
         return pixels if self.erase is None else self.erase(pixels, draws)
 
 
@@ -141,9 +150,8 @@ def augment_views(
     whole = encoded.size
     cuts = [each.crop.cut(whole, drawn) for each, drawn in zip(augmentations, draws, strict=True)]
     image = encoded.rgb(min(cut.scale for cut in cuts))
-    return tuple(
-        each.finish(image, whole, cut, drawn) for each, cut, drawn in zip(augmentations, cuts, draws, strict=True)
-    )
+    views = zip(augmentations, cuts, draws, strict=True)
+    return tuple(each.finish(image, whole, cut, drawn) for each, cut, drawn in views)
 
 
 def check_geometries(augmentations: Sequence[Augmentation]) -> None:
@@ -151,19 +159,9 @@ def check_geometries(augmentations: Sequence[Augmentation]) -> None:
     for policy in (augmentation.policy for augmentation in augmentations):
         if policy is not None and (moving := sorted(GEOMETRIC & operations_of(policy))):
             raise ConfigError(
-                f"augmentation.policy={type(policy).__name__} uses {', '.join(moving)}, which masks and other targets "
-                "with positions in the image cannot follow; use augmentation.policy=ThreeAugment or Distort, which "
-                "change colours only, or none"
+                f"augmentation.policy={type(policy).__name__} uses {', '.join(moving)}, which masks cannot follow; use "
+                "augmentation.policy=ThreeAugment or Distort, which change colours only, or none"
             )
-
-
-def apply_programme(programme: Programme, pixels: Tensor) -> Tensor:
-    """Applies what a policy drew for one image."""
-    from vitrail.data.transforms.policy import OPERATIONS  # loads torchvision
-
-    for which, level in zip(programme.which[0].tolist(), programme.level[0].tolist(), strict=True):
-        pixels = OPERATIONS[which](pixels, level)
-    return pixels
 
 
 def inception(size: int | Pair) -> Augmentation:
@@ -243,7 +241,15 @@ class Mix:
         mixing = self.draw(seed, step, (pixels.shape[-2], pixels.shape[-1]))
         if mixing.weight == 1:
             return pixels, targets
-        mixed = self.mix_pixels(pixels, mixing)
+        others = self.partners(pixels)
+        if mixing.box is not None:
+            top, left, bottom, right = mixing.box
+            mixed = pixels.clone()
+            mixed[:, :, top:bottom, left:right] = others[:, :, top:bottom, left:right]
+        elif pixels.is_floating_point():
+            mixed = torch.lerp(others, pixels, mixing.weight)
+        else:
+            mixed = torch.lerp(others.float(), pixels.float(), mixing.weight).round_().to(pixels.dtype)
         mixed_targets = torch.lerp(self.partners(targets), targets, mixing.weight)
         if valid is None:
             return mixed, mixed_targets
@@ -251,24 +257,11 @@ class Mix:
         pixels = torch.where(whole[:, None, None, None], mixed, pixels)
         return pixels, torch.where(whole[:, None], mixed_targets, targets)
 
-    def mix_pixels(self, pixels: Tensor, mixing: Mixing) -> Tensor:
-        others = self.partners(pixels)
-        if mixing.box is not None:
-            top, left, bottom, right = mixing.box
-            mixed = pixels.clone()
-            mixed[:, :, top:bottom, left:right] = others[:, :, top:bottom, left:right]
-            return mixed
-        if pixels.is_floating_point():
-            return torch.lerp(others, pixels, mixing.weight)
-        return torch.lerp(others.float(), pixels.float(), mixing.weight).round_().to(pixels.dtype)
-
     def partners(self, batch: Tensor) -> Tensor:
         """Each sample replaced by its partner: neighbours swap places, in runs of `stride`."""
         if len(batch) % (2 * self.stride):
-            raise ConfigError(
-                f"a batch of {len(batch)} on a process does not split into pairs of {self.stride}; "
-                f"use a multiple of {2 * self.stride}"
-            )
+            pairs = f"pairs of {self.stride}; use a multiple of {2 * self.stride}"
+            raise ConfigError(f"a batch of {len(batch)} on a process does not split into {pairs}")
         return batch.unflatten(0, (-1, 2, self.stride)).flip(1).flatten(0, 2)
 
 

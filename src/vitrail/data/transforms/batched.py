@@ -15,7 +15,7 @@ Masks of whole batches, moved where they lie: a gather of the pixels that `Geome
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -29,79 +29,39 @@ from vitrail.data.preprocessing import Interpolation
 from vitrail.data.randomness import GOLDEN, CounterRng, as_int64, splitmix64_tensor
 from vitrail.data.targets import TIE
 from vitrail.data.transforms.augmentation import Augmentation, RandomErasing, noise_keys
-from vitrail.data.transforms.batched_ops import SUPPORTED, BatchStage, plan_programme
+from vitrail.data.transforms.batched_ops import SORTED, BatchStage, plan_programme
 from vitrail.data.transforms.crop import Crop, InceptionCrop, ResizeCrop
-from vitrail.data.transforms.policy import NUMBER, Programme, operations_of
+from vitrail.data.transforms.policy import operations_of
 
 UNIT: Final = 2.0**15  # of weights: times 255 it leaves a bit of float32's 24, which negative weights may need
 
 
-DTYPES: Final = {
-    np.dtype(np.int64): torch.int64,
-    np.dtype(np.float32): torch.float32,
-    np.dtype(np.uint8): torch.uint8,
-    np.dtype(np.bool_): torch.bool,
-}
-
-
-class Segment(NamedTuple):
-    """Packed arrays of one dtype: their byte range, sizes, indices among all arrays and shapes."""
-
-    dtype: torch.dtype
-    start: int
-    stop: int
-    counts: list[int]
-    places: list[int]
-    shapes: list[tuple[int, ...]]
-
-
 class PackedArrays:
-    """Arrays of int64, float32, uint8 or bool in one buffer. Packing needs no device and works in any thread."""
-
-    __slots__ = ("bytes", "count", "runs")
+    """Arrays in one buffer, for one copy to a device. Packing needs no device and works in any thread."""
 
     def __init__(self, arrays: Sequence[NDArray[Any]]) -> None:
-        if strange := [str(array.dtype) for array in arrays if array.dtype not in DTYPES]:
-            raise TypeError(f"{', '.join(strange)} cannot be packed")
-        self.count, self.runs, stop = len(arrays), list[Segment](), 0
-        self.bytes: NDArray[np.uint8] = np.empty(sum(array.nbytes for array in arrays), np.uint8)
-        for kind, dtype in DTYPES.items():  # widest first, so that all are aligned
-            places = [place for place, array in enumerate(arrays) if array.dtype == kind]
-            if places:
-                some = [arrays[place] for place in places]
-                counts, shapes = [array.size for array in some], [array.shape for array in some]
-                start, stop = stop, stop + sum(counts) * kind.itemsize
-                self.runs.append(Segment(dtype, start, stop, counts, places, shapes))
-                np.concatenate([array.reshape(-1) for array in some], out=self.bytes[start:stop].view(kind))
+        self.order = sorted(range(len(arrays)), key=lambda place: -arrays[place].itemsize)  # so that all are aligned
+        some = [np.ascontiguousarray(arrays[place]).reshape(-1).view(np.uint8) for place in self.order]
+        self.bytes: NDArray[np.uint8] = np.concatenate([np.empty(0, np.uint8), *some])
+        self.forms = [(torch.from_numpy(np.empty(0, array.dtype)).dtype, array.shape) for array in arrays]
+        self.lengths = [len(piece) for piece in some]
 
     def to_device(self, device: torch.device) -> list[Tensor]:
         """The arrays as tensors on the device, in their original order, without waiting for the copy."""
         whole = torch.from_numpy(self.bytes)
         there = (whole.pin_memory() if device.type == "cuda" else whole).to(device, non_blocking=True)
-        out = [there] * self.count
-        for run in self.runs:
-            pieces = there[run.start : run.stop].view(run.dtype).split_with_sizes(run.counts)
-            for place, shape, piece in zip(run.places, run.shapes, pieces, strict=True):
-                out[place] = piece if len(shape) == 1 else piece.view(shape)
-        return out
-
-
-def list_supported() -> tuple[str, ...]:
-    """What can be done to whole batches."""
-    names = [name for name, which in NUMBER.items() if which in SUPPORTED]
-    return ("InceptionCrop", "ResizeCrop", "Squash", "flip", "RandomErasing", *names)
+        pieces = dict(zip(self.order, there.split_with_sizes(self.lengths), strict=True))
+        return [pieces[place].view(dtype).view(shape) for place, (dtype, shape) in enumerate(self.forms)]
 
 
 def find_unsupported(augmentation: Augmentation) -> str | None:
     """Why an augmentation has no batched form; None where it has one."""
     policy = augmentation.policy
-    missing = [] if policy is None else sorted(name for name in operations_of(policy) if NUMBER[name] not in SUPPORTED)
-    if missing:
-        return (
-            f"{type(policy).__name__} uses {', '.join(missing)}, which has no batched form; "
-            f"supported: {', '.join(list_supported())}"
-        )
-    return None
+    missing = [] if policy is None else sorted(name for name in operations_of(policy) if name not in SORTED)
+    if not missing:
+        return None
+    known = ", ".join(["InceptionCrop", "ResizeCrop", "Squash", "flip", "RandomErasing", *SORTED])
+    return f"{type(policy).__name__} uses {', '.join(missing)}, which has no batched form; supported: {known}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,16 +119,11 @@ class BatchedAugmentation:
         return pixels
 
 
-def run_programme(programme: Programme, pixels: Tensor) -> Tensor:
-    """What was drawn for each image, done to it."""
-    work = plan_programme(programme, (pixels.shape[-2], pixels.shape[-1]))
-    return work.stage(pixels, PackedArrays(work.arrays).to_device(pixels.device))
-
-
 def plan_crop(crop: Crop, flips: NDArray[np.bool_], draws: CounterRng, whole: Pair) -> list[BatchStage]:
     """The crop and the flip of images of one size."""
     height, width = whole
-    flipped = BatchStage((flips[:, None, None, None],), apply_flips)
+    mirror = lambda pixels, sent: torch.where(sent[0], pixels.flip(-1), pixels)  # noqa: E731
+    flipped = BatchStage((flips[:, None, None, None],), mirror)
     if isinstance(crop, ResizeCrop):
         resized = crop.resized(whole)
         windows = crop.windows(draws, whole)
@@ -192,11 +147,6 @@ def plan_squash(count: int, whole: Pair, size: Pair, interpolation: Interpolatio
         return []
     boxes = np.broadcast_to(np.array([0, 0, *whole]), (count, 4))
     return [plan_resampling(boxes, whole, size, interpolation, tight=True)]
-
-
-def apply_flips(pixels: Tensor, arrays: Sequence[Tensor]) -> Tensor:
-    (flips,) = arrays
-    return torch.where(flips, pixels.flip(-1), pixels)
 
 
 def plan_windows(crop: ResizeCrop, windows: NDArray[np.int64], flips: NDArray[np.bool_]) -> BatchStage:
@@ -223,12 +173,7 @@ def apply_windows(crop: ResizeCrop, pixels: Tensor, arrays: Sequence[Tensor]) ->
 
 
 def plan_resampling(
-    boxes: "NDArray[np.integer[Any] | np.floating[Any]]",
-    whole: Pair,
-    size: Pair,
-    interpolation: Interpolation,
-    *,
-    tight: bool,
+    boxes: NDArray[Any], whole: Pair, size: Pair, interpolation: Interpolation, *, tight: bool
 ) -> BatchStage:
     """A box of each image at one size, with the filters of Pillow, as two matrix products. Where the two axes are
     alike, their weights are computed together."""
@@ -264,7 +209,7 @@ def round_levels(levels: Tensor) -> Tensor:
 
 def resampling_weights(arrays: Sequence[Tensor], interpolation: Interpolation, tight: bool) -> Tensor:
     """How much of each of `side` pixels goes into each of `out`, for B boxes [B, out, side], of UNIT. Where pixels get
-    fewer, the filter is as wide as what becomes one of them, so nothing is left out. They are whole numbers, so that
+    fewer, the filter is as wide as what becomes one of them, so nothing is lost. They are whole numbers, so that
     sums of levels times weights are exact in float32, in whatever order a product of matrices takes them."""
     first, last, scale, reach, out, at = arrays
     away = (at - (out * scale).add_(first)).abs_().div_(reach)
@@ -282,7 +227,7 @@ def resampling_weights(arrays: Sequence[Tensor], interpolation: Interpolation, t
 def plan_erasing(erase: RandomErasing, draws: CounterRng, size: Pair) -> list[BatchStage]:
     """The holes of those that have one."""
     height, width = size
-    some = np.flatnonzero(erase.selected(draws))
+    some = np.flatnonzero(erase.chooses(draws))
     if not some.size:
         return []
     draws = draws.rows(some)
@@ -310,9 +255,7 @@ def noise(keys: Tensor, like: Tensor) -> Tensor:
     return bits.view(torch.uint8).view(count, height, width, 8)[..., 1:4].permute(0, 3, 1, 2)  # low bytes come first
 
 
-def find_sources(
-    augmentation: Augmentation, draws: CounterRng, whole: Pair
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def find_sources(augmentation: Augmentation, draws: CounterRng, whole: Pair) -> tuple[NDArray[np.int64], ...]:
     """For the B samples, all of one size, the rows [B, h] and columns [B, w] of the image that the pixels of the view
     are nearest to; -1 in its borders."""
     crop, count = augmentation.crop, len(draws)

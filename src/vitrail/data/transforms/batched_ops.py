@@ -12,7 +12,7 @@ gather per step and one to restore the order. It computes all parameters without
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -27,27 +27,20 @@ SMOOTH: Final = np.ones((1, 1, 3, 3), np.float32)  # 13 times what a pixel gets 
 SMOOTH[0, 0, 1, 1] = 5
 
 
-class BlendParameters(NamedTuple):
-    """How many neighbours are blended with what."""
-
-    brightness: int
-    saturation: int
-    contrast: int
-    sharpness: int
-
-
-def blend(pixels: Tensor, level: Tensor, rest: Tensor, kinds: BlendParameters, kernel: Tensor) -> None:
+def blend(pixels: Tensor, level: Tensor, rest: Tensor, counts: Sequence[int], kernel: Tensor) -> None:
     """`level` of each image and `rest`, 1 - level, of another: black (brightness), the image in grey (saturation),
-    its mean grey (contrast), or smooth by a kernel (sharpness). Both are [n, 1, 1, 1]; the rest may be negative."""
-    first, last = kinds.brightness, len(pixels) - kinds.sharpness
+    its mean grey (contrast), or smooth by a kernel (sharpness). Both are [n, 1, 1, 1]; the rest may be negative.
+    `counts` says how many neighbours are blended with what, in the order of BLENDS."""
+    first, saturation, contrast, sharpness = counts
+    last = len(pixels) - sharpness
     done = pixels * level
     if last > first:
         grey = grey_levels(pixels[first:last]).floor_()
-        if kinds.contrast:
-            flat = grey[kinds.saturation :]
+        if contrast:
+            flat = grey[saturation:]
             flat.copy_(flat.mean((1, 2, 3), keepdim=True, dtype=torch.float64))  # exact, however large they are
         done[first:last].add_(grey.mul_(rest[first:last]))
-    if not kinds.sharpness:
+    if not sharpness:
         pixels.copy_(done.clamp_(0, 255))
         return
     # The border of one pixel stays as it is, as in torchvision's and Pillow's.
@@ -67,11 +60,6 @@ def grey_levels(pixels: Tensor) -> Tensor:
     """[n, 1, H, W], float, not yet whole numbers. Up to the last product all is exact; one that should be whole is."""
     red, green, blue = pixels.split(1, dim=1)
     return red.mul(2989.0).add_(green, alpha=5870.0).add_(blue, alpha=1140.0).mul_(1e-4)
-
-
-def posterise(pixels: Tensor, kept: Tensor) -> None:
-    """`kept` are the bits that stay, as masks [n, 1, 1, 1], uint8."""
-    pixels.bitwise_and_(kept)
 
 
 def solarise(pixels: Tensor, level: Tensor) -> None:
@@ -130,23 +118,14 @@ def gaussian_kernels(sigma: NDArray[np.float64], size: Pair) -> NDArray[np.float
     return (shares / (2 * shares.cumsum(1)[:, -1:] - 1)).astype(np.float32)  # in order: zeros must change nothing
 
 
-class WarpParameters(NamedTuple):
-    """How many neighbours are moved in which way."""
-
-    shear_x: int
-    shear_y: int
-    translate_x: int
-    translate_y: int
-    rotate: int
-
-
-def matrices(kinds: WarpParameters, level: NDArray[np.float64], size: Pair) -> NDArray[np.float32]:
+def matrices(counts: Sequence[int], level: NDArray[np.float64], size: Pair) -> NDArray[np.float32]:
     """From a place in the image that comes out, from the centre in pixels, to the place it is taken from, from the
-    centre in halves of the image: [n, 3, 2], for (x, y, 1) from the left."""
+    centre in halves of the image: [n, 3, 2], for (x, y, 1) from the left. `counts` says how many
+    neighbours are moved in which way, in the order of WARPS."""
     height, width = size
     out = np.zeros((len(level), 3, 2))
     out[:, 0, 0] = out[:, 1, 1] = 1
-    ends = [0, *itertools.accumulate(kinds)]
+    ends = [0, *itertools.accumulate(counts)]
     shear_x, shear_y, right, down, turned = (slice(*between) for between in itertools.pairwise(ends))
     out[shear_x, 1, 0], out[shear_x, 2, 0] = level[shear_x], level[shear_x] * height / 2
     out[shear_y, 0, 1], out[shear_y, 2, 1] = level[shear_y], level[shear_y] * width / 2
@@ -158,56 +137,31 @@ def matrices(kinds: WarpParameters, level: NDArray[np.float64], size: Pair) -> N
     return out.astype(np.float32) / np.array([width / 2, height / 2], np.float32)
 
 
-def centred_grid(size: Pair) -> tuple[NDArray[np.float32], ...]:
-    """The places of a row of pixels, x [W, 1], and of a column of them, y [H, 1, 1], from the centre."""
-    y, x = (np.arange(side, dtype=np.float32) - np.float32((side - 1) / 2) for side in size)
-    return x[:, None], y[:, None, None]
-
-
 def warp(pixels: Tensor, matrix: Tensor, x: Tensor, y: Tensor) -> None:
-    """Moves pixels by matrices [n, 3, 2], nearest neighbours, black outside. `x` and `y` are those of `centred`."""
+    """Moves pixels by matrices [n, 3, 2], nearest neighbours, black outside. `x` [W, 1] and `y` [H, 1, 1] are the
+    places of a row and of a column of pixels, from the centre."""
     across, down, shift = matrix[:, :, None, None].unbind(1)  # [n, 1, 1, 2] each
     grid = (across * x) + (down * y).add_(shift)  # [n, H, W, 2]
     pixels.copy_(grid_sample(pixels.float(), grid, mode="nearest", padding_mode="zeros", align_corners=False))
-
-
-Stage: TypeAlias = Callable[[Tensor, Sequence[Tensor]], Tensor]
 
 
 class BatchStage(NamedTuple):
     """Something to do to a batch: the arrays that are sent for it, and what takes the pixels and the arrays there."""
 
     arrays: tuple[NDArray[Any], ...]
-    stage: Stage
+    stage: Callable[[Tensor, Sequence[Tensor]], Tensor]
 
 
 # The order in which a batch is sorted: those that are done together are neighbours. What stays comes last.
-SORTED: Final = (
-    *WarpParameters._fields,
-    *BlendParameters._fields,
-    *("posterise", "solarise", "autocontrast", "equalise", "grey", "blur", "identity"),
-)
-SUPPORTED: Final = frozenset(NUMBER[name] for name in SORTED)
-MOVED, BLENDED = (
-    len(WarpParameters._fields),
-    len(WarpParameters._fields) + len(BlendParameters._fields),
-)  # where these end in it
+WARPS: Final = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
+BLENDS: Final = ("brightness", "saturation", "contrast", "sharpness")
+SORTED: Final = (*WARPS, *BLENDS, "posterise", "solarise", "autocontrast", "equalise", "grey", "blur", "identity")
+MOVED, BLENDED = len(WARPS), len(WARPS) + len(BLENDS)  # where these end in it
 BLURRED = SORTED.index("blur")
 # The place of each operation in that order, as small numbers, which sort quickest.
 PLACES: Final = np.full(len(NAMES), len(SORTED), np.uint8)
 PLACES[[NUMBER[name] for name in SORTED]] = np.arange(len(SORTED))
 LEVELS: Final = np.arange(256)
-
-
-class ProgrammeStep(NamedTuple):
-    """One operation for each image of a sorted batch: how many go through which, in the order of the batch."""
-
-    moves: WarpParameters
-    blends: BlendParameters
-    rest: list[int]  # from posterise on
-
-    def counts(self) -> list[int]:
-        return [sum(self.moves), sum(self.blends), *self.rest]
 
 
 def plan_programme(programme: Programme, size: Pair) -> BatchStage:
@@ -216,20 +170,14 @@ def plan_programme(programme: Programme, size: Pair) -> BatchStage:
     order = places.argsort(axis=1, kind="stable")
     level = np.empty(exact.shape, np.float32)
     gathers, back = np.empty((len(order) + 1, order.shape[1]), np.int64), np.arange(order.shape[1])
-    steps: list[ProgrammeStep] = []
-    matrix: list[NDArray[np.float32]] = []
-    rests: list[NDArray[np.float32]] = []
-    masks: list[NDArray[np.uint8]] = []
-    sigmas: list[NDArray[np.float64]] = []
+    steps = [np.bincount(row, minlength=len(SORTED)).tolist() for row in places]
+    matrix, rests, masks, sigmas = (list[NDArray[Any]]() for _ in range(4))
     for row, sorting in enumerate(order):
         by = exact[row][sorting]
         level[row] = by
-        counts = np.bincount(places[row], minlength=len(SORTED)).tolist()
-        ends = [0, *itertools.accumulate(counts)]
+        ends = [0, *itertools.accumulate(steps[row])]
         sigmas.append(by[ends[BLURRED] : ends[BLURRED + 1]])
-        moves, blends = WarpParameters(*counts[:MOVED]), BlendParameters(*counts[MOVED:BLENDED])
-        steps.append(ProgrammeStep(moves, blends, counts[BLENDED:]))
-        matrix.append(matrices(moves, by[: ends[MOVED]], size))
+        matrix.append(matrices(steps[row][:MOVED], by[: ends[MOVED]], size))
         rests.append(1 - level[row, ends[MOVED] : ends[BLENDED]])
         bits = level[row, ends[BLENDED] : ends[BLENDED + 1]].astype(np.int64)
         masks.append((255 << (8 - bits)).astype(np.uint8))
@@ -238,9 +186,9 @@ def plan_programme(programme: Programme, size: Pair) -> BatchStage:
     gathers[-1] = back
     arrays = (gathers, column(level), column(np.concatenate(rests)), column(np.concatenate(masks)))
     shares = column(gaussian_kernels(np.concatenate(sigmas), size))
-    return BatchStage(
-        (*arrays, np.concatenate(matrix), shares, SMOOTH, LEVELS, *centred_grid(size)), partial(run_steps, steps)
-    )
+    y, x = (np.arange(side, dtype=np.float32) - np.float32((side - 1) / 2) for side in size)
+    more = (np.concatenate(matrix), shares, SMOOTH, LEVELS, x[:, None], y[:, None, None])
+    return BatchStage((*arrays, *more), partial(run_steps, steps))
 
 
 def column(numbers: NDArray[Any]) -> NDArray[Any]:
@@ -248,21 +196,23 @@ def column(numbers: NDArray[Any]) -> NDArray[Any]:
     return numbers[..., None, None, None]
 
 
-def run_steps(steps: list[ProgrammeStep], pixels: Tensor, arrays: Sequence[Tensor]) -> Tensor:
-    """The steps of a programme, on a copy of the batch."""
+def run_steps(steps: list[list[int]], pixels: Tensor, arrays: Sequence[Tensor]) -> Tensor:
+    """The steps of a programme, on a copy of the batch. Each step says how many images of the sorted batch go through
+    which operation."""
     gathers, level, rest, kept, matrix, shares, kernel, levels, x, y = arrays
-    rests = rest.split([sum(step.blends) for step in steps])
-    masks = kept.split([step.rest[0] for step in steps])
-    moves = matrix.split([sum(step.moves) for step in steps])
-    bell = shares.split([step.rest[BLURRED - BLENDED] for step in steps], 2)
+    rests = rest.split([sum(step[MOVED:BLENDED]) for step in steps])
+    masks = kept.split([step[BLENDED] for step in steps])
+    moves = matrix.split([sum(step[:MOVED]) for step in steps])
+    bell = shares.split([step[BLURRED] for step in steps], 2)
     for row, step in enumerate(steps):
-        pixels, counts = pixels.index_select(0, gathers[row]), step.counts()
+        pixels, blends = pixels.index_select(0, gathers[row]), step[MOVED:BLENDED]
+        counts = [sum(step[:MOVED]), sum(blends), *step[BLENDED:]]
         turned, blended, posterised, solarised, spread, equal, grey_ones, blurred, _ = pixels.split(counts)
         _, amounts, _, thresholds, *_ = level[row].split(counts)
-        work: list[tuple[Tensor, Callable[..., None], tuple[Any, ...]]] = [
+        work: list[tuple[Tensor, Callable[..., object], tuple[Any, ...]]] = [
             (turned, warp, (moves[row], x, y)),
-            (blended, blend, (amounts, rests[row], step.blends, kernel)),
-            (posterised, posterise, (masks[row],)),
+            (blended, blend, (amounts, rests[row], blends, kernel)),
+            (posterised, Tensor.bitwise_and_, (masks[row],)),  # the bits that stay
             (solarised, solarise, (thresholds,)),
             (spread, autocontrast, ()),
             (equal, equalise, (levels,)),

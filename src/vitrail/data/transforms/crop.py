@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 
 from vitrail.core.errors import ConfigError, unknown_name
 from vitrail.core.text import Pair, format_size, pair
-from vitrail.data.preprocessing import Interpolation
+from vitrail.data.preprocessing import Interpolation, pillow_filter
 from vitrail.data.randomness import CounterRng, Whole
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 Range: TypeAlias = tuple[float, float]
+Sides: TypeAlias = NDArray[np.int64]  # [B, 1]
 Edge: TypeAlias = Literal["zeros", "reflect"]
 Sampler: TypeAlias = Literal["torchvision", "tensorflow"]
 
@@ -43,15 +44,12 @@ class Cut(NamedTuple):
     @property
     def scale(self) -> int:
         """The smallest fraction of the image, as 1, 2, 4 or 8, that still has as many pixels as come out."""
-        _, _, height, width = self.box
-        for scale in SCALES:
-            if height >= scale * self.inner[0] and width >= scale * self.inner[1]:
-                return scale
-        return 1
+        (_, _, height, width), (tall, wide) = self.box, self.inner
+        return next((scale for scale in SCALES if height >= scale * tall and width >= scale * wide), 1)
 
     def __call__(self, image: "Image", whole: Pair) -> "Image":
         """Does it to an image of size `whole`, which may have come smaller than that."""
-        mode = pillow_resampling(self.interpolation)
+        mode = pillow_filter(self.interpolation)
         top, left, height, width = self.box
         size = (self.inner[1], self.inner[0])
         if self.tight and (image.height, image.width) == whole:  # what torchvision does with an image of Pillow's
@@ -60,20 +58,12 @@ class Cut(NamedTuple):
             down, across = image.height / whole[0], image.width / whole[1]
             bottom, right = min((top + height) * down, image.height), min((left + width) * across, image.width)
             done = image.resize(size, mode, box=(left * across, top * down, right, bottom))
-        return pad_image(done, self.pad, self.edge) if any(self.pad) else done
+        if not any(self.pad):
+            return done
+        from torchvision.transforms.v2 import functional as F  # heavy: loaded when there is something to pad
 
-
-def pad_image(image: "Image", pad: tuple[int, int, int, int], edge: Edge) -> "Image":
-    from torchvision.transforms.v2 import functional as F  # heavy: loaded when there is something to pad
-
-    functional: Any = F  # takes images too, whatever its annotation says
-    return functional.pad(image, list(pad), padding_mode="constant" if edge == "zeros" else "reflect")
-
-
-def pillow_resampling(interpolation: Interpolation) -> Any:
-    from PIL import Image
-
-    return Image.Resampling.BICUBIC if interpolation == "bicubic" else Image.Resampling.BILINEAR
+        pad: Any = F.pad  # takes images too, whatever its annotation says
+        return pad(done, list(self.pad), padding_mode="constant" if self.edge == "zeros" else "reflect")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,10 +85,7 @@ class InceptionCrop:
         check_crop(self.size, self.interpolation)
         if self.sampler not in get_args(Sampler):
             raise unknown_name("sampler", str(self.sampler), get_args(Sampler))
-        if not 0 < self.area[0] <= self.area[1] <= 1:
-            raise ConfigError(f"area={self.area} must be two fractions of the image, the smaller first")
-        if not 0 < self.aspect[0] <= self.aspect[1]:
-            raise ConfigError(f"aspect={self.aspect} must be two ratios above 0, the smaller first")
+        check_ranges(self.area, self.aspect)
 
     def boxes(self, draws: CounterRng, height: Whole, width: Whole) -> NDArray[np.int64]:
         """Top, left, height, width for each of the B samples [B, 4]."""
@@ -117,9 +104,7 @@ class InceptionCrop:
             out = np.where(found[:, None], out, self.central(tall, wide))
         return out.astype(np.int64)
 
-    def _tensorflow_boxes(
-        self, draws: CounterRng, tall: NDArray[np.int64], wide: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
+    def _tensorflow_boxes(self, draws: CounterRng, tall: Sides, wide: Sides) -> NDArray[np.int64]:
         """The first of 100 attempts that fits; where none does, the whole image. All but a few need one attempt."""
         tall, wide = (np.broadcast_to(side, (len(draws), 1)) for side in (tall, wide))
         boxes, fits = draw_attempts(draws.uniform("crop", 4)[:, None], tall, wide, self.area, self.aspect)
@@ -132,7 +117,7 @@ class InceptionCrop:
             out[again[found]] = boxes[np.flatnonzero(found), fits.argmax(1)[found]]
         return out.astype(np.int64)
 
-    def central(self, tall: NDArray[np.int64], wide: NDArray[np.int64]) -> NDArray[np.float64]:
+    def central(self, tall: Sides, wide: Sides) -> NDArray[np.float64]:
         """After ten misses, as on an image far from square: the largest box of an allowed aspect, in the centre."""
         narrowest, widest = self.aspect
         rows = np.where(wide < narrowest * tall, np.rint(wide / narrowest), tall).clip(1)
@@ -170,15 +155,12 @@ class ResizeCrop:
         """The size of the image that the window is cut from, without its padding."""
         if isinstance(self.resize, tuple):
             return self.resize
-        height, width = whole
-        short, long = min(whole), max(whole)
-        other = self.resize * long // short
-        return (self.resize, other) if height <= width else (other, self.resize)
+        other = self.resize * max(whole) // min(whole)
+        return (self.resize, other) if whole[0] <= whole[1] else (other, self.resize)
 
     def windows(self, draws: CounterRng, whole: Pair) -> NDArray[np.int64]:
         """Top and left of each of the B windows in the resized, padded image [B, 2]."""
-        height, width = self.resized(whole)
-        room = np.array([height, width]) + 2 * self.padding - np.array(self.size) + 1
+        room = np.array(self.resized(whole)) + 2 * self.padding - np.array(self.size) + 1
         return (draws.uniform("crop", 2) * room).astype(np.int64)
 
     def cut(self, whole: Pair, draws: CounterRng) -> Cut:
@@ -229,7 +211,7 @@ def rectangles(
 
 
 def draw_attempts(
-    drawn: NDArray[np.float64], tall: NDArray[np.int64], wide: NDArray[np.int64], area: Range, aspect: Range
+    drawn: NDArray[np.float64], tall: Sides, wide: Sides, area: Range, aspect: Range
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Boxes [B, n, 4] from numbers [B, n, 4] as TensorFlow makes one, and which of them fit [B, n]. A width is aspect
     times a height, rounded; a last place that the box could take at the far edges is never taken."""
@@ -247,6 +229,13 @@ def draw_attempts(
     fits = (covered >= least) & (covered <= most) & (rows <= tall) & (columns <= wide) & (rows > 0) & (columns > 0)
     top, left = np.floor(drawn[..., 2] * (tall - rows)), np.floor(drawn[..., 3] * (wide - columns))
     return np.stack([top, left, rows, columns], -1), fits
+
+
+def check_ranges(area: Range, aspect: Range) -> None:
+    if not 0 < area[0] <= area[1] <= 1:
+        raise ConfigError(f"area={area} must be two fractions of the image, the smaller first")
+    if not 0 < aspect[0] <= aspect[1]:
+        raise ConfigError(f"aspect={aspect} must be two ratios above 0, the smaller first")
 
 
 def check_crop(size: Pair, interpolation: Interpolation) -> None:

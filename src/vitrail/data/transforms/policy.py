@@ -2,7 +2,7 @@
 
 RandAugment (Cubuk et al. 2020), 3-Augment (DeiT III, Touvron et al. 2022), and the colour distortions of
 self-supervision (SimCLR, MoCo v3, DINO). A policy only draws a `Programme`: operations by number, and their levels.
-`augmentation.apply_programme` runs it on one image and batched_ops.py on a batch. The operations here act on uint8
+`Augmentation.finish` runs it on one image and batched_ops.py on a batch. The operations here act on uint8
 pixels [3, H, W] with torchvision's kernels.
 """
 
@@ -58,25 +58,19 @@ class RandAugment:
     def choices(self, size: Pair) -> dict[str, Range]:
         """The two equally likely levels of each operation on images of this size."""
         strength = self.magnitude / (self.bins - 1)
-        height, width = size
         bend, turn, more = 0.3 * strength, 30.0 * strength, 0.9 * strength
-        down, across = (float(int(150 / 331 * side * strength)) for side in (height, width))
+        down, across = (float(int(150 / 331 * side * strength)) for side in size)
         bits, threshold = round(8 - 4 * strength), 255.0 * (1 - strength)
         return {
             "identity": (0.0, 0.0),
-            "shear_x": (bend, -bend),
-            "shear_y": (bend, -bend),
+            **dict.fromkeys(("shear_x", "shear_y"), (bend, -bend)),
             "translate_x": (across, -across),
             "translate_y": (down, -down),
             "rotate": (turn, -turn),
-            "brightness": (1 + more, 1 - more),
-            "saturation": (1 + more, 1 - more),
-            "contrast": (1 + more, 1 - more),
-            "sharpness": (1 + more, 1 - more),
+            **dict.fromkeys(("brightness", "saturation", "contrast", "sharpness"), (1 + more, 1 - more)),
             "posterise": (bits, bits),
             "solarise": (threshold, threshold),
-            "autocontrast": (0.0, 0.0),
-            "equalise": (0.0, 0.0),
+            **dict.fromkeys(("autocontrast", "equalise"), (0.0, 0.0)),
         }
 
     def draw(self, draws: CounterRng, size: Pair) -> Programme:
@@ -172,9 +166,7 @@ def draw_sometimes(draws: CounterRng, name: str, probability: float, level: NDAr
 
 
 def join_programmes(*parts: Programme) -> Programme:
-    return Programme(
-        np.concatenate([part.which for part in parts], 1), np.concatenate([part.level for part in parts], 1)
-    )
+    return Programme(*(np.concatenate(arrays, 1) for arrays in zip(*parts, strict=True)))
 
 
 def uniform(draws: CounterRng, purpose: str, span: Range) -> NDArray[np.float64]:
@@ -185,7 +177,7 @@ def operations_of(policy: Policy) -> set[str]:
     """The names of the operations that a policy may choose."""
     if isinstance(policy, RandAugment):
         return set(policy.choices((1, 1)))
-    names = {"grey", "blur", "solarise"} | {"brightness", "contrast", "saturation"}
+    names = {"grey", "blur", "solarise", "brightness", "contrast", "saturation"}
     return names | ({"hue"} if isinstance(policy, Distort) and policy.jitter[3] > 0 else set())
 
 
@@ -214,14 +206,10 @@ def affine(pixels: Tensor, *, shear: Any = (0.0, 0.0), translate: Any = (0, 0), 
 def blur(pixels: Tensor, level: float) -> Tensor:
     """Gaussian with a standard deviation of `level` pixels: torchvision's kernel once down and once across, which is
     the same blur at a fraction of the cost."""
-    tall, wide = (2 * reach(level, side) + 1 for side in pixels.shape[-2:])
+    # The radius is three standard deviations, at most the rest of a very small image.
+    tall, wide = (2 * min(ceil(3 * level), side - 1) + 1 for side in pixels.shape[-2:])
     down = F.gaussian_blur(pixels.to(torch.float32), [1, tall], [level, level])
     return F.gaussian_blur(down, [wide, 1], [level, level]).round_().to(torch.uint8)
-
-
-def reach(sigma: float, side: int) -> int:
-    """The radius of a blur: three standard deviations, at most the rest of a very small image."""
-    return min(ceil(3 * sigma), side - 1)
 
 
 # By name: from pixels and a level to pixels. Shears are relative to the upper left corner, translations in whole
