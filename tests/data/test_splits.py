@@ -1,7 +1,5 @@
 """Dev splits, nested subsets and few-shot draws."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,12 +10,9 @@ from vitrail.core.errors import BadLabels, ConfigError
 from vitrail.data.dataset import NONE, Labels
 from vitrail.data.splits import (
     DEV,
-    Selection,
     dev_split,
-    save_to_cache,
     select_few_shot,
     select_first_shots,
-    split_nested,
     split_share,
     split_stratified,
 )
@@ -69,21 +64,6 @@ def test_several_labels_or_none_are_drawn_without_classes() -> None:
         split_stratified(Labels.none(5), 1.0)
 
 
-@given(count=st.integers(1, 3000), seed=st.integers(0, 1000), data=st.data())
-def test_a_larger_subset_holds_the_smaller(count: int, seed: int, data: st.DataObject) -> None:
-    large = data.draw(st.integers(1, count))
-    small = data.draw(st.integers(1, large))
-    outer, inner = split_nested(count, large, seed=seed), split_nested(count, small, seed=seed)
-    assert np.isin(inner, outer).all()
-    assert (len(np.unique(inner)), len(np.unique(outer))) == (small, large)
-
-
-def test_a_subset_larger_than_the_set_is_refused() -> None:
-    for size in (0, 11):
-        with pytest.raises(ConfigError, match=f"size={size}"):
-            split_nested(10, size)
-
-
 def test_few_shot_is_the_references_draw() -> None:
     """numpy's generator of the seed permutes the indices of class after class; the first `shots` of each."""
     labels = Labels(np.random.default_rng(1).integers(0, 5, 200))
@@ -103,15 +83,11 @@ def test_too_few_samples_of_a_class_are_named() -> None:
             draw(Labels.several([[0]]), 1, 1)
 
 
-def test_selections_say_what_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path))
+def test_selections_say_what_they_are() -> None:
     source = listed(30)
     train, dev = dev_split(source, 0.2)
     assert sorted([*train.indices.tolist(), *dev.indices.tolist()]) == list(range(30))
     assert dev.rule == {"name": "dev", "fraction": 0.2, "seed": 0, "part": "dev"}
-    kept = save_to_cache(save_to_cache(dev))
-    (path,) = (tmp_path / "splits").iterdir()
-    assert Selection.load(path).hash == kept.hash == path.stem
 
 
 @given(

@@ -19,10 +19,11 @@ Contradictions raise one clear error here, before anything starts.
 import difflib
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -81,8 +82,7 @@ class Collection:
             if self.path is not None and (lists := sorted(self.path.glob("*.csv"))):
                 folders += f", or give a list of labels: {lists[0]}"
             kind = "images and masks" if self.pixel_classes else self.kind.partition(" (")[0]
-            remedy = LABELLING.get(kind, folders)
-            raise BadLabels(f"{self.name} has no labels: {remedy}")
+            raise BadLabels(f"{self.name} has no labels: {LABELLING.get(kind, folders)}")
 
     @property
     def pixel_classes(self) -> tuple[str, ...]:
@@ -102,15 +102,6 @@ class Collection:
         return found
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DownloadOptions:
-    """Where the files of a named set are, whether to download missing ones, and a progress callback."""
-
-    root: Path | None = None
-    download: bool = False
-    progress: Progress | None = None
-
-
 def open_collection(
     text: str | Path, *, root: Path | None = None, download: bool = False, progress: Progress | None = None
 ) -> Collection:
@@ -119,10 +110,10 @@ def open_collection(
     always a path. With a split, that one only, with the classes of the whole."""
     if isinstance(text, Path):
         return build_collection(str(text), text, read_path(text))
-    fetching = DownloadOptions(root=root, download=download, progress=progress)
-    whole = resolve(text, fetching)
+    by_name = partial(open_by_name, root=root, download=download, progress=progress)
+    whole = resolve(text, by_name)
     found = re.fullmatch(r"(.+)@([\w-]+)", text, re.DOTALL)
-    part = resolve(found[1], fetching) if found else None
+    part = resolve(found[1], by_name) if found else None
     if found is None or part is None or (whole and whole.there):
         if found and whole and part and part.there:
             raise DataError(f"{text!r} is a path here, and a split of {found[1]!r}; write {text}/ for the path")
@@ -135,26 +126,24 @@ def open_collection(
     return replace(opened, splits={name: chosen})
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedSource:
+class ResolvedSource(NamedTuple):
     """What a text without a split refers to: whether its files exist, and how to open it."""
 
     there: bool
     open: Callable[[], Collection]
 
 
-def resolve(text: str, fetching: DownloadOptions) -> ResolvedSource | None:
-    """What a text without a split refers to; None if nothing."""
+def resolve(text: str, by_name: Callable[[str, Path | None], Collection]) -> ResolvedSource | None:
+    """What a text without a split refers to; None if nothing. `by_name` opens a set by its name and folder."""
     path = Path(os.path.expanduser(text))
     if text and os.path.exists(path):
         if text in known_names():
             raise DataError(f"{text!r} is a set and a path here; write ./{text} for the path, {text}: for the set")
         return ResolvedSource(True, lambda: build_collection(text, path, read_path(path)))
     if chosen := re.fullmatch(r"(.+\.(?:csv|tsv|jsonl|parquet)):([^@]+=[^@]+)", text, re.DOTALL | re.IGNORECASE):
-        table = Path(os.path.expanduser(chosen[1]))
-        return ResolvedSource(
-            os.path.exists(table), lambda: build_collection(text, table, read_columns(table, chosen[2]))
-        )
+        table, columns = Path(os.path.expanduser(chosen[1])), chosen[2]
+        there = os.path.exists(table)
+        return ResolvedSource(there, lambda: build_collection(text, table, read_columns(table, columns)))
     if is_pattern(text):
         return ResolvedSource(True, lambda: build_collection(text, path, read_as("shards", path)))
     head, _, tail = text.partition(":")
@@ -162,7 +151,7 @@ def resolve(text: str, fetching: DownloadOptions) -> ResolvedSource | None:
     if head in READINGS and place is not None:
         return ResolvedSource(os.path.exists(place), lambda: build_collection(text, place, read_as(head, place)))
     if head in known_names():
-        return ResolvedSource(place is None or os.path.exists(place), lambda: open_by_name(head, place, fetching))
+        return ResolvedSource(place is None or os.path.exists(place), lambda: by_name(head, place))
     return None
 
 
@@ -178,32 +167,28 @@ def known_names() -> dict[str, str]:
     }
 
 
-def open_by_name(name: str, place: Path | None, fetching: DownloadOptions) -> Collection:
+def open_by_name(
+    name: str, place: Path | None, root: Path | None, download: bool, progress: Progress | None
+) -> Collection:
     """A set by its name, in the folder that the text names, else in the one that is given, else in its usual one."""
-    kind, root = known_names()[name], place or fetching.root
+    from vitrail.data.datasets import builtin_sets, vtab
+    from vitrail.data.datasets import open_by_name as opening
+
+    kind, root = known_names()[name], place or root
     if kind == "embedded":
         if place is not None:
             raise DataError(f"{name}:{place}: the set {name} is in the package and has no folder; write {name}")
-        return build_collection(name, None, ("in the package", read_bundled(name)))
-    from vitrail.data.datasets import open_by_name as opening
-    from vitrail.data.datasets import vtab
-
+        return build_collection(name, None, ("in the package", builtin_sets.read_builtin(name)))
     if kind == "vtab":
         task = vtab.find_task(name)
-        splits = vtab.open_vtab(name, root, download=fetching.download, progress=fetching.progress)
+        splits = vtab.open_vtab(name, root, download=download, progress=progress)
         entry, kind = opening.find_set(task.source), f"task of VTAB: {task.title}"
         return build_collection(name, opening.folder_of(entry, root), (kind, splits))
     entry = opening.find_set(name)
-    splits = opening.open_named(name, root, download=fetching.download, progress=fetching.progress)
+    splits = opening.open_named(name, root, download=download, progress=progress)
     odd = [f"not as published: {difference}" for difference in opening.find_differences(entry, splits)]
     made = build_collection(name, opening.folder_of(entry, root), (entry.title, splits))
     return replace(made, notes=(*odd, *made.notes))
-
-
-def read_bundled(name: str) -> dict[str, ImageDataset]:
-    from vitrail.data.datasets.builtin_sets import read_builtin
-
-    return read_builtin(name)
 
 
 def build_collection(name: str, path: Path | None, found: ReadResult) -> Collection:
@@ -218,21 +203,16 @@ def build_collection(name: str, path: Path | None, found: ReadResult) -> Collect
 
 def describe_ignored(splits: dict[str, ImageDataset]) -> list[str]:
     """Notes on ignored files."""
-    counts = [(split, getattr(unwrap(source), "ignored", (0, ()))) for split, source in splits.items()]
-    unread = {split: getattr(unwrap(source), "unsupported", ()) for split, source in splits.items()}
-    return [
-        *(f"{split}: {describe_unread(names)}" for split, names in unread.items() if names),
-        *describe_ignored_files(counts),
-    ]
-
-
-def describe_ignored_files(counts: Sequence[tuple[str, tuple[int, tuple[str, ...]]]]) -> list[str]:
-    return [
-        f"{split}: {count:,} {'file that is not an image' if count == 1 else 'files that are not images'} ignored "
-        f"({', '.join(some)}{', ...' if count > len(some) else ''})"
-        for split, (count, some) in counts
-        if count
-    ]
+    bare = {split: unwrap(source) for split, source in splits.items()}
+    unread = {split: getattr(source, "unsupported", ()) for split, source in bare.items()}
+    notes = [f"{split}: {describe_unread(names)}" for split, names in unread.items() if names]
+    for split, source in bare.items():
+        count, some = getattr(source, "ignored", (0, ()))
+        if count:
+            what = "file that is not an image" if count == 1 else "files that are not images"
+            names = ", ".join([*some, *(["..."] if count > len(some) else [])])
+            notes.append(f"{split}: {count:,} {what} ignored ({names})")
+    return notes
 
 
 def unwrap(source: ImageDataset) -> ImageDataset:
@@ -252,8 +232,7 @@ def unify_classes(where: str, splits: dict[str, ImageDataset]) -> tuple[dict[str
             source.labels.check(len(source.classes), f"{where}, {split}")
         if first is None or not source.classes:
             out[split] = source
-            if first is not None:
-                notes.append(f"{split} has no labels")
+            notes += [] if first is None else [f"{split} has no labels"]
             continue
         classes = splits[first].classes
         out[split] = source if source.classes == classes else renumber(where, split, source, first, classes)
@@ -270,10 +249,9 @@ def check_masks(where: str, splits: dict[str, ImageDataset]) -> list[str]:
     first = next(iter(masked), None)
     for split, names in masked.items():
         if first is not None and names != masked[first]:
-            raise BadLabels(
-                f"{where}: the masks of {split} have the classes {join_words(names, limit=10)}, those of {first} "
-                f"{join_words(masked[first], limit=10)}; give all splits the same class names"
-            )
+            ours, theirs = join_words(names, limit=10), join_words(masked[first], limit=10)
+            fact = f"{where}: the masks of {split} have the classes {ours}, those of {first} {theirs}"
+            raise BadLabels(f"{fact}; give all splits the same class names")
     return [f"{split} has no masks" for split in splits if masked and split not in masked]
 
 
@@ -284,18 +262,14 @@ def renumber(where: str, split: str, source: ImageDataset, first: str, classes: 
     if strange:
         lacking = [name for name in classes if name not in set(source.classes)]
         more = f"; {split} lacks {join_words(lacking, limit=10)}" if lacking else ""
-        raise BadLabels(
-            f"{where}: {split} has classes that {first} lacks: {join_words(strange, limit=10)}{more} "
-            f"({len(source.classes)} classes in {split}, {len(classes)} in {first})"
-        )
+        fact = f"{where}: {split} has classes that {first} lacks: {join_words(strange, limit=10)}{more}"
+        raise BadLabels(f"{fact} ({len(source.classes)} classes in {split}, {len(classes)} in {first})")
     table = np.array([*(place[name] for name in source.classes), NONE], np.int64)  # -1 finds the last
     return RelabelledDataset(source, Labels(table[source.labels.values], source.labels.starts), classes)
 
 
 def not_found(text: str) -> SourceNotFound:
     """The error for an unknown source, with the nearest names."""
-    name = text.partition(":")[0]
-    names = [*known_names(), *near_paths(text)]
-    near = difflib.get_close_matches(name, names, n=4, cutoff=0.5)
+    near = difflib.get_close_matches(text.partition(":")[0], [*known_names(), *near_paths(text)], n=4, cutoff=0.5)
     hint = f"did you mean {', '.join(near)}?" if near else "`vitrail data` lists the names"
     return SourceNotFound(f"{text!r} is neither a path nor a known set: nothing at {Path(text).absolute()}; {hint}")

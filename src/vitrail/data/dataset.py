@@ -93,10 +93,8 @@ class Labels:
         if wrong.size:
             at = int(wrong[0])
             sample = at if self.starts is None else int(np.searchsorted(self.starts, at, side="right")) - 1
-            raise BadLabels(
-                f"{where}: sample {sample} has label {int(self.values[at])}, but there are {classes} classes, "
-                f"0 to {classes - 1} ({wrong.size} such labels)"
-            )
+            fact = f"{where}: sample {sample} has label {int(self.values[at])}, but there are {classes} classes"
+            raise BadLabels(f"{fact}, 0 to {classes - 1} ({wrong.size} such labels)")
 
 
 def number_classes(where: str, parts: Sequence[NDArray[np.integer]], remedy: str) -> tuple[str, ...]:
@@ -104,40 +102,29 @@ def number_classes(where: str, parts: Sequence[NDArray[np.integer]], remedy: str
     implausible, before memory is allocated for so many names."""
     highest = max((int(part.max(initial=NONE)) for part in parts), default=NONE)
     if highest >= SPARSE:
-        refuse_sparse(where, highest, count_distinct(parts, -(-(highest + 1) // SPREAD)), remedy)
-    return tuple(str(number) for number in range(highest + 1))
+        seen = np.empty(0, np.int64)
+        for piece in (part[start : start + PIECE] for part in parts for start in range(0, len(part), PIECE)):
+            seen = np.union1d(seen, piece[piece != NONE])
+            if SPREAD * len(seen) > highest:  # enough
+                break
+        refuse_sparse(where, highest, len(seen), remedy)
+    return tuple(map(str, range(highest + 1)))
 
 
 def refuse_sparse(where: str, highest: int, distinct: int, remedy: str) -> None:
     """The plausibility rule for class numbers. `remedy` says how to read the labels as names instead."""
     if highest >= max(SPARSE, SPREAD * distinct):
         shown = f"{highest:,}" if highest < 10**18 else "beyond 10^18"
-        raise BadLabels(
-            f"{where}: the highest label is {shown}, but only {distinct:,} different labels occur; are these codes "
-            f"rather than class numbers from 0? {remedy}"
-        )
-
-
-def count_distinct(parts: Sequence[NDArray[np.integer]], enough: int) -> int:
-    """Number of different labels; counting stops at `enough`."""
-    seen = np.empty(0, np.int64)
-    for part in parts:
-        for start in range(0, len(part), PIECE):
-            piece = part[start : start + PIECE]
-            seen = np.union1d(seen, piece[piece != NONE])
-            if len(seen) >= enough:
-                return len(seen)
-    return len(seen)
+        fact = f"{where}: the highest label is {shown}, but only {distinct:,} different labels occur"
+        raise BadLabels(f"{fact}; are these codes rather than class numbers from 0? {remedy}")
 
 
 def refuse_negative(where: str, values: NDArray[np.integer]) -> None:
     """Refuses labels below 0. A split whose labels are all -1 is unlabelled, as in Hugging Face's test splits."""
     wrong = np.flatnonzero(values < 0)
     if wrong.size and not (values == NONE).all():
-        raise BadLabels(
-            f"{where}: label {int(values[wrong[0]])} of sample {int(wrong[0])} is below 0; classes count from 0, and "
-            "images without a label belong into a split of their own"
-        )
+        fact = f"{where}: label {int(values[wrong[0]])} of sample {int(wrong[0])} is below 0"
+        raise BadLabels(f"{fact}; classes count from 0, and images without a label belong into a split of their own")
 
 
 Encoded: TypeAlias = bytes | NDArray[np.uint8]
@@ -179,10 +166,8 @@ class ImageDataset(ABC):
         """A sample with its header read and checked. Raises BadImage, with the sample's name, if it is unusable."""
         try:
             return EncodedImage(self.read(index))
-        except BadImage as error:
-            raise BadImage(f"{self.name(index)}: {error}") from None
-        except OSError as error:
-            raise BadImage(f"{self.name(index)}: {error.strerror or error}") from None
+        except (BadImage, OSError) as error:
+            raise BadImage(f"{self.name(index)}: {getattr(error, 'strerror', None) or error}") from None
 
     def content_hash(self, index: int) -> int:
         """64 bits of a sample's content, independent of its name and position; 0 if unreadable. The last bit is set for
@@ -208,18 +193,16 @@ class ImageDataset(ABC):
 def hash_content(content: Encoded) -> int:
     """64 bits of the bytes of an image file (even) or of shape and pixels (odd)."""
     if isinstance(content, bytes):
-        digest = blake2b(content, digest_size=8)
-    else:
-        digest = blake2b(str(content.shape).encode(), digest_size=8)
-        digest.update(np.ascontiguousarray(content).data)
-    return int.from_bytes(digest.digest(), "little") & ~1 | (not isinstance(content, bytes))
+        return int.from_bytes(blake2b(content, digest_size=8).digest(), "little") & ~1
+    digest = blake2b(str(content.shape).encode(), digest_size=8)
+    digest.update(np.ascontiguousarray(content).data)
+    return int.from_bytes(digest.digest(), "little") | 1
 
 
 def sample_indices(source: ImageDataset) -> "NDArray[np.int64]":
     """The samples that the content digest reads."""
-    count, total = len(source), total_bytes(source)
-    least, most = DIGESTED_IMAGES
-    some = min(count, most, max(least, DIGESTED_BYTES * count // max(total, 1)))
+    count, (least, most) = len(source), DIGESTED_IMAGES
+    some = min(count, most, max(least, DIGESTED_BYTES * count // max(total_bytes(source), 1)))
     return np.linspace(0, count - 1, some).astype(np.int64)
 
 
@@ -236,10 +219,7 @@ def total_bytes(source: ImageDataset) -> int:
 
 
 def hash_parts(
-    kind: str,
-    words: Iterable[str],
-    arrays: "Iterable[NDArray[np.integer[Any]] | None]",
-    rest: "Iterable[Buffer]" = (),
+    kind: str, words: Iterable[str], arrays: "Iterable[NDArray[Any] | None]", rest: "Iterable[Buffer]" = ()
 ) -> str:
     """One hash of words, integers and bytes, with separators."""
     digest = sha256("\0".join([kind, *words]).encode("utf-8", "surrogateescape"))
@@ -319,10 +299,8 @@ class ConcatDataset(DerivedDataset):
 
     def __init__(self, sources: Sequence[ImageDataset]) -> None:
         self.sources = tuple(sources)
-        if len({source.classes for source in sources}) != 1:
-            raise DataError("datasets with different classes cannot be concatenated")
-        if len({source.pixel_classes for source in sources}) != 1:
-            raise DataError("datasets whose masks have different classes cannot be concatenated")
+        if len({(source.classes, source.pixel_classes) for source in sources}) != 1:
+            raise DataError("datasets with different classes, or different classes of masks, cannot be concatenated")
         self.classes, self.pixel_classes = self.sources[0].classes, self.sources[0].pixel_classes
         self.ends: NDArray[np.int64] = np.cumsum([len(source) for source in sources])
         if any(source.labels.multiple for source in sources):
@@ -335,9 +313,8 @@ class ConcatDataset(DerivedDataset):
         return hash_parts("concat", [source.fingerprint for source in self.sources], [])
 
     def sizes(self) -> "NDArray[np.int64] | None":
-        sizes = [source.sizes() for source in self.sources]
-        known = [size for size in sizes if size is not None]
-        return np.concatenate(known) if len(known) == len(sizes) else None
+        known = [sizes for source in self.sources if (sizes := source.sizes()) is not None]
+        return np.concatenate(known) if len(known) == len(self.sources) else None
 
     def locate(self, index: int) -> tuple[ImageDataset, int]:
         part = int(np.searchsorted(self.ends, index, side="right"))
@@ -369,12 +346,7 @@ class ArrayDataset(ImageDataset):
     """Images in memory: uint8 [N, H, W, 3] or [N, H, W], an array or anything indexed like one."""
 
     def __init__(
-        self,
-        pictures: "NDArray[np.uint8]",
-        labels: "Labels | None" = None,
-        classes: Sequence[str] = (),
-        *,
-        called: str = "array",
+        self, pictures: NDArray[Any], labels: Labels | None = None, classes: Sequence[str] = (), called: str = "array"
     ) -> None:
         self.pictures, self.called, self.classes = pictures, called, tuple(classes)
         self.labels = Labels.none(len(pictures)) if labels is None else labels

@@ -209,10 +209,8 @@ class StepDataset(Dataset[Batch]):
                 target = self.targets.read(self.source, sample, image.size)
                 for place, geometry in zip(targets, self.views.geometries(image.size, draws), strict=True):
                     place.copy_(self.targets.view(target, geometry))
-        except BadImage as error:
-            return str(error)
-        except OSError as error:
-            return error.strerror or str(error)
+        except (BadImage, OSError) as error:
+            return str(getattr(error, "strerror", None) or error)
         return None
 
 

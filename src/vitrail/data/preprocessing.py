@@ -7,7 +7,7 @@
 """
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast, get_args
 
 from vitrail.core.errors import ConfigError, unknown_name
 from vitrail.core.text import LARGEST_SIDE, Pair, format_size
@@ -91,36 +91,26 @@ class Preprocessing:
     antialias: bool = True
 
     def __post_init__(self) -> None:
-        self._check_sizes()
-        if self.interpolation not in get_args(Resampling):
-            raise unknown_name("interpolation", str(self.interpolation)[:60], get_args(Resampling))
-        for name, values, least in (("mean", self.mean, -EXTREME), ("std", self.std, 1 / EXTREME)):
-            if len(values) != 3 or not all(is_number(value) and least <= value <= EXTREME for value in values):
-                raise ConfigError(f"{name}={quote_value(values)} must be three numbers from {least:g} to {EXTREME:g}")
-        if type(self.antialias) is not bool:
-            raise ConfigError(f"antialias={quote_value(self.antialias)} must be true or false")
-
-    def _check_sizes(self) -> None:
         if len(self.image) != 2 or not all(is_whole(side) and 1 <= side <= LARGEST_SIDE for side in self.image):
             raise ConfigError(f"image={quote_value(self.image)} must be two whole numbers from 1 to {LARGEST_SIDE}")
-        if self.resize is None:
-            return
-        most = max(ALLOWED, STRETCH * min(self.image))
-        if not is_whole(self.resize) or not min(self.image) <= self.resize <= most:
-            raise ConfigError(
-                f"resize={quote_value(self.resize)} must be a whole number from {min(self.image)}, the crop's shorter "
-                f"side, to {most}"
-            )
+        least, most = min(self.image), max(ALLOWED, STRETCH * min(self.image))
+        if self.resize is not None and not (is_whole(self.resize) and least <= self.resize <= most):
+            crop = f"a whole number from {least}, the crop's shorter side, to {most}"
+            raise ConfigError(f"resize={quote_value(self.resize)} must be {crop}")
+        if self.interpolation not in get_args(Resampling):
+            raise unknown_name("interpolation", str(self.interpolation)[:60], get_args(Resampling))
+        for name, values, low in (("mean", self.mean, -EXTREME), ("std", self.std, 1 / EXTREME)):
+            if len(values) != 3 or not all(is_number(value) and low <= value <= EXTREME for value in values):
+                raise ConfigError(f"{name}={quote_value(values)} must be three numbers from {low:g} to {EXTREME:g}")
+        if type(self.antialias) is not bool:
+            raise ConfigError(f"antialias={quote_value(self.antialias)} must be true or false")
 
     def check_fit(self, image: Pair) -> None:
         """ConfigError where images would come out absurdly large for a network made for `image`."""
         for ours, theirs in zip(self.image, image, strict=True):
             if ours > max(ALLOWED, STRETCH * theirs):
-                raise ConfigError(
-                    f"preprocessing makes images of {format_size(self.image)} for a network of "
-                    f"{format_size(image)}; at most "
-                    f"{STRETCH} times its side, or {ALLOWED}, is allowed"
-                )
+                fact = f"preprocessing makes images of {format_size(self.image)} for a network of {format_size(image)}"
+                raise ConfigError(f"{fact}; at most {STRETCH} times its side, or {ALLOWED}, is allowed")
 
     def __call__(self, image: "Image") -> "Tensor":
         """One image to normalised pixels [3, H, W]."""
@@ -135,18 +125,19 @@ class Preprocessing:
         size = list(self.image) if self.resize is None else [self.resize]
         upright = upright_rgb(image)
         whole = (upright.height, upright.width)
+        height, width = self.image
         if self._is_strip(whole):
-            height, width = self.image
-            return F.pil_to_tensor(
-                upright.resize((width, height), pillow_filter(self.interpolation), self._centre(whole))
-            )
-        if self.interpolation == "area":
-            return self._averaged(F.pil_to_tensor(upright))
+            box = self._centre(whole)
+            return F.pil_to_tensor(upright.resize((width, height), pillow_filter(self.interpolation), box))
+        if self.interpolation == "area":  # big_vision's resize_small and central_crop
+            done = truncate_levels(resize_area(F.pil_to_tensor(upright), self.resized(whole)))
+            top, left = (0, 0) if self.resize is None else ((done.shape[1] - height) // 2, (done.shape[2] - width) // 2)
+            return done[:, top : top + height, left : left + width]
         if self.antialias:
             return F.pil_to_tensor(F.center_crop(resize(upright, size, interpolation=mode), list(self.image)))
         # In floats: the kernel for bytes exists on some processors only, and rounds otherwise.
         if self.interpolation == "bilinear":
-            resized = resize_bilinear(F.pil_to_tensor(upright), self._resized(whole))
+            resized = resize_bilinear(F.pil_to_tensor(upright), self.resized(whole))
         else:
             resized = resize(F.pil_to_tensor(upright).float(), size, interpolation=mode, antialias=False)
         return F.center_crop(resized, list(self.image)).round().clamp(0, 255).byte()
@@ -160,46 +151,35 @@ class Preprocessing:
         if self._is_strip(whole):
             left, top, right, bottom = self._centre(whole)
             return Geometry(whole=whole, box=(top, left, bottom - top, right - left), inner=self.image)
-        resized = self._resized(whole)
-        rows, columns = (self._window(*sides) for sides in zip(resized, self.image, strict=True))
+        resized = self.resized(whole)
+        windows = (self._window(*sides) for sides in zip(resized, self.image, strict=True))
+        (top, tall, above, below), (left, wide, before, after) = windows
         down, across = whole[0] / resized[0], whole[1] / resized[1]
-        return Geometry(
-            whole=whole,
-            box=(rows.first * down, columns.first * across, rows.length * down, columns.length * across),
-            inner=(rows.length, columns.length),
-            pad=(columns.before, rows.before, columns.after, rows.after),
-        )
+        box = (top * down, left * across, tall * down, wide * across)
+        return Geometry(whole=whole, box=box, inner=(tall, wide), pad=(before, above, after, below))
 
-    def _window(self, resized: int, wanted: int) -> "CropWindow":
-        """What the crop leaves of one side of the resized image, and what it adds where that is too short."""
+    def _window(self, resized: int, wanted: int) -> tuple[int, int, int, int]:
+        """What the crop leaves of one side of the resized image: where it begins, how long it is, and what is added
+        before and after where that is too short."""
         if wanted > resized:
-            return CropWindow(0, resized, (wanted - resized) // 2, (wanted - resized + 1) // 2)
+            return 0, resized, (wanted - resized) // 2, (wanted - resized + 1) // 2
         first = (resized - wanted) // 2 if self.interpolation == "area" else round((resized - wanted) / 2)
-        return CropWindow(first, wanted, 0, 0)
+        return first, wanted, 0, 0
 
     def _is_strip(self, whole: Pair) -> bool:
         """Whether the resized image would be too large to make."""
         return self.resize is not None and self.resize**2 * max(whole) > LARGEST * min(whole)
 
-    def _resized(self, whole: Pair) -> Pair:
+    def resized(self, whole: Pair) -> Pair:
         """What the whole image is resized to: torchvision's rule, which cuts the longer side off to pixels; or
         big_vision's, which rounds it."""
         if self.resize is None:
             return self.image
-        short, long = min(whole), max(whole)
         if self.interpolation == "area":
-            return (round(whole[0] * (self.resize / short)), round(whole[1] * (self.resize / short)))
-        other = int(self.resize * long / short)
+            scale = self.resize / min(whole)
+            return (round(whole[0] * scale), round(whole[1] * scale))
+        other = int(self.resize * max(whole) / min(whole))
         return (self.resize, other) if whole[0] <= whole[1] else (other, self.resize)
-
-    def _averaged(self, whole: "Tensor") -> "Tensor":
-        """big_vision's resize_small and central_crop, uint8 [3, H, W] to [3, h, w]."""
-        height, width = self.image
-        done = truncate_levels(resize_area(whole, self._resized((whole.shape[1], whole.shape[2]))))
-        if self.resize is None:
-            return done
-        top, left = (done.shape[1] - height) // 2, (done.shape[2] - width) // 2
-        return done[:, top : top + height, left : left + width]
 
     def centre(self, image: "Image") -> tuple[float, float, float, float]:
         """The box of an image that resizing and cropping would leave, without making the rest: for one so long that
@@ -221,7 +201,8 @@ class Preprocessing:
         """Mean and standard deviation as [3, 1, 1] tensors, for `normalise_pixels`."""
         import torch
 
-        return torch.tensor(self.mean, device=device).view(3, 1, 1), torch.tensor(self.std, device=device).view(3, 1, 1)
+        mean, std = (torch.tensor(values, device=device).view(3, 1, 1) for values in (self.mean, self.std))
+        return mean, std
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -230,12 +211,13 @@ class Preprocessing:
     def from_dict(data: dict[str, Any]) -> "Preprocessing":
         """What `to_dict` wrote, checked."""
         try:
+            image, resize = data["image"], data["resize"]
             return Preprocessing(
-                image=read_pair(data["image"]),
-                resize=None if data["resize"] is None else read_whole(data["resize"]),
+                image=cast("Pair", read_numbers(image if isinstance(image, list | tuple) else [image, image])),
+                resize=None if resize is None else cast("int", read_numbers([resize])[0]),
                 interpolation=data["interpolation"],
-                mean=read_triple(data["mean"]),
-                std=read_triple(data["std"]),
+                mean=cast("Triple", tuple(map(float, read_numbers(data["mean"])))),
+                std=cast("Triple", tuple(map(float, read_numbers(data["std"])))),
                 antialias=data.get("antialias", True),  # older files know no other
             )
         except KeyError as error:
@@ -249,48 +231,18 @@ def normalise_pixels(pixels: "Tensor", mean: "Tensor", std: "Tensor") -> "Tensor
     return (pixels.float() / 255 - mean) / std
 
 
-class CropWindow(NamedTuple):
-    """Of one side: where it begins, how long it is, and what is added before and after."""
-
-    first: int
-    length: int
-    before: int
-    after: int
-
-
 def pillow_filter(interpolation: Resampling) -> Any:
     from PIL import Image
 
-    nearest = {"bicubic": Image.Resampling.BICUBIC, "area": Image.Resampling.BOX}
-    return nearest.get(interpolation, Image.Resampling.BILINEAR)
+    return Image.Resampling["BOX" if interpolation == "area" else interpolation.upper()]
 
 
-def read_pair(value: Any) -> Pair:
-    """(height, width) from one whole number or a list of two."""
-    items = cast("list[Any]", value) if isinstance(value, list | tuple) else [value, value]
-    if len(items) != 2:
-        raise ConfigError(f"image={quote_value(value)} must be one whole number or two")
-    return (read_whole(items[0]), read_whole(items[1]))
-
-
-def read_whole(value: Any) -> int:
-    """A whole number; a file may write 224 as 224.0."""
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
-        return int(value)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    raise ConfigError(f"{quote_value(value)} must be a whole number")
-
-
-def read_triple(values: Any) -> Triple:
-    """Three numbers, one for each channel."""
-    if not isinstance(values, list | tuple) or len(cast("list[Any]", values)) != 3:
-        raise ConfigError(f"{quote_value(values)} must be three numbers")
-    numbers = cast("list[Any]", values)
-    if not all(is_number(value) for value in numbers):
-        raise ConfigError(f"{quote_value(numbers)} must be three finite numbers")
-    red, green, blue = (float(value) for value in numbers)
-    return (red, green, blue)
+def read_numbers(values: Any) -> tuple[float, ...]:
+    """Finite numbers; a file may write 224 as 224.0."""
+    numbers = cast("list[Any]", values) if isinstance(values, list | tuple) else []
+    if not numbers or not all(is_number(value) for value in numbers):
+        raise ConfigError(f"{quote_value(values)} must be finite numbers")
+    return tuple(int(value) if value == int(value) else value for value in numbers)
 
 
 def is_whole(value: object) -> bool:

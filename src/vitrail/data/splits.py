@@ -1,4 +1,4 @@
-"""Dev splits, nested subsets and few-shot draws, each a pure function of labels and a seed; and selections on disk.
+"""Dev splits, nested shares and few-shot draws, each a pure function of labels and a seed; and selections on disk.
 
 The paper searches its learning rates on a part of the training set (Section 4.1): 10 % of Pets and Flowers, 2 % of
 CIFAR, 1 % of ImageNet. Section 4.3 trains on random subsets, each of which contains the smaller ones. Few-shot draws
@@ -17,10 +17,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.core.atomic_files import cache_folder, read_text, replace_on_success
+from vitrail.core.atomic_files import read_text, replace_on_success
 from vitrail.core.errors import BadLabels, ConfigError, DataError, describe_error
 from vitrail.data.dataset import NONE, ImageDataset, Labels, SubsetDataset
-from vitrail.data.randomness import EpochOrder, hash_keys, hash_word
+from vitrail.data.randomness import hash_keys, hash_word
 
 KIND = "vitrail selection 1"
 
@@ -43,47 +43,33 @@ class Selection:
     def apply(self, source: ImageDataset) -> SubsetDataset:
         """The chosen samples. Raises DataError if the dataset has changed since."""
         if source.fingerprint != self.source:
-            raise DataError(
-                f"the selection {self.rule.get('name', '')!r} is of a source with fingerprint {self.source[:12]}, but "
-                f"this one has {source.fingerprint[:12]}: the data have changed since; make the selection again"
-            )
+            name, ours, theirs = self.rule.get("name", ""), self.source[:12], source.fingerprint[:12]
+            fact = f"the selection {name!r} is of a source with fingerprint {ours}, but this one has {theirs}"
+            raise DataError(f"{fact}: the data have changed since; make the selection again")
         kept = np.setdiff1d(np.arange(len(source)), self.indices) if self.drop else self.indices
         return SubsetDataset(source, kept)
 
     def save(self, path: Path) -> None:
         """Writes the file atomically."""
-        body = {
-            "kind": KIND,
-            "hash": self.hash,
-            "source": self.source,
-            "rule": self.rule,
-            "drop": self.drop,
-            "indices": self.indices.tolist(),
-        }
+        body = {"kind": KIND, "hash": self.hash, "source": self.source, "rule": self.rule, "drop": self.drop}
         path.parent.mkdir(parents=True, exist_ok=True)
         with replace_on_success(path) as file:
-            file.write(json.dumps(body).encode())
+            file.write(json.dumps({**body, "indices": self.indices.tolist()}).encode())
 
     @classmethod
     def load(cls, path: Path) -> "Selection":
         """Reads a file that `save` wrote, and checks its hash."""
         try:
             body = json.loads(read_text(path))
-            made = cls(
-                source=body["source"],
-                rule=body["rule"],
-                indices=np.asarray(body["indices"], np.int64),
-                drop=body["drop"],
-            )
+            indices = np.asarray(body["indices"], np.int64)
+            made = cls(source=body["source"], rule=body["rule"], indices=indices, drop=body["drop"])
             if body["kind"] != KIND or body["hash"] != made.hash:
                 raise ValueError("its hash does not fit")
         except OSError as error:
             raise DataError(f"{path}: {error.strerror}") from None
         except (ValueError, KeyError, TypeError) as error:
-            raise DataError(
-                f"{path} is not a selection, or was edited: {describe_error(error)}; write it again with what made it, "
-                "as `vitrail data dedup` does"
-            ) from None
+            fact = f"{path} is not a selection, or was edited: {describe_error(error)}"
+            raise DataError(f"{fact}; write it again with what made it, as `vitrail data dedup` does") from None
         return made
 
 
@@ -133,20 +119,10 @@ def split_share(labels: Labels, fraction: float, *, seed: int = 0) -> NDArray[np
     taken = np.floor(sizes * fraction + 0.5).astype(np.int64)
     lost = (taken == 0) & ((present != NONE) | (len(present) == 1))  # unlabelled samples are not a class
     if lost.any():
-        least = int(sizes[lost].min())
-        what = "class" if len(present) > 1 else "set"
-        raise BadLabels(
-            f"a share of {fraction} leaves nothing of a {what} of {least} samples; use {0.5 / least:.2g} or more"
-        )
+        least, what = int(sizes[lost].min()), "class" if len(present) > 1 else "set"
+        fact = f"a share of {fraction} leaves nothing of a {what} of {least} samples"
+        raise BadLabels(f"{fact}; use {0.5 / least:.2g} or more")
     return take_first(order, first, taken)
-
-
-def split_nested(count: int, size: int, *, seed: int = 0) -> NDArray[np.int64]:
-    """A random subset of `size` among `count`, ascending; larger ones contain smaller ones of the same seed (4.3)."""
-    if not 0 < size <= count:
-        raise ConfigError(f"size={size}: a subset of {count} samples has between 1 and {count}")
-    order = EpochOrder(count, int(hash_keys(hash_word("nested"), seed)[0]))
-    return np.sort(order(0, np.arange(size, dtype=np.int64)))
 
 
 def select_few_shot(labels: Labels, classes: int, shots: int, *, seed: int = 0) -> NDArray[np.int64]:
@@ -157,10 +133,8 @@ def select_few_shot(labels: Labels, classes: int, shots: int, *, seed: int = 0) 
     drawn = [generator.permutation(np.flatnonzero(labels.values == number)) for number in range(classes)]
     short = [number for number, found in enumerate(drawn) if len(found) < shots]
     if short:
-        raise BadLabels(
-            f"class {short[0]} has {len(drawn[short[0]])} samples, {shots} shots were asked for "
-            f"({len(short)} of {classes} classes have too few)"
-        )
+        few = f"({len(short)} of {classes} classes have too few)"
+        raise BadLabels(f"class {short[0]} has {len(drawn[short[0]])} samples, {shots} shots were asked for {few}")
     return np.concatenate([found[:shots] for found in drawn])
 
 
@@ -175,22 +149,15 @@ def dev_split(source: ImageDataset, fraction: float, *, seed: int = 0) -> tuple[
     """The training part and the dev part, as selections."""
     held = split_stratified(source.labels, fraction, seed=seed)
     rule = {"name": "dev", "fraction": fraction, "seed": seed}
-    rest = np.setdiff1d(np.arange(len(source)), held)
-    return (
-        Selection(source=source.fingerprint, rule={**rule, "part": "train"}, indices=rest),
-        Selection(source=source.fingerprint, rule={**rule, "part": "dev"}, indices=held),
+    parts = {"train": np.setdiff1d(np.arange(len(source)), held), "dev": held}
+    train, dev = (
+        Selection(source=source.fingerprint, rule={**rule, "part": part}, indices=indices)
+        for part, indices in parts.items()
     )
+    return train, dev
 
 
 def share_split(source: ImageDataset, fraction: float, *, seed: int = 0) -> Selection:
     """A share of every class as a selection."""
     rule = {"name": "share", "fraction": fraction, "seed": seed}
     return Selection(source=source.fingerprint, rule=rule, indices=split_share(source.labels, fraction, seed=seed))
-
-
-def save_to_cache(selection: Selection) -> Selection:
-    """Writes a selection to the cache under its hash, once, so that results can refer to it; returns it."""
-    path = cache_folder("splits") / f"{selection.hash}.json"
-    if not path.exists():
-        selection.save(path)
-    return selection

@@ -160,20 +160,16 @@ class MaskTargets(Targets):
     def read(self, source: ImageDataset, sample: int, size: Pair) -> Tensor:
         try:
             indices = read_mask(source.mask(sample))
-        except BadImage as error:
-            raise BadImage(f"mask: {error}") from None
-        except OSError as error:
-            raise BadImage(f"mask: {error.strerror or error}") from None
+        except (BadImage, OSError) as error:
+            raise BadImage(f"mask: {getattr(error, 'strerror', None) or error}") from None
         height, width = indices.shape
         if (height, width) != size:
             raise BadImage(f"mask: its size is {format_size((height, width))}, that of the image {format_size(size)}")
         known = len(source.pixel_classes)
-        among = f"are {known} classes, 0 to {known - 1}"
         if (wrong := indices[(indices >= known) & (indices != IGNORED)]).size:
-            raise BadImage(
-                f"mask: class {wrong.max()} of pixels, but there {'is 1 class, 0' if known == 1 else among}, "
-                f"and {IGNORED} for pixels that count for nothing"
-            )
+            among = "is 1 class, 0" if known == 1 else f"are {known} classes, 0 to {known - 1}"
+            fact = f"mask: class {wrong.max()} of pixels, but there {among}"
+            raise BadImage(f"{fact}, and {IGNORED} for pixels that count for nothing")
         return torch.from_numpy(indices)
 
     def view(self, target: Tensor, geometry: Geometry) -> Tensor:
