@@ -16,10 +16,9 @@ from vitrail.studies.statistics import (
     find_frontier,
     find_group,
     fit_power_law,
-    format_percent,
+    format_spread,
     group_by_seed,
     interpolate_accuracy,
-    interpolate_compute,
     pair_by_seed,
     permutation_test,
     pool_deviations,
@@ -46,9 +45,9 @@ def test_a_single_seed_has_no_spread() -> None:
 
 
 def test_texts() -> None:
-    assert format_percent(Spread((0.929, 0.931, 0.933))) == "93.1 ± 0.2"
-    assert format_percent(Spread((0.9312,)), 2) == "93.12"
-    assert format_percent(None) == "–"
+    assert format_spread(Spread((0.929, 0.931, 0.933))) == "93.1 ± 0.2"
+    assert format_spread(Spread((0.9312,)), 2) == "93.12"
+    assert format_spread(None) == "–"
 
 
 def test_groups_leave_the_seed_out_and_keep_the_order() -> None:
@@ -178,14 +177,6 @@ def test_nothing_is_fitted_to_a_point_or_to_an_error_that_grows() -> None:
     assert fit_power_law([Cost(1, 0.5)]) is None
     assert fit_power_law([Cost(1, 0.5), Cost(1, 0.6)]) is None
     assert fit_power_law([Cost(1, 0.9), Cost(10, 0.5)]) is None
-
-
-def test_compute_lies_between_points_by_its_logarithm_and_is_not_extrapolated() -> None:
-    points = [Cost(1, 0.5), Cost(100, 0.7)]
-    assert interpolate_compute(points, 0.6) == pytest.approx(10)
-    assert interpolate_compute(points, 0.5) == pytest.approx(1)
-    assert interpolate_compute(points, 0.71) is None
-    assert interpolate_compute(points, 0.49) is None
 
 
 def test_accuracy_lies_between_points_by_the_logarithm_of_compute() -> None:

@@ -69,7 +69,7 @@ def test_the_table_is_the_same_in_both_forms(written: Path) -> None:
 
 def test_empty_columns_are_dropped_and_bars_are_escaped() -> None:
     table = ResultTable(columns=("a", "b", "c"), rows=(("1", "–", "–"), ("2", "–", "x|y")))
-    made = Findings(table=table, figure=lambda: pytest.fail("drawn"), summary="", paper="", claims=())
+    made = Findings(table=table, panels=(), summary="", paper="", claims=())
     found = replace(STUDY, analyse=lambda _: made).findings(())
     assert found.table == ResultTable(columns=("a", "c"), rows=(("1", "–"), ("2", "x|y")))
     assert "| x\\|y |" in format_markdown(STUDY, found)

@@ -37,7 +37,7 @@ def analyse(outcomes: Sequence[CellOutcome]) -> Findings:
     rows = tuple((one.cell, one.fault or f"{one.values['accuracy']:.4f}") for one in outcomes)
     return Findings(
         table=ResultTable(columns=("cell", "accuracy"), rows=rows),
-        figure=lambda: None,  # type: ignore[return-value]
+        panels=(),
         summary=f"{len(rows)} cells have ended.",
         paper="The paper has no such study.",
         claims=(),

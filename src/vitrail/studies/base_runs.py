@@ -3,28 +3,24 @@ in steps so that a grid costs the same on any source; and the three network fami
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeAlias
 
 from vitrail.data.transforms.augmentation import Mix, cifar
+from vitrail.models.family import ModelConfig
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import ViTConfig, vit_config
 from vitrail.models.zoo import hybrid_backbone, mini_bit
 from vitrail.optim.config import Schedule
-from vitrail.recipes import small_images
 from vitrail.recipes.digits import digits
+from vitrail.recipes.registry import load_recipe
 from vitrail.recipes.run_overrides import with_data, with_image_size
 from vitrail.tasks.classification.objective import Classification
-from vitrail.train.config import AnyRun, Evaluation, Run
+from vitrail.train.config import AnyRun, Evaluation, Run, RunRequest, configure
 
-RECIPES: Final[Mapping[str, Callable[[], Run]]] = {
-    "cifar10": small_images.cifar10,
-    "cifar100": small_images.cifar100,
-    "svhn": small_images.svhn,
-    "fashion-mnist": small_images.fashion_mnist,
-    "mnist": small_images.mnist,
-}
+Build: TypeAlias = Callable[..., ModelConfig]
+SMALL_SOURCES: Final = ("cifar10", "cifar100", "svhn", "fashion-mnist", "mnist")  # with a recipe of the same name
 SCORINGS: Final = 4  # during a run
 
 
@@ -43,7 +39,7 @@ def build_gpu_run(source: str = "", *, steps: int) -> Run:
     A study trains for few epochs: crop and flip only, no stochastic depth, no averaged weights. A network then hardly
     sees an image often enough to overfit, and regularisation would cost more than it brings."""
     name = re.split("[:@]", source)[0] or "cifar10"  # without the folder or the split
-    run = RECIPES.get(name, small_images.cifar10)()
+    run = configure(load_recipe(name if name in SMALL_SOURCES else "cifar10"))
     model = vit_config(run.model)
     run = replace(
         run,
@@ -61,6 +57,16 @@ def build_gpu_run(source: str = "", *, steps: int) -> Run:
 def build_paper_run(run: Run, source: str) -> Run:
     """A pre-training of Table 3, scored by its 5-shot accuracy on ImageNet."""
     return with_source(replace(run, evaluation=Evaluation(fewshot="imagenet")), source)
+
+
+def load_pretraining(network: str, upstream: str = "jft") -> Run:
+    """The recipe of Table 3 for a network of the zoo."""
+    return configure(load_recipe(f"{network.lower().replace('/', '').replace('+', '-')}-{upstream}"))
+
+
+def load_finetuning(task: str) -> RunRequest:
+    """The recipe of Table 4 for a data set."""
+    return load_recipe(f"finetune-{task.removesuffix('102')}")
 
 
 def with_source(run: AnyRun, source: str) -> AnyRun:
@@ -103,6 +109,10 @@ def build_hybrid(model: ViTConfig, blocks: tuple[int, ...], factor: float, width
     """A ViT on the feature map of a small ResNet, one patch per position."""
     root = replace(hybrid_backbone(blocks, model.image), root="3x3", factor=factor, groups=min(8, round(64 * factor)))
     return replace(reshape_vit(model, width, depth), patch=(1, 1), backbone=root)
+
+
+# Family -> what builds one of its networks for a ViT's image and classes.
+BUILDERS: dict[str, Build] = {"ViT": reshape_vit, "slim ViT": reshape_vit, "BiT": build_resnet, "hybrid": build_hybrid}
 
 
 def shrink_to_8_px(run: Run) -> Run:

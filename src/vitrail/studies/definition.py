@@ -1,12 +1,13 @@
 """What a study is: a grid of cells for each scale, and an analysis of their outcomes."""
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from vitrail.core.errors import ConfigError
 from vitrail.core.text import join_words
+from vitrail.studies.plots import DotColumn, Panel, plot_dots, plot_lines
 from vitrail.studies.statistics import NOTHING, SEED, Gap, Verdict
 from vitrail.train.config import RunRequest
 from vitrail.train.grid.plan import Cell, CellOutcome, Coordinate
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
 Scale: TypeAlias = Literal["tiny", "small", "paper"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class ResultTable:
     """Rows of text under column names; the paper's printed values have columns of their own."""
 
     columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    rows: Sequence[tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +45,19 @@ def judge_gap(text: str, gap: Gap | None, *, upward: bool = True) -> list[Judged
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Findings:
-    """The result of a study: a table, a figure (drawn on demand, since it needs matplotlib), a summary in one sentence,
-    what the paper states, and each of its claims as judged here."""
+    """The result of a study: a table, the panels of a figure, a summary in one sentence, what the paper states, and
+    each of its claims as judged here."""
 
     table: ResultTable
-    figure: Callable[[], "Figure"]
+    panels: Sequence[Panel] | Sequence[DotColumn]
     summary: str
     paper: str
     claims: Sequence[JudgedClaim]
+
+    def figure(self) -> "Figure":
+        """Drawn on demand, since it needs matplotlib."""
+        dots = [panel for panel in self.panels if isinstance(panel, DotColumn)]
+        return plot_dots(dots) if dots else plot_lines([one for one in self.panels if isinstance(one, Panel)])
 
     @property
     def verdict(self) -> Verdict:
@@ -78,7 +84,7 @@ class Study:
     name: str
     title: str
     anchor: str  # in the paper: "Figures 3 and 4", "Table 8", "D.3"
-    cells: Callable[[Scale, str], Sequence[Cell]]
+    cells: Callable[[Scale, str], Iterable[Cell]]
     analyse: Callable[[Sequence[CellOutcome]], Findings]
 
     def grid(self, scale: Scale, data: str = "", *, seeds: int = 0) -> tuple[Cell, ...]:
@@ -94,14 +100,11 @@ class Study:
         found = self.analyse(outcomes)
         columns, rows = found.table.columns, found.table.rows
         used = [at for at in range(len(columns)) if not rows or any(row[at] != NOTHING for row in rows)]
-        table = ResultTable(
-            columns=tuple(columns[at] for at in used), rows=tuple(tuple(row[at] for at in used) for row in rows)
-        )
+        table = ResultTable(tuple(columns[at] for at in used), tuple(tuple(row[at] for at in used) for row in rows))
         summary = found.summary or "Too few cells have finished for a comparison."
         if failed := [one.cell for one in outcomes if one.fault]:
-            summary += (
-                f" {len(failed)} of {len(outcomes)} cells failed ({join_words(failed, limit=3)}) and are not counted."
-            )
+            names = join_words(failed, limit=3)
+            summary += f" {len(failed)} of {len(outcomes)} cells failed ({names}) and are not counted."
         return replace(found, table=table, summary=f"{summary[0].upper()}{summary[1:]}")
 
 

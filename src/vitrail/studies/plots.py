@@ -80,11 +80,10 @@ def plot_lines(panels: Sequence[Panel], theme: Theme = LIGHT) -> "Figure":
         figure = new_figure(PANEL_HEIGHT * down + 0.3, WIDTH if across > 1 else WIDTH * 0.72)
         axes: Any = figure.subplots(down, across, squeeze=False)
         colours = pick_colours((line.family or line.name for panel in panels for line in panel.lines), theme)
-        for at in range(down * across):
-            if at < len(panels):
-                draw_panel(axes[at // across, at % across], panels[at], colours, theme)
-            else:
-                axes[at // across, at % across].set_visible(False)
+        for place in axes.flat[len(panels) :]:
+            place.set_visible(False)
+        for place, panel in zip(axes.flat, panels, strict=False):
+            draw_panel(place, panel, colours, theme)
         add_legend(figure, theme)
     return figure
 
@@ -108,18 +107,20 @@ def draw_panel(axes: "Axes", panel: Panel, colours: Mapping[str, str], theme: Th
     for line in panel.lines:
         draw_line(axes, line, colours[line.family or line.name], panel.scale, theme)
     axes.margins(x=0.08, y=0.12)
-    for axis, log in ((axes.xaxis, panel.log), (axes.yaxis, panel.log_up)):
-        if log:
-            set_log_scale(axes, axis)
+    if panel.log:
+        axes.set_xscale("log")
+        label_log_axis(axes.xaxis)
+    if panel.log_up:
+        axes.set_yscale("log")
+        label_log_axis(axes.yaxis)
     if panel.ticks:
         axes.set_xticks(list(panel.ticks), [make_legible(text, 20) for text in panel.ticks.values()])
 
 
-def set_log_scale(axes: "Axes", axis: Any) -> None:
+def label_log_axis(axis: Any) -> None:
     """With plain numbers, and enough of them if the axis is short."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    (axes.set_xscale if axis is axes.xaxis else axes.set_yscale)("log")
     low, high = axis.get_view_interval()
     axis.set_minor_locator(NullLocator())
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high / low < 200 else (1.0,)))
@@ -132,16 +133,9 @@ def draw_line(axes: "Axes", line: SeedLine, colour: str, scale: float, theme: Th
         return
     bars = [scale * (y.deviation or 0.0) for _, y in points]
     axes.errorbar(
-        [x for x, _ in points], [scale * y.mean for _, y in points],
-        yerr=bars if any(bars) else None,
-        color=colour,
-        linestyle=line.stroke if line.stroke != "none" else "",
-        linewidth=1.6,
-        marker="o" if line.dots else "",
-        markersize=5,
-        markerfacecolor=theme.paper if line.hollow else colour,
-        elinewidth=1.1,
-        capsize=2.5,
+        [x for x, _ in points], [scale * y.mean for _, y in points], yerr=bars if any(bars) else None, color=colour,
+        linestyle=line.stroke if line.stroke != "none" else "", linewidth=1.6, elinewidth=1.1, capsize=2.5,
+        marker="o" if line.dots else "", markersize=5, markerfacecolor=theme.paper if line.hollow else colour,
         label=make_legible(line.name, 40) if line.name else "_",
     )  # fmt: skip
 
@@ -177,11 +171,10 @@ def add_legend(figure: "Figure", theme: Theme) -> None:
         found |= {name: handle for name, handle in zip(names, handles, strict=True) if name not in found}
     if found:
         across = -(-len(found) // (1 if len(found) <= 5 else 2))
-        entries = list(found.items())
-        ordered = [entries[at] for at in sorted(range(len(entries)), key=lambda at: (at % across, at))]  # by column
+        names = [name for column in range(across) for name in list(found)[column::across]]
         figure.legend(
-            [handle for _, handle in ordered], [name for name, _ in ordered], loc="outside upper left", ncols=across,
-            fontsize=8, labelcolor=theme.quiet, handlelength=2.2, columnspacing=1.6,
+            [found[name] for name in names], names, loc="outside upper left", ncols=across, fontsize=8,
+            labelcolor=theme.quiet, handlelength=2.2, columnspacing=1.6,
         )  # fmt: skip
 
 

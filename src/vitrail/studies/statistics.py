@@ -1,7 +1,7 @@
 """Means and spreads over seeds, and what can be said of a difference between two of them.
 
     for group in group_by_seed(outcomes):
-        print(group.at, format_percent(group.spread("accuracy")))      # "93.1 ± 0.2"
+        print(group.at, format_spread(group.spread("accuracy")))      # "93.1 ± 0.2"
 
 Deviations are those of a sample (divided by n - 1).
 
@@ -11,7 +11,6 @@ And accuracy against compute (4.4, Figure 5): the frontier, a power law fitted t
     compare_compute(vit, resnet)                        # how many times the first's compute the second needs
 """
 
-import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,12 +50,9 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """One value per seed."""
+    """One value per seed; at least one."""
 
     values: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        assert self.values, "a spread needs at least one value"
 
     @property
     def count(self) -> int:
@@ -128,12 +124,10 @@ def choose_value(outcomes: Iterable[CellOutcome]) -> str:
     return FEWSHOT if any(FEWSHOT in one.values for one in outcomes) else "accuracy"
 
 
-def format_percent(spread: Spread | None, digits: int = 1) -> str:
-    """ "93.1 ± 0.2"; without a deviation for one seed, a dash for None."""
-    return NOTHING if spread is None else format_spread(spread, scale=100, digits=digits)
-
-
-def format_spread(spread: Spread, *, scale: float = 1.0, digits: int = 1) -> str:
+def format_spread(spread: Spread | None, digits: int = 1, *, scale: float = 100.0) -> str:
+    """ "93.1 ± 0.2", in per cent; without a deviation for one seed, a dash for None."""
+    if spread is None:
+        return NOTHING
     mean = f"{scale * spread.mean:.{digits}f}"
     return mean if spread.deviation is None else f"{mean} ± {scale * spread.deviation:.{digits}f}"
 
@@ -281,57 +275,36 @@ def fit_power_law(points: Sequence[Cost]) -> PowerLaw | None:
     known = [point for point in points if point.accuracy < 1 and point.compute > 0]
     if len({point.compute for point in known}) < 2:
         return None
-    compute = np.array([point.compute for point in known])
-    errors = np.array([1 - point.accuracy for point in known])
+    compute, errors = np.array([(point.compute, 1 - point.accuracy) for point in known]).T
     limits = np.linspace(0, errors.min(), LIMITS, endpoint=False) if len(known) >= LIMIT_POINTS else np.zeros(1)
-    centred = np.log(compute) - np.log(compute).mean()
-    best: tuple[float, PowerLaw] | None = None
-    for limit in limits.tolist():
-        logs = np.log(errors - limit)
-        slope = float(centred @ logs / (centred @ centred))
-        law = PowerLaw(a=math.exp(float(logs.mean() - slope * np.log(compute).mean())), b=-slope, c=limit)
-        # Squares of the errors' own logarithm, so that limits compete on equal terms.
-        misses = np.log([law.error(each) for each in compute.tolist()]) - np.log(errors)
-        squares = float(misses @ misses)
-        if best is None or squares < best[0] - 1e-15:
-            best = (squares, law)
-    assert best is not None
-    return best[1] if best[1].b > 0 else None
-
-
-def interpolate_compute(points: Sequence[Cost], accuracy: float) -> float | None:
-    """What an accuracy costs along a frontier: between two of its points by the logarithm of the compute. None outside
-    of the accuracies that were reached."""
-    for low, high in itertools.pairwise(find_frontier(points)):
-        if low.accuracy <= accuracy <= high.accuracy:
-            way = (accuracy - low.accuracy) / (high.accuracy - low.accuracy)
-            return low.compute * (high.compute / low.compute) ** way
-    return None
+    centred, logs = np.log(compute) - np.log(compute).mean(), np.log(errors - limits[:, None])
+    slopes = logs @ centred / (centred @ centred)
+    factors = np.exp(logs.mean(axis=1) - slopes * np.log(compute).mean())
+    # Squares of the errors' own logarithm, so that limits compete on equal terms.
+    fitted = factors[:, None] * compute ** slopes[:, None] + limits[:, None]
+    best = int(((np.log(fitted) - np.log(errors)) ** 2).sum(axis=1).argmin())
+    return PowerLaw(a=float(factors[best]), b=-float(slopes[best]), c=float(limits[best])) if slopes[best] < 0 else None
 
 
 def interpolate_accuracy(points: Sequence[Cost], compute: float) -> float | None:
-    """The best accuracy for a compute along a frontier; beyond its most expensive point that point's. None below the
-    cheapest."""
+    """The best accuracy for a compute along a frontier, between its points by the logarithm of the compute; beyond its
+    most expensive point that point's. None below the cheapest."""
     frontier = find_frontier(points)
     if not frontier or compute < frontier[0].compute:
         return None
-    for low, high in itertools.pairwise(frontier):
-        if compute <= high.compute:
-            way = math.log(compute / low.compute) / math.log(high.compute / low.compute)
-            return low.accuracy + way * (high.accuracy - low.accuracy)
-    return frontier[-1].accuracy
+    costs, accuracies = zip(*frontier, strict=True)
+    return float(np.interp(math.log(compute), np.log(costs), accuracies))
 
 
 def compare_compute(one: Sequence[Cost], other: Sequence[Cost]) -> float | None:
     """How many times the compute of the first the other needs for the same accuracy: the geometric mean over the
-    accuracies that both reach. None if there are none."""
+    accuracies that both reach, along their frontiers. None if there are none."""
     edges = [find_frontier(points) for points in (one, other)]
-    if not all(edges):
+    if min(map(len, edges)) < 2:
         return None
     low, high = max(edge[0].accuracy for edge in edges), min(edge[-1].accuracy for edge in edges)
-    logs: list[float] = []
-    for level in np.linspace(low, high, LEVELS).tolist() if low <= high else ():
-        first, second = (interpolate_compute(edge, min(max(level, low), high)) for edge in edges)
-        if first is not None and second is not None:
-            logs.append(math.log(second / first))
-    return math.exp(math.fsum(logs) / len(logs)) if logs else None
+    if low > high:
+        return None
+    levels = np.linspace(low, high, LEVELS)
+    ours, theirs = (np.interp(levels, [p.accuracy for p in edge], np.log([p.compute for p in edge])) for edge in edges)
+    return math.exp((theirs - ours).mean())

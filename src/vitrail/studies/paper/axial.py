@@ -6,9 +6,8 @@ that share a device slow each other down, so speeds compare only within one run 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Final
+from dataclasses import replace
+from typing import Final
 
 from vitrail.core.text import join_words, pair
 from vitrail.models.family import ModelConfig
@@ -17,28 +16,13 @@ from vitrail.models.vit_config import vit_config
 from vitrail.models.zoo import adapt_config, axial, axial_resnet50, mini_bit
 from vitrail.recipes.run_overrides import with_image_size
 from vitrail.recipes.table3 import bit_r50x1_jft, vit_b16_jft, vit_b32_jft
+from vitrail.studies import statistics as stats
 from vitrail.studies.base_runs import build_cpu_run, build_gpu_run, build_paper_run, shrink_to_8_px
 from vitrail.studies.definition import Findings, ResultTable, Scale, judge_gap, seed_cells
-from vitrail.studies.plots import Panel, SeedLine, plot_lines
-from vitrail.studies.statistics import (
-    NOTHING,
-    VALUE_NAMES,
-    Gap,
-    SeedGroup,
-    Spread,
-    choose_value,
-    compare,
-    find_group,
-    format_percent,
-    format_spread,
-    group_by_seed,
-)
+from vitrail.studies.plots import Panel, SeedLine
+from vitrail.studies.statistics import NOTHING, VALUE_NAMES, Gap, SeedGroup, Spread
 from vitrail.train.config import Run
 from vitrail.train.grid.plan import Cell, CellOutcome
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 SIDE: Final = 32  # px at the small scale; divisible by both patches
 # Read off Figure 13, in per cent; it prints no numbers.
@@ -81,19 +65,12 @@ def iter_pairs(scale: Scale, source: str) -> Iterator[tuple[Run, str, ModelConfi
     yield run, name, resnet, f"Axial-{name}", replace(resnet, mixing="axial")
 
 
-def cells(scale: Scale, source: str) -> Sequence[Cell]:
+def cells(scale: Scale, source: str) -> Iterator[Cell]:
     seeds = {"tiny": 2, "small": 3, "paper": 1}[scale]
-    return tuple(
-        cell
-        for run, plain_name, plain, axial_name, crosswise in iter_pairs(scale, source)
-        for kind, name, model in (("plain", plain_name, plain), ("axial", axial_name, crosswise))
-        for cell in seed_cells(
-            name.replace("/", "-"),
-            {"network": name, "pair": plain_name, "attention": kind},
-            replace(run, name=name, model=model),
-            seeds,
-        )
-    )
+    for run, plain_name, plain, axial_name, crosswise in iter_pairs(scale, source):
+        for kind, name, model in (("plain", plain_name, plain), ("axial", axial_name, crosswise)):
+            at = {"network": name, "pair": plain_name, "attention": kind}
+            yield from seed_cells(name.replace("/", "-"), at, replace(run, name=name, model=model), seeds)
 
 
 def measure_speed(group: SeedGroup) -> Spread | None:
@@ -106,33 +83,18 @@ def measure_speed(group: SeedGroup) -> Spread | None:
     return Spread(tuple(speeds)) if speeds else None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AxialPair:
-    """An axial network next to its plain one: its accuracy over it, and multiples of its compute and its speed."""
-
-    plain: str
-    gap: Gap
-    compute: float | None
-    speed: float | None
-
-    @property
-    def costs(self) -> str:
-        known = (("compute", self.compute), ("speed", self.speed))
-        return join_words(f"{ratio:.2g} times the {name}" for name, ratio in known if ratio)
-
-
-def compare_pairs(groups: Sequence[SeedGroup], value: str) -> list[AxialPair]:
-    """The pairs whose two networks have finished."""
-    found: list[AxialPair] = []
+def compare_pairs(groups: Sequence[SeedGroup], value: str) -> Iterator[tuple[str, Gap, str]]:
+    """Of each pair whose two networks have finished: the name of the plain one, how far the axial one is above it, and
+    the multiples of its compute and its speed."""
     for name in dict.fromkeys(str(group.at["pair"]) for group in groups):
-        plain, crosswise = (find_group(groups, pair=name, attention=kind) for kind in ("plain", "axial"))
-        if plain is None or crosswise is None:
-            continue
-        gap = compare(crosswise.spread(value), plain.spread(value), (group.spread(value) for group in groups))
-        compute = divide(crosswise.spread("exaflops"), plain.spread("exaflops"))
-        speed = divide(measure_speed(crosswise), measure_speed(plain))
-        found += [] if gap is None else [AxialPair(plain=name, gap=gap, compute=compute, speed=speed)]
-    return found
+        plain, crosswise = (stats.find_group(groups, pair=name, attention=kind) for kind in ("plain", "axial"))
+        if plain is not None and crosswise is not None:
+            gap = stats.compare(crosswise.spread(value), plain.spread(value), (group.spread(value) for group in groups))
+            compute = divide(crosswise.spread("exaflops"), plain.spread("exaflops"))
+            ratios = {"compute": compute, "speed": divide(measure_speed(crosswise), measure_speed(plain))}
+            if gap is not None:
+                costs = join_words(f"{ratio:.2g} times the {cost}" for cost, ratio in ratios.items() if ratio)
+                yield name, gap, costs
 
 
 def divide(one: Spread | None, other: Spread | None) -> float | None:
@@ -140,42 +102,37 @@ def divide(one: Spread | None, other: Spread | None) -> float | None:
 
 
 def analyse(outcomes: Sequence[CellOutcome]) -> Findings:
-    groups, value = group_by_seed(outcomes), choose_value(outcomes)
-    pairs = compare_pairs(groups, value)
-    parts = [f"{one.plain} {one.gap}{f' at {one.costs}' if one.costs else ''}" for one in pairs]
+    groups, value = stats.group_by_seed(outcomes), stats.choose_value(outcomes)
+    pairs = list(compare_pairs(groups, value))
+    parts = [f"{plain} {gap}{f' at {costs}' if costs else ''}" for plain, gap, costs in pairs]
+    speeds = [measure_speed(group) for group in groups]
+    rows = [
+        (
+            str(group.at["network"]),
+            stats.format_spread(group.spread(value)),
+            NOTHING if (compute := group.mean("exaflops")) is None else f"{compute:.3g}",
+            stats.format_spread(speed, 0, scale=1),
+            READINGS.get(str(group.at["network"]), NOTHING),
+        )
+        for group, speed in zip(groups, speeds, strict=True)
+    ]
+    columns = ("network", f"{VALUE_NAMES[value]} [%]", "exaFLOPs", "training images/s")
+    along = {
+        "training compute [exaFLOPs]": [group.spread("exaflops") for group in groups],
+        "training speed [images/s]": speeds,
+    }
     return Findings(
-        table=build_table(groups, value),
-        figure=partial(draw_figure, groups, value),
+        table=ResultTable((*columns, "paper, Figure 13 (5-shot, read off)"), rows),
+        panels=[  # Figure 13: the same accuracies against compute and against speed
+            Panel(lines=build_lines(groups, value, costs), along=name, up=f"{VALUE_NAMES[value]} [%]", log=True)
+            for name, costs in along.items()
+        ],
         summary=f"Axial over plain, in {VALUE_NAMES[value]}: {'; '.join(parts)}." if parts else "",
         paper="D.6: axial ViTs are better than plain ones at the cost of more compute; AxialResNet50 is better than "
         "ResNet50 but very slow.",
-        claims=[claim for one in pairs for claim in judge_gap(f"axial over plain {one.plain}, {one.costs}:", one.gap)],
-    )
-
-
-def build_table(groups: Sequence[SeedGroup], value: str) -> ResultTable:
-    rows: list[tuple[str, ...]] = []
-    for group in groups:
-        name, compute, speed = str(group.at["network"]), group.mean("exaflops"), measure_speed(group)
-        costs = (
-            NOTHING if compute is None else f"{compute:.3g}",
-            NOTHING if speed is None else format_spread(speed, digits=0),
-        )
-        rows.append((name, format_percent(group.spread(value)), *costs, READINGS.get(name, NOTHING)))
-    columns = ("network", f"{VALUE_NAMES[value]} [%]", "exaFLOPs", "training images/s")
-    return ResultTable(columns=(*columns, "paper, Figure 13 (5-shot, read off)"), rows=tuple(rows))
-
-
-def draw_figure(groups: Sequence[SeedGroup], value: str) -> "Figure":
-    """Figure 13: the same accuracies against compute and against speed."""
-    up = f"{VALUE_NAMES[value]} [%]"
-    compute = build_lines(groups, value, [group.spread("exaflops") for group in groups])
-    speed = build_lines(groups, value, [measure_speed(group) for group in groups])
-    return plot_lines(
-        [
-            Panel(lines=compute, along="training compute [exaFLOPs]", up=up, log=True),
-            Panel(lines=speed, along="training speed [images/s]", up=up, log=True),
-        ]
+        claims=[
+            claim for plain, gap, costs in pairs for claim in judge_gap(f"axial over plain {plain}, {costs}:", gap)
+        ],
     )
 
 

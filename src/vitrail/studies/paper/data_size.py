@@ -8,51 +8,24 @@ At the paper's scale there are two series. Figure 3: pre-training on ImageNet, I
 ImageNet at 384 px. Figure 4: subsets of JFT, and 5-shot accuracy on ImageNet.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final, NamedTuple
 
 from vitrail.core.paper_tables import JFT_IMAGES, TABLE_5
 from vitrail.core.text import join_words
 from vitrail.models.vit_config import vit_config
 from vitrail.models.zoo import model_config, slug, with_known_fields
-from vitrail.recipes import table3
-from vitrail.studies.base_runs import (
-    build_cpu_run,
-    build_gpu_run,
-    build_hybrid,
-    build_resnet,
-    reshape_vit,
-    shrink_to_8_px,
-    with_dev,
-    with_source,
-)
+from vitrail.recipes.table3 import IMAGENET21K_CLASSES, JFT_CLASSES
+from vitrail.studies import base_runs as base
+from vitrail.studies import statistics as stats
 from vitrail.studies.definition import Findings, JudgedClaim, ResultTable, Scale, judge_gap
-from vitrail.studies.paper.scaling import STROKES, BuildNetwork, build_finetuning, with_network
-from vitrail.studies.plots import Panel, SeedLine, plot_lines
-from vitrail.studies.statistics import (
-    FEWSHOT,
-    NOTHING,
-    VALUE_NAMES,
-    WATCHED,
-    Gap,
-    SeedGroup,
-    Spread,
-    Verdict,
-    compare,
-    find_group,
-    format_percent,
-    gap_of,
-    group_by_seed,
-)
+from vitrail.studies.paper.scaling import STROKES, build_finetuning, with_network
+from vitrail.studies.plots import Panel, SeedLine
+from vitrail.studies.statistics import FEWSHOT, NOTHING, VALUE_NAMES, WATCHED, Gap, SeedGroup, Spread, Verdict
 from vitrail.tasks.classification.objective import Classification
 from vitrail.train.config import Evaluation, Run
 from vitrail.train.grid.plan import Cell, CellOutcome, Coordinate
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 PLAIN, SEARCHED, TUNED = "plain", "searched", "tuned"
 VALUES: Final = ("accuracy", FEWSHOT)
@@ -60,25 +33,23 @@ VALUES: Final = ("accuracy", FEWSHOT)
 PAIRS: Final = (("ViT-B/32", "BiT-R50x1"), ("ViT-L/16", "BiT-R152x2"))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Regularisers:
+class Regularisers(NamedTuple):
     """What the search varies."""
 
     decay: float = 0.05
     dropout: float = 0.0
     smoothing: float = 0.0
 
-    @property
-    def name(self) -> str:
+    def __str__(self) -> str:
         return f"wd{self.decay:g}-do{self.dropout:g}-ls{self.smoothing:g}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class DataSizeGrid:
-    """Networks by family, shares of the training split, how often a run is scored, and the settings that are searched
-    for the ViT with a tenth of the images."""
+    """By family the name of a network and what its builder in base_runs takes; shares of the training split, how often
+    a run is scored, and the settings that are searched for the ViT with a tenth of the images."""
 
-    networks: Mapping[str, tuple[str, BuildNetwork]]
+    networks: Mapping[str, tuple[str, tuple[Any, ...]]]
     parts: tuple[float, ...]
     seeds: int
     scorings: int
@@ -88,100 +59,54 @@ class DataSizeGrid:
 
 
 SEARCHED_FAMILY, SEARCHED_PART = "ViT", 0.1
-TINY: Final = DataSizeGrid(
-    networks={
-        "ViT": ("ViT 32x2", lambda model: reshape_vit(model, 32, 2)),
-        "slim ViT": ("ViT 16x2", lambda model: reshape_vit(model, 16, 2)),
-        "BiT": ("ResNet 11 x0.125", lambda model: build_resnet(model, (1, 1, 1), 0.125)),
-        "hybrid": ("hybrid 32x1", lambda model: build_hybrid(model, (1, 1), 0.0625, 32, 1)),
-    },
-    parts=(0.1, 0.3, 1.0),
-    seeds=2,
-    scorings=2,
-    patience=2,
-    dev=0.2,
-    tried=(Regularisers(decay=0.3, dropout=0.1, smoothing=0.1),),
-)
-SMALL: Final = DataSizeGrid(
-    networks={  # ViT and ResNet of about the same compute
-        "ViT": ("ViT 192x6", lambda model: reshape_vit(model, 192, 6)),
-        "slim ViT": ("ViT 96x6", lambda model: reshape_vit(model, 96, 6)),
-        "BiT": ("ResNet 14 x0.5", lambda model: build_resnet(model, (1, 1, 1, 1), 0.5)),
-        "hybrid": ("hybrid 128x5", lambda model: build_hybrid(model, (1, 1, 1), 0.25, 128, 5)),
-    },
-    parts=(0.03, 0.1, 0.3, 1.0),  # as far apart as Figure 4's
-    seeds=3,
-    scorings=6,
-    patience=3,
-    dev=0.1,
-    tried=(
-        Regularisers(decay=0.3),
-        Regularisers(dropout=0.1),
-        Regularisers(smoothing=0.1),
-        Regularisers(decay=0.3, dropout=0.1, smoothing=0.1),
-    ),
+TINY_NETWORKS: Final = {
+    "ViT": ("ViT 32x2", (32, 2)),
+    "slim ViT": ("ViT 16x2", (16, 2)),
+    "BiT": ("ResNet 11 x0.125", ((1, 1, 1), 0.125)),
+    "hybrid": ("hybrid 32x1", ((1, 1), 0.0625, 32, 1)),
+}
+SMALL_NETWORKS: Final = {  # ViT and ResNet of about the same compute
+    "ViT": ("ViT 192x6", (192, 6)),
+    "slim ViT": ("ViT 96x6", (96, 6)),
+    "BiT": ("ResNet 14 x0.5", ((1, 1, 1, 1), 0.5)),
+    "hybrid": ("hybrid 128x5", ((1, 1, 1), 0.25, 128, 5)),
+}
+SEARCH: Final = (Regularisers(0.3), Regularisers(0.05, 0.1), Regularisers(0.05, 0.0, 0.1), Regularisers(0.3, 0.1, 0.1))
+TINY: Final = DataSizeGrid(TINY_NETWORKS, (0.1, 0.3, 1.0), 2, scorings=2, patience=2, dev=0.2, tried=SEARCH[-1:])
+SMALL: Final = DataSizeGrid(  # shares as far apart as Figure 4's
+    SMALL_NETWORKS, (0.03, 0.1, 0.3, 1.0), 3, scorings=6, patience=3, dev=0.1, tried=SEARCH
 )
 # Figure 4: 9M, 30M, 90M and all of JFT-300M.
 JFT_PARTS: Final = (9e6 / JFT_IMAGES, 30e6 / JFT_IMAGES, 90e6 / JFT_IMAGES, 1.0)
 JFT_STEPS: Final = round(7 * JFT_IMAGES / 4096)
 JFT_DEV: Final = 0.001
-FIGURE_4: Final[Mapping[str, Callable[[], Run]]] = {
-    "ViT-B/32": table3.vit_b32_jft,
-    "ViT-b/32": table3.vit_b32_jft,
-    "ViT-L/32": table3.vit_l32_jft,
-    "ViT-L/16": table3.vit_l16_jft,
-    "BiT-R50x1": table3.bit_r50x1_jft,
-    "BiT-R152x2": table3.bit_r152x2_jft,
-}
-# Figure 3, by pre-training set; Table 3's values are the result of the search there. It has no row for H/14 on
-# ImageNet-21k, which takes that of L/16 here.
-FIGURE_3: Final[Mapping[str, Mapping[str, Callable[[], Run]]]] = {
-    "ImageNet": {
-        "ViT-B/32": table3.vit_b32_imagenet,
-        "ViT-B/16": table3.vit_b16_imagenet,
-        "ViT-L/32": table3.vit_l32_imagenet,
-        "ViT-L/16": table3.vit_l16_imagenet,
-    },
-    "I21k": {
-        "ViT-B/32": table3.vit_b32_imagenet21k,
-        "ViT-B/16": table3.vit_b16_imagenet21k,
-        "ViT-L/32": table3.vit_l32_imagenet21k,
-        "ViT-L/16": table3.vit_l16_imagenet21k,
-        "ViT-H/14": table3.vit_l16_imagenet21k,
-    },
-    "JFT": {
-        "ViT-B/32": table3.vit_b32_jft,
-        "ViT-B/16": table3.vit_b16_jft,
-        "ViT-L/32": table3.vit_l32_jft,
-        "ViT-L/16": table3.vit_l16_jft_14ep,
-        "ViT-H/14": table3.vit_h14_jft,
-    },
-}
+FIGURE_4: Final = ("ViT-B/32", "ViT-b/32", "ViT-L/32", "ViT-L/16", "BiT-R50x1", "BiT-R152x2")
+# Figure 3's pre-training sets as recipes call them; Table 3's values are the result of the search there.
+UPSTREAM: Final = {"ImageNet": "imagenet", "I21k": "imagenet21k", "JFT": "jft"}
 
 
-def cells(scale: Scale, source: str) -> Sequence[Cell]:
+def cells(scale: Scale, source: str) -> Iterator[Cell]:
     if scale == "paper":
-        return (*iter_jft_subsets(source), *iter_three_sets(source))
+        yield from iter_jft_subsets(source)
+        yield from iter_three_sets(source)
+        return
     if scale == "tiny":
-        return tuple(iter_cells(shrink_to_8_px(build_cpu_run(source, steps=60)), TINY))
-    # A plain ViT needs many updates, so the batch is small.
-    return tuple(iter_cells(replace(build_gpu_run(source, steps=10_000), batch=128), SMALL))
-
-
-def iter_cells(base: Run, grid: DataSizeGrid) -> Iterator[Cell]:
+        run, grid = base.shrink_to_8_px(base.build_cpu_run(source, steps=60)), TINY
+    else:  # a plain ViT needs many updates, so the batch is small
+        run, grid = replace(base.build_gpu_run(source, steps=10_000), batch=128), SMALL
     plain = [(family, part, Regularisers(), PLAIN) for family in grid.networks for part in grid.parts]
     search = [(SEARCHED_FAMILY, SEARCHED_PART, tried, SEARCHED) for tried in grid.tried]
     for family, part, regularisers, series in (*plain, *search):
         for seed in range(grid.seeds):
-            yield build_cell(base, grid, family, part, regularisers, seed, series)
+            yield build_cell(run, grid, family, part, regularisers, seed, series)
 
 
 def build_cell(
-    base: Run, grid: DataSizeGrid, family: str, part: float, regularisers: Regularisers, seed: int, series: str
+    run: Run, grid: DataSizeGrid, family: str, part: float, regularisers: Regularisers, seed: int, series: str
 ) -> Cell:
-    name, build = grid.networks[family]
-    model = with_known_fields(build(vit_config(base.model)), dropout=regularisers.dropout)
-    run = with_network(with_dev(base, grid.dev), model)
+    name, shape = grid.networks[family]
+    model = with_known_fields(base.BUILDERS[family](vit_config(run.model), *shape), dropout=regularisers.dropout)
+    run = with_network(base.with_dev(run, grid.dev), model)
     every = -(-run.steps // grid.scorings)
     run = replace(
         run,
@@ -192,38 +117,42 @@ def build_cell(
         data=replace(run.data, part=part, part_seed=seed),
         evaluation=Evaluation(every=every, patience=grid.patience, fewshot=run.data.source),
     )
-    at = {"series": series, "family": family, "network": name, "part": part, "regularisers": regularisers.name}
-    return Cell(name=f"{slug(name)}-{100 * part:g}pc-{regularisers.name}-seed{seed}", at={**at, "seed": seed}, run=run)
+    at = {"series": series, "family": family, "network": name, "part": part, "regularisers": str(regularisers)}
+    return Cell(name=f"{slug(name)}-{100 * part:g}pc-{regularisers}-seed{seed}", at={**at, "seed": seed}, run=run)
 
 
 def iter_jft_subsets(source: str) -> Iterator[Cell]:
     """Figure 4: one setting for all sizes, as many steps as 7 epochs of the whole set, no other regularisation."""
-    for name, recipe in FIGURE_4.items():
+    for name in FIGURE_4:
+        run = base.with_source(base.load_pretraining(name), source)
+        run = replace(
+            run,
+            model=with_known_fields(model_config(name, classes=JFT_CLASSES), head="tanh"),
+            steps=JFT_STEPS,
+            epochs=0.0,
+            # Twenty scorings, none of which ends the run: the best one counts.
+            evaluation=Evaluation(fewshot="imagenet", patience=20),
+        )
+        family = "BiT" if name.startswith("BiT") else "slim ViT" if name == "ViT-b/32" else "ViT"
         for part in JFT_PARTS:
-            run = with_source(recipe(), source)
-            run = replace(
-                run,
-                name=f"data-size {name} {part:.2g}",
-                model=with_known_fields(model_config(name, classes=table3.JFT_CLASSES), head="tanh"),
-                steps=JFT_STEPS,
-                epochs=0.0,
-                data=replace(run.data, part=part, dev=JFT_DEV, watch="dev", test="none"),
-                # Twenty scorings, none of which ends the run: the best one counts.
-                evaluation=Evaluation(fewshot="imagenet", patience=20),
-            )
-            family = "BiT" if name.startswith("BiT") else "slim ViT" if name == "ViT-b/32" else "ViT"
+            data = replace(run.data, part=part, dev=JFT_DEV, watch="dev", test="none")
             at = {"series": PLAIN, "family": family, "network": name, "part": part, "regularisers": "", "seed": 0}
+            run = replace(run, name=f"data-size {name} {part:.2g}", data=data)
             yield Cell(name=f"{slug(name)}-jft-{part * JFT_IMAGES / 1e6:.0f}m", at=at, run=run)
 
 
 def iter_three_sets(source: str) -> Iterator[Cell]:
-    """Figure 3: pre-trained on each of the three sets, then fine-tuned on ImageNet at 384 px."""
-    for upstream, recipes in FIGURE_3.items():
-        for name, recipe in recipes.items():
-            run = with_source(recipe(), source if upstream == "JFT" else "")
+    """Figure 3: pre-trained on each of the three sets, then fine-tuned on ImageNet at 384 px. Table 3 has no row for
+    H/14 on ImageNet-21k, which takes that of L/16 here."""
+    for upstream, recipes in UPSTREAM.items():
+        for name in TABLE_5[upstream]["imagenet"]:
             if name == "ViT-H/14" and upstream == "I21k":
-                model = model_config(name, classes=table3.IMAGENET21K_CLASSES, head="tanh", dropout=0.1)
-                run = replace(run, name="vit-h14-imagenet21k", model=model)
+                model = model_config(name, classes=IMAGENET21K_CLASSES, head="tanh", dropout=0.1)
+                run = replace(base.load_pretraining("ViT-L/16", recipes), name="vit-h14-imagenet21k", model=model)
+            else:
+                longer = "-14ep" if name == "ViT-L/16" and upstream == "JFT" else ""
+                run = base.load_pretraining(name, recipes + longer)
+            run = base.with_source(run, source if upstream == "JFT" else "")
             first, tuned = f"{slug(name)}-{upstream.lower()}", build_finetuning("imagenet", name)
             at = {"family": "ViT", "network": name, "upstream": upstream, "seed": 0}
             yield Cell(name=first, at={**at, "series": "pre-training"}, run=run)
@@ -241,25 +170,19 @@ class PairGaps:
     moved: Gap  # from the smallest share to the largest
     errors: tuple[float, float]  # those of the ViT over those of the ResNet, at both ends
 
-    @property
-    def ends(self) -> tuple[float, float]:
-        return min(self.gaps), max(self.gaps)
-
 
 def analyse(outcomes: Sequence[CellOutcome]) -> Findings:
-    groups = group_by_seed(outcomes)
+    groups = stats.group_by_seed(outcomes)
     pairs = compare_pairs(groups)
-    parts: list[str] = []
-    for pair in pairs:
-        (low, first), (high, last) = ((part, pair.gaps[part]) for part in pair.ends)
-        parts.append(
-            f"with {format_part(low)} {pair.vit} is {first} from {pair.resnet} in {VALUE_NAMES[pair.value]}, with "
-            f"{format_part(high)} {last}"
-        )
+    parts = [
+        f"with {format_part(min(one.gaps))} {one.vit} is {one.gaps[min(one.gaps)]} from {one.resnet} in "
+        f"{VALUE_NAMES[one.value]}, with {format_part(max(one.gaps))} {one.gaps[max(one.gaps)]}"
+        for one in pairs
+    ]
     parts += describe_search(outcomes, groups)
     return Findings(
         table=build_table(outcomes, groups),
-        figure=partial(draw_figure, outcomes, groups),
+        panels=build_panels(outcomes, groups),
         summary=f"{'; '.join(parts)}." if parts else "",
         paper="4.3: ViTs are far behind ResNets of about their compute with the smallest subset of JFT (9M images), "
         "ahead from 90M on, and gain more the larger the set is.",
@@ -299,18 +222,16 @@ def compare_pairs(groups: Sequence[SeedGroup]) -> list[PairGaps]:
     names = {str(group.at.get("family")): str(group.at.get("network")) for group in reversed(groups)}
     for vit, resnet in dict.fromkeys((*PAIRS, (names.get("ViT", ""), names.get("BiT", "")))):
         value = FEWSHOT if (vit, resnet) in PAIRS else "accuracy"
-        spreads: dict[float, tuple[Spread, Spread]] = {}
-        for part in sorted(curves.get(vit, {}).keys() & curves.get(resnet, {}).keys()):
-            ours, theirs = (curves[name][part].spread(value) for name in (vit, resnet))
-            if ours is not None and theirs is not None:
-                spreads[part] = (ours, theirs)
+        shared = sorted(curves.get(vit, {}).keys() & curves.get(resnet, {}).keys())
+        both = {part: [curves[name][part].spread(value) for name in (vit, resnet)] for part in shared}
+        spreads = {part: (ours, theirs) for part, (ours, theirs) in both.items() if ours and theirs}
         if len(spreads) < 2:
             continue
         every = [spread for both in spreads.values() for spread in both]
-        gaps = {part: compare(ours, theirs, every) for part, (ours, theirs) in spreads.items()}
+        gaps = {part: stats.compare(ours, theirs, every) for part, (ours, theirs) in spreads.items()}
         low, high = min(spreads), max(spreads)
         shares = sum(1 / spread.count for part in (low, high) for spread in spreads[part])  # four means
-        moved = gap_of(gaps[high].difference - gaps[low].difference, shares, every)
+        moved = stats.gap_of(gaps[high].difference - gaps[low].difference, shares, every)
         first, last = ((1 - ours.mean) / max(1 - theirs.mean, 1e-12) for ours, theirs in (spreads[low], spreads[high]))
         out.append(PairGaps(vit=vit, resnet=resnet, value=value, gaps=gaps, moved=moved, errors=(first, last)))
     return out
@@ -327,7 +248,7 @@ def describe_search(outcomes: Sequence[CellOutcome], groups: Sequence[SeedGroup]
     for network, parts in select_searched(outcomes, "accuracy").items():
         part = min(parts)
         group = curves.get(network, {}).get(part)
-        gain = None if group is None else compare(parts[part], group.spread("accuracy"))
+        gain = None if group is None else stats.compare(parts[part], group.spread("accuracy"))
         if gain is not None:
             out.append(f"the search changes {network} by {gain} with {format_part(part)} ({gain.reading})")
     return out
@@ -335,19 +256,19 @@ def describe_search(outcomes: Sequence[CellOutcome], groups: Sequence[SeedGroup]
 
 def judge_pair(pair: PairGaps) -> list[JudgedClaim]:
     """Behind with little data, gaining with more, ahead in the end."""
-    name, (low, high) = f"{pair.vit} over {pair.resnet}", pair.ends
+    name, last = f"{pair.vit} over {pair.resnet}", pair.gaps[max(pair.gaps)]
     errors = "makes {:.1f} times the errors of the ResNet with the least and {:.1f} with all".format(*pair.errors)
     ahead = [part for part, gap in pair.gaps.items() if gap.is_above]
-    crossing = f"{name}: never ahead, so no crossing was seen"
-    verdict = Verdict.DISAGREES if pair.gaps[high].is_below else Verdict.UNDECIDED
     if ahead:
-        verdict = Verdict.AGREES if pair.gaps[high].is_above else Verdict.PARTLY
-        crossing = f"{name}: ahead from {format_part(min(ahead))} on"
-        crossing += "" if pair.gaps[high].is_above else ", but not with all"
+        verdict = Verdict.AGREES if last.is_above else Verdict.PARTLY
+        where = f"ahead from {format_part(min(ahead))} on{'' if last.is_above else ', but not with all'}"
+    else:
+        verdict = Verdict.DISAGREES if last.is_below else Verdict.UNDECIDED
+        where = "never ahead, so no crossing was seen"
     return [
-        *judge_gap(f"{name} with the least data", pair.gaps[low], upward=False),
+        *judge_gap(f"{name} with the least data", pair.gaps[min(pair.gaps)], upward=False),
         *judge_gap(f"{name} {errors}, and gains with more data", pair.moved),
-        JudgedClaim(crossing, verdict),
+        JudgedClaim(f"{name}: {where}", verdict),
     ]
 
 
@@ -356,13 +277,13 @@ def judge_figure_3(groups: Sequence[SeedGroup]) -> list[JudgedClaim]:
     parts: list[str] = []
     signs: list[bool] = []
     for upstream, printed in TABLE_5.items():
-        base, large = (
-            None if group is None else group.mean("accuracy")
-            for network in ("ViT-B/16", "ViT-L/16")
-            for group in [find_group(groups, series=TUNED, upstream=upstream, network=network)]
+        large, small = (
+            stats.find_spread(groups, "accuracy", series=TUNED, upstream=upstream, network=network)
+            for network in ("ViT-L/16", "ViT-B/16")
         )
-        if base is not None and large is not None:
-            ours, theirs = 100 * (large - base), printed["imagenet"]["ViT-L/16"] - printed["imagenet"]["ViT-B/16"]
+        if large and small:
+            ours = 100 * (large.mean - small.mean)
+            theirs = printed["imagenet"]["ViT-L/16"] - printed["imagenet"]["ViT-B/16"]
             parts.append(f"{upstream} {ours:+.2f} points (there {theirs:+.2f})")
             signs.append(ours * theirs > 0)
     verdict = Verdict.AGREES if all(signs) else Verdict.PARTLY if any(signs) else Verdict.DISAGREES
@@ -377,20 +298,20 @@ def build_table(outcomes: Sequence[CellOutcome], groups: Sequence[SeedGroup]) ->
         network, count = str(group.at["network"]), str(len(group.outcomes))
         if group.at.get("series") == PLAIN:
             part = float(group.at["part"])
-            plain = (format_percent(group.spread(value)) for value in VALUES)
-            searched = (format_percent(best[value].get(network, {}).get(part)) for value in VALUES)
+            plain = (stats.format_spread(group.spread(value)) for value in VALUES)
+            searched = (stats.format_spread(best[value].get(network, {}).get(part)) for value in VALUES)
             rows.append((network, f"{100 * part:.3g} %", *plain, *searched, count, NOTHING))
         elif group.at.get("series") == TUNED:
             upstream = str(group.at["upstream"])
             printed = TABLE_5[upstream]["imagenet"].get(network)
-            tuned = (format_percent(group.spread("accuracy"), 2), *(NOTHING,) * 3)
+            tuned = (stats.format_spread(group.spread("accuracy"), 2), *(NOTHING,) * 3)
             paper = NOTHING if printed is None else f"{printed:.2f}"
             rows.append((network, f"{upstream}, tuned", *tuned, count, paper))
     columns = ("network", "data", "accuracy [%]", "5-shot accuracy [%]", "accuracy, searched [%]")
-    return ResultTable(columns=(*columns, "5-shot, searched [%]", "seeds", "paper: Table 5 [%]"), rows=tuple(rows))
+    return ResultTable((*columns, "5-shot, searched [%]", "seeds", "paper: Table 5 [%]"), rows)
 
 
-def draw_figure(outcomes: Sequence[CellOutcome], groups: Sequence[SeedGroup]) -> "Figure":
+def build_panels(outcomes: Sequence[CellOutcome], groups: Sequence[SeedGroup]) -> list[Panel]:
     """Accuracy and few-shot accuracy over the share of the data; the result of a search is hollow."""
     panels: list[Panel] = []
     for value in VALUES:
@@ -399,7 +320,7 @@ def draw_figure(outcomes: Sequence[CellOutcome], groups: Sequence[SeedGroup]) ->
         if ticks or value == "accuracy":
             along, up = "share of the training images [%]", f"{VALUE_NAMES[value]} [%]"
             panels.append(Panel(lines=lines, along=along, up=up, log=bool(ticks), ticks=ticks))
-    return plot_lines(panels)
+    return panels
 
 
 def build_lines(outcomes: Sequence[CellOutcome], groups: Sequence[SeedGroup], value: str) -> list[SeedLine]:

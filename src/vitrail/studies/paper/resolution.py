@@ -6,9 +6,8 @@ grid fits the new one.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Final
+from dataclasses import replace
+from typing import Final
 
 from vitrail.core.text import join_words
 from vitrail.data.transforms.augmentation import cifar
@@ -18,111 +17,99 @@ from vitrail.recipes.digits import finetune_digits
 from vitrail.recipes.run_overrides import with_image_size
 from vitrail.recipes.table3 import vit_b16_imagenet21k
 from vitrail.recipes.table4 import finetune_imagenet
+from vitrail.studies import statistics as stats
 from vitrail.studies.base_runs import build_cpu_run, build_gpu_run, with_source, with_steps
 from vitrail.studies.definition import Findings, ResultTable, Scale, judge_gap
-from vitrail.studies.plots import Panel, SeedLine, plot_lines
-from vitrail.studies.statistics import (
-    NOTHING,
-    Gap,
-    SeedGroup,
-    compare_pairs,
-    find_group,
-    find_spread,
-    format_percent,
-    group_by_seed,
-    pair_by_seed,
-)
+from vitrail.studies.plots import Panel, SeedLine
+from vitrail.studies.statistics import NOTHING, Gap, SeedGroup
 from vitrail.train.config import AnyRun, Positions, Run, RunRequest, to_stage
 from vitrail.train.grid.plan import Cell, CellOutcome
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 PRETRAINING: Final = "pre-training"
 METHODS: Final[Mapping[Positions, str]] = {"resized": "positions resized", "drawn": "new positions"}
 TABLE_5: Final = {384: "83.97"}  # ViT-B/16 from ImageNet-21k
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ResolutionStages:
-    """A pre-training at the lowest size, and a fine-tuning that is run at each of the sizes."""
-
-    pretraining: Run
-    finetuning: RunRequest
-    sizes: tuple[int, ...]
-    seeds: int
-
-
-def build_stages(scale: Scale, source: str) -> ResolutionStages:
-    """At the paper's scale ViT-B/16 goes from ImageNet-21k at 224 px to ImageNet, at a rate of Table 4's grid; a given
-    source is the one it is fine-tuned on."""
+def build_stages(scale: Scale, source: str) -> tuple[Run, RunRequest, tuple[int, ...], int]:
+    """A pre-training at the lowest size, a fine-tuning, the sizes it is run at, and the number of seeds. At the paper's
+    scale ViT-B/16 goes from ImageNet-21k at 224 px to ImageNet, at a rate of Table 4's grid; a given source is the one
+    it is fine-tuned on."""
     if scale == "paper":
-        finetuning = with_source(finetune_imagenet(), source)
-        return ResolutionStages(
-            pretraining=vit_b16_imagenet21k(), finetuning=finetuning, sizes=(224, 384, 512), seeds=3
-        )
+        return vit_b16_imagenet21k(), with_source(finetune_imagenet(), source), (224, 384, 512), 3
     if scale == "tiny":
         first = build_cpu_run(source, steps=250)
-        finetuning = with_steps(replace(finetune_digits(), data=first.data), 60, scorings=1)
-        return ResolutionStages(pretraining=first, finetuning=finetuning, sizes=(16, 24, 32), seeds=2)
+        return first, with_steps(replace(finetune_digits(), data=first.data), 60, scorings=1), (16, 24, 32), 2
     full = build_gpu_run(source, steps=8000)
     finetuning = to_stage(RunRequest, full, model=None, optim=Optim(kind="sgd", lr=0.03, momentum=0.9, clip=1.0))
-    sizes = (16, 24, 32, 48)
-    return ResolutionStages(
-        pretraining=at_size(full, 16), finetuning=with_steps(finetuning, 1500), sizes=sizes, seeds=3
-    )
+    return at_size(full, 16), with_steps(finetuning, 1500), (16, 24, 32, 48), 3
 
 
 def at_size(run: AnyRun, size: int) -> AnyRun:
     """The run at another size, with padding in proportion for its padded crop."""
     flip = run.augmentation.flip
-    moved = with_image_size(
-        replace(run, augmentation=replace(cifar(run.augmentation.size, padding=0), flip=flip)), size
-    )
-    return replace(moved, augmentation=replace(cifar(size, padding=size // 8), flip=flip))
+    unpadded = replace(run, augmentation=replace(cifar(run.augmentation.size, padding=0), flip=flip))
+    return replace(with_image_size(unpadded, size), augmentation=replace(cifar(size, padding=size // 8), flip=flip))
 
 
-def cells(scale: Scale, source: str) -> Sequence[Cell]:
-    return tuple(iter_cells(scale, build_stages(scale, source)))
-
-
-def iter_cells(scale: Scale, stages: ResolutionStages) -> Iterator[Cell]:
-    low = stages.pretraining.augmentation.size[0]
-    for seed in range(stages.seeds):
+def cells(scale: Scale, source: str) -> Iterator[Cell]:
+    pretraining, finetuning, sizes, seeds = build_stages(scale, source)
+    low = pretraining.augmentation.size[0]
+    for seed in range(seeds):
         first = f"before-{low}px-seed{0 if scale == 'paper' else seed}"
         at = {"from": low, "seed": seed}
         if scale != "paper" or seed == 0:  # three fine-tunings of one pre-training, as in the paper
-            run = replace(stages.pretraining, name="resolution before", seed=seed)
+            run = replace(pretraining, name="resolution before", seed=seed)
             yield Cell(name=first, at={**at, "stage": PRETRAINING, "size": low, "positions": "new"}, run=run)
-        for size in stages.sizes:
-            tuned = at_size(stages.finetuning, size) if scale == "small" else with_image_size(stages.finetuning, size)
-            tuned = replace(tuned, model=adapt_config(stages.pretraining.model, image_size=size))
+        for size in sizes:
+            tuned = at_size(finetuning, size) if scale == "small" else with_image_size(finetuning, size)
+            tuned = replace(tuned, model=adapt_config(pretraining.model, image_size=size), seed=seed)
             for method in METHODS if size != low else ("resized",):  # at the old size there is nothing to resize
-                yield Cell(
-                    name=f"tuned-{size}px-{method}-seed{seed}",
-                    at={**at, "stage": "fine-tuning", "size": size, "positions": method},
-                    run=replace(tuned, name=f"resolution {size} {method}", positions=method, seed=seed),
-                    after=first,
-                )
+                run = replace(tuned, name=f"resolution {size} {method}", positions=method)
+                place = {**at, "stage": "fine-tuning", "size": size, "positions": method}
+                yield Cell(name=f"tuned-{size}px-{method}-seed{seed}", at=place, run=run, after=first)
 
 
 def analyse(outcomes: Sequence[CellOutcome]) -> Findings:
-    groups = [group for group in group_by_seed(outcomes) if group.at["stage"] != PRETRAINING]
+    groups = [group for group in stats.group_by_seed(outcomes) if group.at["stage"] != PRETRAINING]
     sizes, low = sorted({int(one.at["size"]) for one in groups}), next((int(one.at["from"]) for one in groups), -1)
-    higher = compare_by_size(groups, sizes, low, against_low=True)
-    resizing = compare_by_size(groups, sizes, low, against_low=False)
+    above = [size for size in sizes if size != low]
+    higher = compare_resized(groups, dict.fromkeys(above, (low, "resized")))
+    resizing = compare_resized(groups, {size: (size, "drawn") for size in above})
+    texts = (
+        f"fine-tuning above the {low} px of pre-training changes test accuracy by",
+        "resized positions over new ones:",
+    )
     parts = [
         f"{text} {join_words(f'{gap} at {size} px' for size, gap in gaps.items())}"
-        for text, gaps in (
-            (f"fine-tuning above the {low} px of pre-training changes test accuracy by", higher),
-            ("resized positions over new ones:", resizing),
-        )
+        for text, gaps in zip(texts, (higher, resizing), strict=True)
         if gaps
     ]
+    spreads = {
+        method: [stats.find_spread(groups, "accuracy", size=size, positions=method) for size in sizes]
+        for method in METHODS
+    }
+    rows = [
+        (
+            f"{size} px",
+            *(stats.format_spread(spreads[method][at]) for method in METHODS),
+            str(resizing.get(size, NOTHING)),
+            str(higher.get(size, NOTHING)),
+            TABLE_5.get(size, NOTHING),
+        )
+        for at, size in enumerate(sizes)
+    ]
+    columns = ("fine-tuned at", "positions resized [%]", "new positions [%]", "resized over new")
+    lines = [  # both start at the size of pre-training, where positions are neither resized nor new
+        SeedLine(
+            name=name,
+            points=[(size, spreads["resized" if size == low else method][at]) for at, size in enumerate(sizes)],
+        )
+        for method, name in METHODS.items()
+    ]
+    ticks = {float(size): f"{size}" for size in sizes}
     return Findings(
-        table=build_table(groups, sizes, higher, resizing),
-        figure=partial(draw_figure, groups, sizes, low),
+        table=ResultTable((*columns, "over the low resolution", "paper, Table 5"), rows),
+        panels=[Panel(lines=lines, along="fine-tuning resolution [px]", up="test accuracy [%]", log=True, ticks=ticks)],
         summary=f"{'; '.join(parts)}." if parts else "",
         paper="3.2: fine-tuning at a higher resolution is often beneficial, and needs the positions resized.",
         claims=[
@@ -134,59 +121,16 @@ def analyse(outcomes: Sequence[CellOutcome]) -> Findings:
     )
 
 
-def compare_by_size(
-    groups: Sequence[SeedGroup], sizes: Sequence[int], low: int, *, against_low: bool
-) -> dict[int, Gap]:
-    """By size above the lowest: resized positions against the low resolution, or against new positions. Seed by seed,
-    since fine-tunings of a seed start from the same weights; the deviation is pooled over the sizes."""
+def compare_resized(groups: Sequence[SeedGroup], others: Mapping[int, tuple[int, str]]) -> dict[int, Gap]:
+    """By size, resized positions against those of another size or method. Seed by seed, since fine-tunings of a seed
+    start from the same weights; the deviation is pooled over the sizes."""
     pairs = {
-        size: spread
-        for size in sizes
-        if size != low
-        and (
-            spread := pair_by_seed(
-                find_group(groups, size=size, positions="resized"),
-                find_group(groups, size=low, positions="resized")
-                if against_low
-                else find_group(groups, size=size, positions="drawn"),
-                "accuracy",
-            )
+        size: stats.pair_by_seed(
+            stats.find_group(groups, size=size, positions="resized"),
+            stats.find_group(groups, size=other, positions=method),
+            "accuracy",
         )
-        is not None
+        for size, (other, method) in others.items()
     }
-    return {size: compare_pairs(spread, tuple(pairs.values())) for size, spread in pairs.items()}
-
-
-def build_table(
-    groups: Sequence[SeedGroup], sizes: Sequence[int], higher: Mapping[int, Gap], resizing: Mapping[int, Gap]
-) -> ResultTable:
-    rows = [
-        (
-            f"{size} px",
-            *(format_percent(find_spread(groups, "accuracy", size=size, positions=method)) for method in METHODS),
-            str(resizing.get(size, NOTHING)),
-            str(higher.get(size, NOTHING)),
-            TABLE_5.get(size, NOTHING),
-        )
-        for size in sizes
-    ]
-    columns = ("fine-tuned at", "positions resized [%]", "new positions [%]", "resized over new")
-    return ResultTable(columns=(*columns, "over the low resolution", "paper, Table 5"), rows=tuple(rows))
-
-
-def draw_figure(groups: Sequence[SeedGroup], sizes: Sequence[int], low: int) -> "Figure":
-    """Both lines start at the pre-training's size, where positions are neither resized nor new."""
-    lines = [
-        SeedLine(
-            name=name,
-            points=[
-                (size, find_spread(groups, "accuracy", size=size, positions="resized" if size == low else method))
-                for size in sizes
-            ],
-        )
-        for method, name in METHODS.items()
-    ]
-    ticks = {float(size): f"{size}" for size in sizes}
-    return plot_lines(
-        [Panel(lines=lines, along="fine-tuning resolution [px]", up="test accuracy [%]", log=True, ticks=ticks)]
-    )
+    known = {size: spread for size, spread in pairs.items() if spread is not None}
+    return {size: stats.compare_pairs(spread, tuple(known.values())) for size, spread in known.items()}

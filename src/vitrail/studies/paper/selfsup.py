@@ -10,8 +10,7 @@ features are compared by closed-form 5-shot accuracy, those without labels by th
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from vitrail.models.vit_config import vit_config
 from vitrail.models.zoo import adapt_config
@@ -20,28 +19,13 @@ from vitrail.recipes import selfsup
 from vitrail.recipes.run_overrides import with_image_size
 from vitrail.recipes.table3 import vit_b16_imagenet, vit_b16_jft
 from vitrail.recipes.table4 import finetune_imagenet
+from vitrail.studies import statistics as stats
 from vitrail.studies.base_runs import build_cpu_run, build_gpu_run, with_source, with_steps
 from vitrail.studies.definition import Findings, ResultTable, Scale, judge_gap
-from vitrail.studies.plots import Panel, SeedLine, Stroke, plot_lines
-from vitrail.studies.statistics import (
-    FEWSHOT,
-    NOTHING,
-    Gap,
-    SeedGroup,
-    Spread,
-    compare,
-    find_group,
-    find_spread,
-    format_percent,
-    group_by_seed,
-    pair_by_seed,
-)
-from vitrail.train.config import Evaluation, Run
+from vitrail.studies.plots import Panel, SeedLine, Stroke
+from vitrail.studies.statistics import FEWSHOT, NOTHING, Gap, SeedGroup, Spread
+from vitrail.train.config import Evaluation, Run, RunRequest
 from vitrail.train.grid.plan import Cell, CellOutcome
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 PRETRAINING, FINETUNING = "pre-training", "fine-tuning"
 SCRATCH, LONGER, SUPERVISED = "scratch", "scratch-longer", "supervised"
@@ -99,45 +83,37 @@ def build_stages(scale: Scale, source: str) -> SelfsupStages:
     position = vit_config(recipes[0]().model).position
     base = replace(base, model=replace(vit_config(base.model), position=position, pool="mean", class_token=False))
     finetuning = replace(base, optim=replace(base.optim, lr=base.optim.lr / 2), batch=min(base.batch, 128))
-    pretrainings: dict[str, Run] = {}
-    for name, run in iter_pretrainings(base, recipes):
-        run = with_steps(run, base.steps if scale == "tiny" else equal_compute_steps(run, base), scorings=1)
+    masked, mae, moco, dino = (with_shape(recipe(), base) for recipe in recipes)
+    pretrainings = {**with_targets(masked), "mae": mae, "moco": moco, "dino": dino, SUPERVISED: base}
+    total = base.steps * base.batch * base.objective.macs_per_image(base.model)
+    for name, run in pretrainings.items():
+        equal = max(round(total / (run.batch * run.objective.macs_per_image(run.model))), 1)  # of the base's compute
+        run = with_steps(run, base.steps if scale == "tiny" else equal, scorings=1)
         pretrainings[name] = replace(run, evaluation=Evaluation(every=run.steps, fewshot=run.data.source))
     return SelfsupStages(pretrainings=pretrainings, finetuning=finetuning, steps=steps, seeds=seeds)
 
 
-def iter_pretrainings(base: Run, recipes: Sequence[Callable[[], Run]]) -> Iterator[tuple[str, Run]]:
-    """Every method on the base's source and with the shape of its network."""
-    masked, mae, moco, dino = (with_shape(recipe(), base) for recipe in recipes)
-    for name, target in MASKED.items():
-        yield name, replace(masked, objective=MaskedPatches(target=target))
-    yield from (("mae", mae), ("moco", moco), ("dino", dino), (SUPERVISED, base))
+def with_targets(masked: Run) -> dict[str, Run]:
+    return {name: replace(masked, objective=MaskedPatches(target=target)) for name, target in MASKED.items()}
 
 
 def with_shape(run: Run, base: Run) -> Run:
     """The recipe with the shape of the base's network and its source; the rest of the network is its own."""
     own, model = vit_config(run.model), vit_config(base.model)
     fields = {name: getattr(model, name) for name in ("width", "depth", "mlp_width", "heads", "patch")}
-    run = with_image_size(
-        replace(run, model=replace(own, image=run.augmentation.size, **fields)), base.augmentation.size
-    )
+    run = replace(run, model=replace(own, image=run.augmentation.size, **fields))
+    run = with_image_size(run, base.augmentation.size)
     return replace(run, augmentation=replace(run.augmentation, flip=base.augmentation.flip), data=base.data)
 
 
-def equal_compute_steps(run: Run, base: Run) -> int:
-    """As many steps as amount to the base's compute."""
-    total = base.steps * base.batch * base.objective.macs_per_image(base.model)
-    return max(round(total / (run.batch * run.objective.macs_per_image(run.model))), 1)
-
-
-def cells(scale: Scale, source: str) -> Sequence[Cell]:
-    return tuple(iter_paper_cells(source) if scale == "paper" else iter_cells(build_stages(scale, source)))
-
-
-def iter_cells(stages: SelfsupStages) -> Iterator[Cell]:
+def cells(scale: Scale, source: str) -> Iterator[Cell]:
+    if scale == "paper":
+        yield from iter_paper_cells(source)
+        return
+    stages = build_stages(scale, source)
     for method in NAMES:
+        before = stages.pretrainings.get(method)
         for seed in range(stages.seeds if method in REPEATED else 1):
-            before = stages.pretrainings.get(method)
             if before is not None:
                 yield build_pretraining(method, before, seed)
             for budget, steps in stages.steps.items():
@@ -146,49 +122,34 @@ def iter_cells(stages: SelfsupStages) -> Iterator[Cell]:
                 run = with_steps(stages.finetuning, LONGER_BY * steps if method == LONGER else steps, scorings=1)
                 if before is not None:
                     run = replace(run, model=adapt_config(before.model, classes=run.model.classes, head="linear"))
-                run = replace(
-                    run,
-                    name=f"selfsup {method} {budget:.0%}",
-                    data=replace(run.data, part=budget, part_seed=seed),
-                    seed=seed,
-                )
-                yield Cell(
-                    name=f"{method}-{100 * budget:g}pc-seed{seed}",
-                    at={"stage": FINETUNING, "method": method, "budget": budget, "seed": seed},
-                    run=run,
-                    after="" if before is None else f"{method}-seed{seed}",
+                run = replace(run, data=replace(run.data, part=budget, part_seed=seed))
+                yield build_finetuning(
+                    method, run, budget, seed, after="" if before is None else f"{method}-seed{seed}"
                 )
 
 
 def build_pretraining(method: str, run: Run, seed: int) -> Cell:
-    return Cell(
-        name=f"{method}-seed{seed}",
-        at={"stage": PRETRAINING, "method": method, "seed": seed},
-        run=replace(run, name=f"selfsup {method}", seed=seed),
-    )
+    run = replace(run, name=f"selfsup {method}", seed=seed)
+    return Cell(name=f"{method}-seed{seed}", at={"stage": PRETRAINING, "method": method, "seed": seed}, run=run)
+
+
+def build_finetuning(method: str, run: RunRequest, budget: float, seed: int, after: str) -> Cell:
+    at = {"stage": FINETUNING, "method": method, "budget": budget, "seed": seed}
+    run = replace(run, name=f"selfsup {method} {budget:.0%}", seed=seed)
+    return Cell(name=f"{method}-{100 * budget:g}pc-seed{seed}", at=at, run=run, after=after)
 
 
 def iter_paper_cells(source: str) -> Iterator[Cell]:
     """ViT-B/16 as in 4.6: on JFT-300M with masked patches and with its labels, on ImageNet from scratch; each then
     fine-tuned on ImageNet at 384 px, at one rate where the paper takes the best of four."""
-    masked = with_source(selfsup.masked_b16_jft(), source)
-    pretrainings = {
-        SCRATCH: vit_b16_imagenet(),
-        **{name: replace(masked, objective=MaskedPatches(target=target)) for name, target in MASKED.items()},
-        SUPERVISED: with_source(vit_b16_jft(), source),
-    }
-    for method, run in pretrainings.items():
+    masked = with_targets(with_source(selfsup.masked_b16_jft(), source))
+    for method, run in {SCRATCH: vit_b16_imagenet(), **masked, SUPERVISED: with_source(vit_b16_jft(), source)}.items():
         if method != SCRATCH:
             run = replace(run, evaluation=Evaluation(fewshot="imagenet"))
         yield build_pretraining(method, run, 0)
         tuned = finetune_imagenet()
         model = adapt_config(run.model, image_size=tuned.augmentation.size, classes=1000, head="linear")
-        yield Cell(
-            name=f"{method}-100pc-seed0",
-            at={"stage": FINETUNING, "method": method, "budget": 1.0, "seed": 0},
-            run=replace(tuned, name=f"selfsup {method} 100%", model=model),
-            after=f"{method}-seed0",
-        )
+        yield build_finetuning(method, replace(tuned, model=model), 1.0, 0, after=f"{method}-seed0")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -207,29 +168,34 @@ class MethodScores:
         return sorted({float(group.at["budget"]) for group in self.groups if "budget" in group.at})
 
     def finetuned(self, method: str, budget: float) -> Spread | None:
-        return find_spread(self.groups, "accuracy", stage=FINETUNING, method=method, budget=budget)
+        return stats.find_spread(self.groups, "accuracy", stage=FINETUNING, method=method, budget=budget)
 
     def frozen(self, method: str, value: str) -> Spread | None:
-        return find_spread(self.groups, value, stage=PRETRAINING, method=method)
+        return stats.find_spread(self.groups, value, stage=PRETRAINING, method=method)
 
     def over_scratch(self, method: str, budget: float) -> Spread | None:
         """Seed by seed."""
-        one, scratch = (
-            find_group(self.groups, stage=FINETUNING, method=name, budget=budget) for name in (method, SCRATCH)
-        )
-        return pair_by_seed(one, scratch, "accuracy")
+        at = {"stage": FINETUNING, "budget": budget}
+        one, scratch = (stats.find_group(self.groups, method=name, **at) for name in (method, SCRATCH))
+        return stats.pair_by_seed(one, scratch, "accuracy")
 
     def compare(self, method: str, other: str, budget: float) -> Gap | None:
         """A method minus another at a share of labels; the spread is pooled over all methods there."""
-        every = [self.finetuned(name, budget) for name in self.methods]
-        return compare(self.finetuned(method, budget), self.finetuned(other, budget), every)
+        every = {name: self.finetuned(name, budget) for name in NAMES}
+        return stats.compare(every[method], every[other], every.values())
 
 
 def analyse(outcomes: Sequence[CellOutcome]) -> Findings:
-    scores = MethodScores(groups=group_by_seed(outcomes))
+    scores = MethodScores(groups=stats.group_by_seed(outcomes))
+    ticks = {100 * budget: f"{budget:.0%}" for budget in scores.budgets}
+    tuned = [build_line(scores, method, scores.finetuned) for method in scores.methods]
+    gains = [build_line(scores, method, scores.over_scratch) for method in scores.methods if method != SCRATCH]
     return Findings(
         table=build_table(scores),
-        figure=partial(draw_figure, scores),
+        panels=[
+            Panel(lines=lines, along="labels to fine-tune with", up=up, log=True, ticks=ticks)
+            for lines, up in ((tuned, "test accuracy [%]"), (gains, "over training from scratch [points]"))
+        ],
         summary=summarise(scores),
         paper="4.6: masked patches are 2 points above training from scratch and 4 below supervised pre-training, and "
         "pixels are a slightly worse target than colours.",
@@ -237,10 +203,9 @@ def analyse(outcomes: Sequence[CellOutcome]) -> Findings:
             claim
             for budget in scores.budgets
             for other, name in ((SCRATCH, "scratch"), (SUPERVISED, "supervised"), ("masked-pixels", "pixels"))
+            for gap in [scores.compare("masked-colour", other, budget)]
             for claim in judge_gap(
-                f"with {budget:.0%} of the labels colours minus {name}:",
-                scores.compare("masked-colour", other, budget),
-                upward=other != SUPERVISED,
+                f"with {budget:.0%} of the labels colours minus {name}:", gap, upward=other != SUPERVISED
             )
         ],
     )
@@ -248,24 +213,22 @@ def analyse(outcomes: Sequence[CellOutcome]) -> Findings:
 
 def summarise(scores: MethodScores) -> str:
     """Which method is best with how many labels, whether beyond the seeds, and what more steps from scratch bring."""
-    best: list[str] = []
-    above: list[str] = []
-    longer: list[str] = []
+    lines: list[tuple[str, str, str]] = []
     for budget in scores.budgets:
         gaps = {name: gap for name in UNLABELLED if (gap := scores.compare(name, SCRATCH, budget)) is not None}
-        if not gaps:
-            continue
-        leader = max(gaps, key=lambda name: gaps[name].difference)
-        best.append(f"{NAMES[leader]} {gaps[leader]} with {budget:.0%}")
-        if gaps[leader].margin is not None:
-            above.append(f"{sum(gap.is_above for gap in gaps.values())} of {len(gaps)} with {budget:.0%}")
-        if (gap := scores.compare(LONGER, SCRATCH, budget)) is not None:
-            longer.append(f"{gap} with {budget:.0%}")
-    if not best:
+        if gaps:
+            leader, share = max(gaps, key=lambda name: gaps[name].difference), f"with {budget:.0%}"
+            above = f"{sum(gap.is_above for gap in gaps.values())} of {len(gaps)} {share}"
+            more = scores.compare(LONGER, SCRATCH, budget)
+            best = f"{NAMES[leader]} {gaps[leader]} {share}"
+            known = gaps[leader].margin is not None
+            lines.append((best, above if known else "", "" if more is None else f"{more} {share}"))
+    if not lines:
         return ""
-    decided = f"beyond the spread over seeds are {', '.join(above)}" if above else "one seed decides nothing"
-    steps = f"; {LONGER_BY} times the steps from scratch bring {', '.join(longer)}" if longer else ""
-    return f"The best methods by share of labels, over training from scratch: {', '.join(best)}; {decided}{steps}."
+    best, above, longer = (", ".join(filter(None, texts)) for texts in zip(*lines, strict=True))
+    decided = f"beyond the spread over seeds are {above}" if above else "one seed decides nothing"
+    steps = f"; {LONGER_BY} times the steps from scratch bring {longer}" if longer else ""
+    return f"The best methods by share of labels, over training from scratch: {best}; {decided}{steps}."
 
 
 def build_table(scores: MethodScores) -> ResultTable:
@@ -273,25 +236,12 @@ def build_table(scores: MethodScores) -> ResultTable:
     for method in scores.methods:
         # The accuracy of a pre-training without labels is that of its nearest neighbours.
         neighbours = scores.frozen(method, "accuracy") if method in UNLABELLED else None
-        frozen = (format_percent(scores.frozen(method, FEWSHOT)), format_percent(neighbours))
-        tuned = (format_percent(scores.finetuned(method, budget)) for budget in scores.budgets)
+        frozen = (stats.format_spread(scores.frozen(method, FEWSHOT)), stats.format_spread(neighbours))
+        tuned = (stats.format_spread(scores.finetuned(method, budget)) for budget in scores.budgets)
         rows.append((NAMES[method], *frozen, *tuned, PAPER.get(method, NOTHING)))
     shares = (f"{budget:.0%} of labels [%]" for budget in scores.budgets)
     columns = ("pre-training", "frozen, 5-shot [%]", "frozen, k-NN [%]", *shares, "paper, ImageNet")
-    return ResultTable(columns=columns, rows=tuple(rows))
-
-
-def draw_figure(scores: MethodScores) -> "Figure":
-    """Accuracy by share of labels, and the gain over scratch seed by seed."""
-    ticks = {100 * budget: f"{budget:.0%}" for budget in scores.budgets}
-    tuned = [build_line(scores, method, scores.finetuned) for method in scores.methods]
-    gains = [build_line(scores, method, scores.over_scratch) for method in scores.methods if method != SCRATCH]
-    return plot_lines(
-        [
-            Panel(lines=lines, along="labels to fine-tune with", up=up, log=True, ticks=ticks)
-            for lines, up in ((tuned, "test accuracy [%]"), (gains, "over training from scratch [points]"))
-        ]
-    )
+    return ResultTable(columns, rows)
 
 
 def build_line(scores: MethodScores, method: str, value: Callable[[str, float], Spread | None]) -> SeedLine:
