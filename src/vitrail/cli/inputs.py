@@ -11,7 +11,7 @@ import torch
 
 from vitrail.checkpoint.find_weights import find_weights
 from vitrail.cli.options.groups import LoadingOptions
-from vitrail.cli.progress import bars, reading, waiting
+from vitrail.cli.progress import Advance, bars, reading, waiting
 from vitrail.core.atomic_files import read_text
 from vitrail.core.console import format_millions
 from vitrail.core.errors import BadLabels, ConfigError, DataError, unknown_name
@@ -21,7 +21,7 @@ from vitrail.data.dataset import ImageDataset
 from vitrail.data.loader import Batch, Views
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.distributed.process_group import join_world
-from vitrail.evaluation.scoring import Subject, iterate_batches, make_subject
+from vitrail.evaluation.scoring import Subject, ignore_progress, iterate_batches, make_subject
 
 if TYPE_CHECKING:
     from vitrail.predict.predictor import Predictor
@@ -51,11 +51,21 @@ def load_subject(weights: str, device: torch.device, *, image_size: int | None) 
 
 
 def load_batches(
-    options: LoadingOptions, source: ImageDataset, preprocessing: Preprocessing | Views, device: torch.device
+    options: LoadingOptions,
+    source: ImageDataset,
+    preprocessing: Preprocessing | Views,
+    device: torch.device,
+    advance: Advance = ignore_progress,
+    what: str = "features",
 ) -> Iterator[Batch]:
-    """Every image once, prepared, as the options say."""
+    """Every image once, prepared, as the options say; `advance` shows how many have been used."""
     check_batch(options)
-    return iterate_batches(source, preprocessing, device, batch=options.batch, workers=options.workers)
+    done, total = 0, len(source)
+    advance(what, done, total)
+    for batch in iterate_batches(source, preprocessing, device, batch=options.batch, workers=options.workers):
+        yield batch
+        done += len(batch)
+        advance(what, min(done, total), total)
 
 
 def check_batch(options: LoadingOptions) -> None:

@@ -5,12 +5,10 @@ import math
 import os
 import shlex
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from vitrail.checkpoint.bundle import rename_classes
 from vitrail.checkpoint.weights import to_bundle, write_bundle
-from vitrail.cli.evaluate.frozen_features import count_progress
 from vitrail.cli.inputs import (
     load_batches,
     load_subject,
@@ -20,14 +18,13 @@ from vitrail.cli.inputs import (
     weights_line,
 )
 from vitrail.cli.options.use import SUFFIX, EmbedOptions, FitOptions
-from vitrail.cli.progress import Advance, bars, on_interrupt
+from vitrail.cli.progress import bars, on_interrupt
 from vitrail.core.atomic_files import cache_folder, check_writable
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
 from vitrail.core.text import format_size, pluralise
 from vitrail.data.collection import Collection
 from vitrail.data.dataset import ImageDataset
-from vitrail.data.loader import Batch
 from vitrail.distributed.process_group import World, join_world
 from vitrail.evaluation.frozen.closed_form_classifier import FittedClassifier, MultiLabelMeasures, fit
 from vitrail.evaluation.frozen.embed import EmbeddingSummary, embed
@@ -35,7 +32,7 @@ from vitrail.evaluation.frozen.embedding_file import FORMATS
 from vitrail.evaluation.frozen.fewshot import PENALTIES
 from vitrail.evaluation.intervals import wilson_interval
 from vitrail.evaluation.result import format_interval, format_value
-from vitrail.evaluation.scoring import Subject, choose_workers
+from vitrail.evaluation.scoring import choose_workers
 
 
 def run_fit(options: FitOptions) -> int:
@@ -61,7 +58,7 @@ def run_fit(options: FitOptions) -> int:
                 shots=options.shots,
                 name=options.weights,
                 device=device,
-                batches=lambda source: load_images(options, about, source, advance),
+                batches=lambda source: load_batches(options, source, about.preprocessing, device, advance),
                 folder=None if options.no_cache else cache_folder("features"),
             )
         out = options.out
@@ -98,13 +95,6 @@ def check_fit(options: FitOptions) -> None:
         raise ConfigError(f"--dev {options.dev:g} must be at least 0 and below 1")
     if options.shots is not None and options.shots < 1:
         raise ConfigError(f"--shots {options.shots} must be at least 1")
-
-
-def load_images(options: FitOptions, about: Subject, source: ImageDataset, advance: Advance) -> Iterator[Batch]:
-    """The batches of a source, with progress on stderr."""
-    advance("features", 0, len(source))
-    found = load_batches(options, source, about.preprocessing, about.device)
-    return count_progress(found, lambda done: advance("features", min(done, len(source)), len(source)))
 
 
 def describe_estimate(made: FittedClassifier, *, given: bool) -> list[str]:
