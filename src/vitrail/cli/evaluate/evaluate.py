@@ -1,18 +1,18 @@
 """`vitrail evaluate` scores weights on a data set, `vitrail vtab` fine-tunes them on the 19 tasks of VTAB-1k."""
 
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vitrail.checkpoint.bundle import get_card
 from vitrail.checkpoint.find_weights import find_weights
 from vitrail.checkpoint.weights import build_network
 from vitrail.cli.inputs import check_batch, load_subject, open_data, read_labels, weights_line
 from vitrail.cli.options.evaluate import EvaluateOptions, VtabOptions
+from vitrail.cli.options.grammar import format_command, pass_options
 from vitrail.cli.progress import bars
 from vitrail.cli.train.display import duration, make_observer
 from vitrail.cli.train.training import exit_now
@@ -20,33 +20,21 @@ from vitrail.core.atomic_files import check_writable, write_file
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError, DataError, TrainingError
 from vitrail.core.text import format_size, pluralise
+from vitrail.data.collection import Collection
 from vitrail.data.datasets.catalogue import SETS, VTAB_TASKS
 from vitrail.data.datasets.vtab import find_task as find_vtab_task
 from vitrail.distributed.process_group import World, join_world
-from vitrail.evaluation.result import Measure, describe_weights, format_interval, format_value
-from vitrail.evaluation.scoring import Scope, ScoringOptions, choose_split
+from vitrail.evaluation.compare import evaluation_page
+from vitrail.evaluation.result import describe_weights, format_interval, format_value
+from vitrail.evaluation.scoring import ScoringOptions, choose_split
 from vitrail.evaluation.speed import tpuv3_core_days, training_flops
 from vitrail.recipes.launch import RUNS
-from vitrail.studies.paper.vtab import (
-    COLUMNS,
-    GROUPS,
-    VtabOutcome,
-    VtabStudy,
-    build_base_run,
-    build_page,
-    build_result,
-    build_rows,
-    open_task,
-    read_progress,
-    run_vtab_tasks,
-)
+from vitrail.studies.paper import vtab
+from vitrail.studies.paper.vtab import VtabOutcome, VtabStudy
 from vitrail.tasks.registry import find_task
 from vitrail.tasks.scoring import ScoredNetwork, score_network
 from vitrail.train.grid.engine import device_slots
 from vitrail.train.metrics import measure_flops
-
-if TYPE_CHECKING:
-    from vitrail.data.collection import Collection
 
 
 def run_evaluate(options: EvaluateOptions) -> int:
@@ -58,13 +46,17 @@ def run_evaluate(options: EvaluateOptions) -> int:
     if options.threshold is not None and not 0 <= options.threshold <= 1:
         raise ConfigError(f"--threshold {options.threshold:g} must be between 0 and 1")
     check_batch(options)
-    check_distinct({"--out": options.out, "--page": options.page, "--answers": options.answers})
+    outputs = {"--out": options.out, "--page": options.page, "--answers": options.answers}
+    taken = dict[Path, str]()
+    for option, path in outputs.items():
+        if path is not None and (first := taken.setdefault(path.resolve(), option)) != option:
+            raise ConfigError(f"{first} and {option} are both {path}; give each a file of its own")
     with join_world(options.device) as world:
-        for path in (options.out, options.page, options.answers) if world.is_main else ():
-            if path is not None:
+        if world.is_main:
+            for path in taken:
                 check_writable(path)
-        if options.download and world.is_main:
-            open_data(options.data, download=True)
+            if options.download:
+                open_data(options.data, download=True)
         world.barrier()
         collection = open_data(options.data, download=options.download)
         split, _ = choose_split(collection, "test", "val")
@@ -77,7 +69,7 @@ def run_evaluate(options: EvaluateOptions) -> int:
 
 
 def score_sizes(
-    options: EvaluateOptions, sizes: Sequence[int | None], collection: "Collection", split: str, world: World
+    options: EvaluateOptions, sizes: Sequence[int | None], collection: Collection, split: str, world: World
 ) -> list[ScoredNetwork]:
     """One score per size, or as many as there were before an interrupt."""
     done: list[ScoredNetwork] = []
@@ -95,36 +87,16 @@ def score_sizes(
 
 
 def score_size(
-    options: EvaluateOptions, size: int | None, collection: "Collection", split: str, world: World
+    options: EvaluateOptions, size: int | None, collection: Collection, split: str, world: World
 ) -> ScoredNetwork:
     about = load_subject(options.weights, world.device, image_size=size)
-    how = ScoringOptions(
-        precision=options.precision,
-        seed=options.seed,
-        include_seen=options.include_seen,
-        without=options.without,
-        deduplicated_by=options.deduplicated_by,
-        batch=options.batch,
-        workers=options.workers,
-        labels=None if options.labels is None else (),  # read once the task is known to take them
-        by_number=options.by_number,
-        real=options.real,
-        threshold=options.threshold,
-        answers=options.answers is not None,
-    )
+    labels = None if options.labels is None else ()  # read once the task is known to take them
+    how = pass_options(options, ScoringOptions, labels=labels, answers=options.answers is not None)
     find_task(get_card(about.network).task).check_scoring(how, about)
     if options.labels is not None:
         how = replace(how, labels=read_labels(options.labels, about.network.config.classes))
     with bars() as bar:
         return score_network(about, collection, split, how, world=world, called=f"{options.data}@{split}", advance=bar)
-
-
-def check_distinct(outputs: dict[str, Path | None]) -> None:
-    """Refuses two outputs in one file."""
-    taken = dict[Path, str]()
-    for option, path in outputs.items():
-        if path is not None and (first := taken.setdefault(path.resolve(), option)) != option:
-            raise ConfigError(f"{first} and {option} are both {path}; give each a file of its own")
 
 
 def add_size(path: Path, size: int | None) -> Path:
@@ -138,22 +110,18 @@ def write_outputs(options: EvaluateOptions, one: ScoredNetwork, size: int | None
     if options.answers is not None and one.found.answers is not None:
         write_file(add_size(options.answers, size), one.found.answers())
     if options.page is not None:
-        from vitrail.evaluation.compare import evaluation_page
-
         text = evaluation_page(one.result, one.found, one.notes, one.scope.lines())
         write_file(add_size(options.page, size), text.encode())
 
 
-def show_scores(options: EvaluateOptions, done: Sequence[ScoredNetwork], collection: "Collection", split: str) -> None:
+def show_scores(options: EvaluateOptions, done: Sequence[ScoredNetwork], collection: Collection, split: str) -> None:
     """Prints the scores."""
     one, count = done[0], len(collection.splits[split])
-    image = "x".join(map(str, one.about.preprocessing.image))
-    size = [f"{image} px"] if len(done) == 1 else []
+    size = [f"{format_size(one.about.preprocessing.image)} px"] if len(done) == 1 else []
     print(weights_line(options.weights, one.result.weights, *size, options.precision))
     where = f"{options.data}@{split}" if len(collection.splits) > 1 else options.data
     print(f"{where}: {pluralise(count, 'image')}, {one.found.outputs}")
-    for line in one.scope.lines():
-        print(line)
+    print(*one.scope.lines(), "", sep="\n")
     if len(done) == 1:
         show_single(one)
     else:
@@ -174,55 +142,44 @@ def show_sizes(done: Sequence[ScoredNetwork]) -> None:
     rows: list[list[str]] = []
     for one in done:
         by_name = {measure.name: measure for measure in one.result.measures}
-        cells = [
-            f"{format_value(by_name[name])} ({format_interval(by_name[name])})"
-            if name in found.counting
-            else format_value(by_name[name])
-            for name in heads
-            if name in by_name
-        ]
-        rows.append(["x".join(map(str, one.about.preprocessing.image)), *cells])
-    print()
+        rows.append([format_size(one.about.preprocessing.image)])
+        for measure in (by_name[name] for name in heads if name in by_name):
+            interval = f" ({format_interval(measure)})" if measure.name in found.counting else ""
+            rows[-1].append(f"{format_value(measure)}{interval}")
     print_table(["image", *heads], rows)
 
 
-def describe_count(measure: Measure, scope: Scope) -> str:
-    """ "58 of 64", with a mark if images count that the weights were trained on."""
-    count = f"{round(measure.value * (measure.count or 0)):,} of {measure.count:,}"
-    return f"{count}, {scope.exposure.count:,} seen" if scope.tainted else count
-
-
 def show_single(one: ScoredNetwork) -> None:
-    """Prints the metrics with their intervals, and the tables."""
-    found = one.found
+    """Prints the metrics with their intervals, and the tables; counts have a mark if images count that the weights were
+    trained on."""
+    found, scope = one.found, one.scope
     unknown = "" if any(format_interval(measure) for measure in found.measures) else "none"
-    rows = [[measure.name, format_value(measure), format_interval(measure) or unknown] for measure in found.measures]
-    columns = ["measure", "value", "95% interval"]
-    if found.counting:
-        columns.append("images")
-        for row, measure in zip(rows, found.measures, strict=True):
-            row.append(describe_count(measure, one.scope) if measure.name in found.counting else "")
-    print()
-    print_table(columns, rows)
+    seen = f", {scope.exposure.count:,} seen" if scope.tainted else ""
+    rows: list[list[str]] = []
+    for measure in found.measures:
+        rows.append([measure.name, format_value(measure), format_interval(measure) or unknown])
+        if measure.name in found.counting:
+            rows[-1].append(f"{round(measure.value * (measure.count or 0)):,} of {measure.count:,}{seen}")
+        elif found.counting:
+            rows[-1].append("")
+    print_table(["measure", "value", "95% interval", *(["images"] if found.counting else [])], rows)
     for table in found.tables:
         print_table(table.columns, table.rows, title=table.title, left=table.left)
 
 
 def run_vtab(options: VtabOptions) -> int:
     tasks = select_tasks(options.tasks)
-    bundle = find_weights(options.weights)
-    facts = describe_weights(options.weights, build_network(bundle))
+    facts = describe_weights(options.weights, build_network(find_weights(options.weights)))
+    size, settings = options.image_size, options.settings
     study = VtabStudy(
-        base=build_base_run(
-            options.weights, image_size=options.image_size, seed=options.seed, settings=options.settings
-        ),
+        base=vtab.build_base_run(options.weights, image_size=size, seed=options.seed, settings=settings),
         out=options.out or RUNS / f"vtab-{Path(options.weights).stem.replace(':', '-')}",
         tasks=tasks,
         root=options.root,
         weights_hash=facts["hash"],
-        image_size=options.image_size,
-        settings=options.settings,
-        go_on=vtab_command(options),
+        image_size=size,
+        settings=settings,
+        go_on=format_command("vtab", options),
     )
     try:
         status = start_vtab(study, facts, options)
@@ -235,24 +192,10 @@ def run_vtab(options: VtabOptions) -> int:
 def select_tasks(named: Sequence[str]) -> tuple[str, ...]:
     """Tasks by name and by group, in the paper's order."""
     wanted: set[str] = set()
-    for name in named or GROUPS:
+    for name in named or vtab.GROUPS:
         group = [task.name for task in VTAB_TASKS.values() if task.group == name.lower()]
         wanted |= set(group or [find_vtab_task(name).name])
     return tuple(name for name in VTAB_TASKS if name in wanted)
-
-
-def vtab_command(options: VtabOptions) -> str:
-    """The command that resumes."""
-    words = ["vitrail", "vtab", options.weights]
-    words += ["--tasks", *options.tasks] if options.tasks else []
-    for option, value in (("--root", options.root), ("--out", options.out), ("--seed", options.seed)):
-        words += [] if value is None else [option, str(value)]
-    words += ["--image-size", str(options.image_size)] if options.image_size else []
-    words += [word for text in options.settings for word in ("--set", text)]
-    words += ["--download"] if options.download else []
-    words += [] if options.jobs == 1 else ["--jobs", str(options.jobs)]
-    words += [] if options.device == "auto" else ["--device", options.device]
-    return shlex.join(words)
 
 
 def start_vtab(study: VtabStudy, facts: dict[str, Any], options: VtabOptions) -> int:
@@ -260,34 +203,28 @@ def start_vtab(study: VtabStudy, facts: dict[str, Any], options: VtabOptions) ->
         if options.dry_run:
             return forecast_vtab(study, world) if world.is_main else 0
 
-        def noted(outcome: VtabOutcome) -> None:
-            build_result(study, outcome, facts).write(study.out / "result.json")
-            write_file(study.out / "report.html", build_page(study, outcome, options.weights).encode())
+        def present(outcome: VtabOutcome) -> None:
+            vtab.build_result(study, outcome, facts).write(study.out / "result.json")
+            write_file(study.out / "report.html", vtab.build_page(study, outcome, options.weights).encode())
 
         if options.download and world.is_main:
-            download_tasks(study)
+            with bars(bytes_=True) as progress:
+                for name in study.tasks:  # what is not public is reported with its task
+                    vtab.open_task(study, VTAB_TASKS[name], download=True, progress=progress)
         world.barrier()
         places = () if options.jobs == 1 else device_slots(options.device, options.jobs)
         with make_observer(world.rank) as watching:
-            outcome = run_vtab_tasks(study, world=world, observer=watching, present=noted, places=places)
+            outcome = vtab.run_vtab_tasks(study, world=world, observer=watching, present=present, places=places)
         if world.is_main:
-            noted(outcome)
+            present(outcome)
             show_vtab(study, outcome)
         check_outcome(study, outcome)
     return 0
 
 
-def download_tasks(study: VtabStudy) -> None:
-    """Downloads what is missing and public; the rest is reported with its task."""
-    with bars(bytes_=True) as progress:
-        for name in study.tasks:
-            open_task(study, VTAB_TASKS[name], download=True, progress=progress)
-
-
 def show_vtab(study: VtabStudy, outcome: VtabOutcome) -> None:
-    print_table(
-        COLUMNS, build_rows(outcome), left=2, title="VTAB-1k: accuracy in per cent, next to the paper's Table 9"
-    )
+    title = "VTAB-1k: accuracy in per cent, next to the paper's Table 9"
+    print_table(vtab.COLUMNS, vtab.build_rows(outcome), left=2, title=title)
     show_missing(outcome, whole=False)
     if other := study.changes:
         print(f"not the paper's recipe: {'; '.join(other)}")
@@ -297,14 +234,14 @@ def show_vtab(study: VtabStudy, outcome: VtabOutcome) -> None:
 
 def show_missing(outcome: VtabOutcome, *, whole: bool) -> None:
     """Prints skipped data sets once each: in one line, or with instructions."""
-    told: dict[str, list[str]] = {}
+    sources: dict[str, list[str]] = {}
     for name in outcome.in_state("missing"):
-        told.setdefault(SETS[VTAB_TASKS[name].source].folder, []).append(name)
-    for names in told.values():
+        sources.setdefault(SETS[VTAB_TASKS[name].source].folder, []).append(name)
+    for names in sources.values():
         lines = outcome.reasons[names[0]].splitlines()
         titles = ", ".join(VTAB_TASKS[name].title for name in names)
         print(f"skipped: {titles}\n    " + "\n    ".join(lines) if whole else f"skipped: {titles}. {lines[0]}")
-    if told and not whole:
+    if sources and not whole:
         print("for where to get them and where to put them, add --dry-run")
 
 
@@ -317,42 +254,35 @@ def check_outcome(study: VtabStudy, outcome: VtabOutcome) -> None:
         first = f"{VTAB_TASKS[failed[0]].title}: {outcome.reasons[failed[0]]}"
         raise TrainingError(f"{len(failed)} of {len(study.tasks)} tasks failed, first {first}")
     if not outcome.scores and not outcome.stopped:
-        where = study.root or "$VITRAIL_DATA"
-        raise DataError(
-            f"none of the data sets is in {where}; --download fetches those that may be fetched, --root says where "
-            "they are"
-        )
+        remedy = "--download fetches those that may be fetched, --root says where they are"
+        raise DataError(f"none of the data sets is in {study.root or '$VITRAIL_DATA'}; {remedy}")
 
 
 def forecast_vtab(study: VtabStudy, world: World) -> int:
     """Prints which data sets are available and the total cost; nothing is trained or written."""
-    done = read_progress(study)
+    done = vtab.read_progress(study)
     lines: list[list[str]] = []
     left = test = 0
     outcome = VtabOutcome(states=dict(done.states), scores=done.scores)
     for name in study.tasks:
         task = VTAB_TASKS[name]
         way = ", ".join(word for word, used in (("crop", task.crop), ("flip", task.flip)) if used) or "as it is"
-        state = "done"
-        if name not in done.scores:
-            found = open_task(study, task)
-            state = "missing" if isinstance(found, str) else "there"
-            if isinstance(found, str):
-                outcome.states[name], outcome.reasons[name] = "missing", found
-            else:
-                left, test = left + 1, test + len(found.test or ())
+        found = "" if name in done.scores else vtab.open_task(study, task)
+        state = "done" if not found else "missing" if isinstance(found, str) else "there"
+        if not isinstance(found, str):
+            left, test = left + 1, test + len(found.test or ())
+        elif found:
+            outcome.states[name], outcome.reasons[name] = "missing", found
         lines.append([task.title, task.group, state, way, str(task.classes), f"{task.sizes[2]:,}"])
     heads = ("task", "group", "images", "augmented by", "classes", "test")
     print_table(heads, lines, left=4, title="Dry run: nothing is trained or written")
     show_missing(outcome, whole=True)
-    run = study.base
-    each = run.model.macs
-    flops = training_flops(each, left * run.steps * run.batch) + 2 * each * test
-    print(
-        f"{left} task{'s' * (left != 1)} to train for {run.steps:,} steps of {run.batch} images of "
-        f"{format_size(run.augmentation.size)}, and "
-        f"{test:,} images to score: {flops / 1e18:.3g} exaFLOPs, {tpuv3_core_days(flops):.3g} TPUv3-core-days"
-    )
+    run, macs = study.base, study.base.model.macs
+    flops = training_flops(macs, left * run.steps * run.batch) + 2 * macs * test
+    size = format_size(run.augmentation.size)
+    work = f"{pluralise(left, 'task')} to train for {run.steps:,} steps of {run.batch} images of {size}"
+    cost = f"{flops / 1e18:.3g} exaFLOPs, {tpuv3_core_days(flops):.3g} TPUv3-core-days"
+    print(f"{work}, and {test:,} images to score: {cost}")
     seconds = flops / measure_flops(world.device) / world.size
     print(f"time: {duration(seconds)} at the very least, at the rate of a large matrix product here")
     if other := study.changes:

@@ -13,6 +13,7 @@ WEIGHTS and DATA are words and what is written is --out; older forms are still a
 
 import argparse
 import difflib
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
@@ -246,6 +247,24 @@ def build_options(kind: type[T], values: Mapping[str, object]) -> T:
     """The dataclass of parsed values, lists as tuples."""
     lists = {name: tuple(cast("list[object]", value)) for name, value in values.items() if isinstance(value, list)}
     return kind(**{**values, **lists})
+
+
+def pass_options(options: Any, kind: Callable[..., T], **others: object) -> T:
+    """Another dataclass with the values of the fields that it shares with the options, and others."""
+    shared = {one.name for one in fields(cast(Any, kind))} & {one.name for one in fields(options)}
+    return kind(**{name: getattr(options, name) for name in shared} | others)
+
+
+def format_command(name: str, options: Any) -> str:
+    """The command line that gives these options."""
+    words = ["vitrail", name]
+    for one in sorted(fields(options), key=lambda one: not one.metadata["cli"].word):
+        value, about = getattr(options, one.name), one.metadata["cli"]
+        if value != one.default:
+            flag = [] if about.word else [about.flag or f"--{one.name.replace('_', '-')}"]
+            texts = [] if value is True else list(map(str, value)) if isinstance(value, tuple) else [str(value)]
+            words += [word for text in texts for word in (*flag, text)] if about.repeated else [*flag, *texts]
+    return shlex.join(words)
 
 
 def name_argument(action: argparse.Action) -> str:
