@@ -119,10 +119,11 @@ def test_mistakes_are_answered_in_a_line(written: list[tuple[str, ...]], capsys:
 
 def test_the_command_that_goes_on_is_the_one_that_was_typed() -> None:
     from vitrail.cli.app import parse_options
+    from vitrail.cli.options.grammar import format_command
 
     typed = ["head", "--scale", "small", "--data", "my set", "--out", "o", "--jobs", "3", "--seeds", "2"]
     options = parse_options("study", typed)
-    assert command.study_command(options) == "vitrail study head 'my set' --scale small --out o --jobs 3 --seeds 2"
+    assert format_command("study", options) == "vitrail study head 'my set' --scale small --out o --jobs 3 --seeds 2"
 
 
 def test_help_and_the_list_of_studies_need_no_torch(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from vitrail.data.loader import Batch, Views
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.distributed.process_group import join_world
 from vitrail.evaluation.scoring import Subject, ignore_progress, iterate_batches, make_subject
+from vitrail.train.observer import count_batches
 
 if TYPE_CHECKING:
     from vitrail.predict.predictor import Predictor
@@ -60,12 +61,8 @@ def load_batches(
 ) -> Iterator[Batch]:
     """Every image once, prepared, as the options say; `advance` shows how many have been used."""
     check_batch(options)
-    done, total = 0, len(source)
-    advance(what, done, total)
-    for batch in iterate_batches(source, preprocessing, device, batch=options.batch, workers=options.workers):
-        yield batch
-        done += len(batch)
-        advance(what, min(done, total), total)
+    batches = iterate_batches(source, preprocessing, device, batch=options.batch, workers=options.workers)
+    return count_batches(batches, what, len(source), advance)
 
 
 def check_batch(options: LoadingOptions) -> None:

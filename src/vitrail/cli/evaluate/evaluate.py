@@ -14,12 +14,12 @@ from vitrail.cli.inputs import check_batch, load_subject, open_data, read_labels
 from vitrail.cli.options.evaluate import EvaluateOptions, VtabOptions
 from vitrail.cli.options.grammar import format_command, pass_options
 from vitrail.cli.progress import bars
-from vitrail.cli.train.display import duration, make_observer
+from vitrail.cli.train.display import make_observer
 from vitrail.cli.train.training import exit_now
 from vitrail.core.atomic_files import check_writable, write_file
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError, DataError, TrainingError
-from vitrail.core.text import format_size, pluralise
+from vitrail.core.text import format_clock, format_size, pluralise
 from vitrail.data.collection import Collection
 from vitrail.data.datasets.catalogue import SETS, VTAB_TASKS
 from vitrail.data.datasets.vtab import find_task as find_vtab_task
@@ -284,7 +284,7 @@ def forecast_vtab(study: VtabStudy, world: World) -> int:
     cost = f"{flops / 1e18:.3g} exaFLOPs, {tpuv3_core_days(flops):.3g} TPUv3-core-days"
     print(f"{work}, and {test:,} images to score: {cost}")
     seconds = flops / measure_flops(world.device) / world.size
-    print(f"time: {duration(seconds)} at the very least, at the rate of a large matrix product here")
+    print(f"time: {format_clock(seconds)} at the very least, at the rate of a large matrix product here")
     if other := study.changes:
         print(f"not the paper's recipe: {'; '.join(other)}")
     return 0

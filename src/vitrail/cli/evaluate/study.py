@@ -3,87 +3,81 @@
 import csv
 import io
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitrail.cli.options.evaluate import CompareOptions, StudyOptions
+from vitrail.cli.options.grammar import format_command
 from vitrail.core.atomic_files import write_file
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
+from vitrail.core.text import format_duration
+from vitrail.data.collection import open_collection
+from vitrail.evaluation.compare import Comparison, compare_results, describe_deduplication, gather_results
+from vitrail.report.page import Notes, Section, Table, render_page
 from vitrail.studies import STUDIES, find_study
 
-if TYPE_CHECKING:
-    from vitrail.evaluation.compare import Comparison, MeasureColumn, ResultFile
-    from vitrail.evaluation.result import Measure
+if TYPE_CHECKING:  # without torch a list and a comparison are quick
     from vitrail.studies.cost_estimate import CellCost, DeviceSpeed
     from vitrail.studies.run_study import StudyPlan
     from vitrail.train.grid.plan import CellOutcome, GridReport
 
-
-RUNS = Path("runs")
+WIDE = 6  # beyond so many columns a terminal gets one table per data set, then one metric per line
+FORMATS = (".md", ".csv", ".html")
 
 
 def run_study(options: StudyOptions) -> int:
     if not options.name:
         if not options.list:
             raise ConfigError("which study? `vitrail study --list` lists them")
-        return list_studies()
+        rows = [(name, entry.anchor, entry.title) for name, entry in STUDIES.items()]
+        print_table(("study", "paper", "what it asks"), rows, left=3)
+        print("vitrail study NAME --list shows the cells of one, and what they cost; --scale tiny, small or paper.")
+        return 0
     if options.seeds < 0:
         raise ConfigError(f"--seeds {options.seeds} must be at least 1")
+    from vitrail.cli.train.display import make_watcher
     from vitrail.studies.cost_estimate import estimate_costs, estimate_speed
-    from vitrail.studies.run_study import StudyPlan
+    from vitrail.studies.run_study import StudyPlan, run_study
+    from vitrail.studies.study_report import write_report
     from vitrail.train.grid.engine import device_slots
 
-    study = find_study(options.name)
-    data = options.data or ""
-    cells = study.grid(options.scale, data, seeds=options.seeds)
+    study, scale, data = find_study(options.name), options.scale, options.data or ""
+    cells = study.grid(scale, data, seeds=options.seeds)
     places = device_slots(options.device, options.jobs)
-    speed = estimate_speed(places[0].device, for_gpu=options.scale != "tiny")
+    speed = estimate_speed(places[0].device, for_gpu=scale != "tiny")
     costs = estimate_costs(cells, speed)
     plan = StudyPlan(
         study=study,
-        scale=options.scale,
+        scale=scale,
         cells=cells,
-        out=options.out or RUNS / f"study-{study.name}-{options.scale}",
+        out=options.out or Path("runs", f"study-{study.name}-{scale}"),
         data=data,
         work={name: price.hours for name, price in costs.items() if price.hours},
-        go_on=study_command(options),
+        go_on=format_command("study", options),
         force=options.force,
     )
     if options.list:
         return list_cells(plan, costs, speed)
-    return start_study(plan, options)
 
+    def present(outcomes: "Sequence[CellOutcome]") -> None:
+        write_report(study, outcomes, plan.out, scale=scale, data=data)
 
-def list_studies() -> int:
-    from vitrail.core.console import print_table
-
-    print_table(
-        ("study", "paper", "what it asks"),
-        [(name, entry.anchor, entry.title) for name, entry in STUDIES.items()],
-        left=3,
-    )
-    print("vitrail study NAME --list shows the cells of one, and what they cost; --scale tiny, small or paper.")
-    return 0
-
-
-def study_command(options: StudyOptions) -> str:
-    """The command that resumes."""
-    words = ["vitrail", "study", options.name, *([options.data] if options.data else []), "--scale", options.scale]
-    words += [] if options.out is None else ["--out", str(options.out)]
-    words += ["--jobs", str(options.jobs)] if options.jobs else []
-    words += ["--seeds", str(options.seeds)] if options.seeds else []
-    words += [] if options.device == "auto" else ["--device", options.device]
-    return shlex.join(words)
+    if data:
+        open_collection(data)  # reports a misspelt name once instead of in every cell
+    try:
+        with make_watcher() as watching:
+            report = run_study(plan, places=places, watcher=watching, present=present)
+    except KeyboardInterrupt:
+        print(f"stopped immediately; resume with: {plan.go_on}", file=sys.stderr, flush=True)
+        os._exit(130)  # without waiting for a checkpoint that is being written: it is complete or absent
+    return show_study(plan, report)
 
 
 def list_cells(plan: "StudyPlan", costs: "dict[str, CellCost]", speed: "DeviceSpeed") -> int:
     """Every cell and its cost, and the total. Nothing is trained."""
-    from vitrail.core.console import print_table
-    from vitrail.core.text import format_duration
     from vitrail.studies.run_study import read_finished
 
     done = read_finished(plan.out, plan.cells)
@@ -91,62 +85,28 @@ def list_cells(plan: "StudyPlan", costs: "dict[str, CellCost]", speed: "DeviceSp
     for cell in plan.cells:
         price = costs[cell.name]
         state = "finished" if cell.name in done else f"after {cell.after}" if cell.after else ""
-        numbers = [
-            format_count(price.images),
-            format_count(price.steps),
-            str(cell.run.batch),
-            format_amount(price.exaflops),
-        ]
+        images, steps = ("?" if count is None else f"{count:,}" for count in (price.images, price.steps))
         time = "?" if price.hours is None else format_duration(3600 * price.hours)
-        rows.append((cell.name, price.network, state, *numbers, time))
+        work = (images, steps, str(cell.run.batch), format_amount(price.exaflops))
+        rows.append((cell.name, price.network, state, *work, time))
     heads = ("cell", "network", "state", "images", "steps", "batch", "exaFLOPs", "time")
     print_table(heads, rows, left=3, title=f"{plan.study.title} ({plan.study.anchor}), scale {plan.scale}")
     left = [costs[cell.name] for cell in plan.cells if cell.name not in done]
     unknown = sum(price.hours is None for price in left)
-    total = sum(price.exaflops or 0.0 for price in left), sum(price.hours or 0.0 for price in left)
-    print(
-        f"{len(plan.cells)} cells, {len(done)} finished in {plan.out}; left: {format_amount(total[0])} exaFLOPs, about "
-        f"{format_duration(3600 * total[1])} on {speed.device}, one cell after the other"
-        f"{f', and {unknown} cells whose images are not here' if unknown else ''}."
-    )
+    flops, hours = sum(price.exaflops or 0.0 for price in left), sum(price.hours or 0.0 for price in left)
+    work = f"{format_amount(flops)} exaFLOPs, about {format_duration(3600 * hours)} on {speed.device}"
+    more = f", and {unknown} cells whose images are not here" if unknown else ""
+    print(f"{len(plan.cells)} cells, {len(done)} finished in {plan.out}; left: {work}, one cell after the other{more}.")
     print("Times are estimates: 40% of the device's peak, and a few ms a step; scoring comes on top.")
     return 0
-
-
-def format_count(value: int | None) -> str:
-    return "?" if value is None else f"{value:,}"
 
 
 def format_amount(value: float | None) -> str:
     return "?" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.2g}"
 
 
-def start_study(plan: "StudyPlan", options: StudyOptions) -> int:
-    from vitrail.cli.train.display import make_watcher
-    from vitrail.data.collection import open_collection
-    from vitrail.studies.run_study import run_study
-    from vitrail.studies.study_report import write_report
-    from vitrail.train.grid.engine import device_slots
-
-    def present(outcomes: "Sequence[CellOutcome]") -> None:
-        write_report(plan.study, outcomes, plan.out, scale=plan.scale, data=plan.data)
-
-    if plan.data:
-        open_collection(plan.data)  # reports a misspelt name once instead of in every cell
-    try:
-        with make_watcher() as watching:
-            report = run_study(
-                plan, places=device_slots(options.device, options.jobs), watcher=watching, present=present
-            )
-    except KeyboardInterrupt:
-        print(f"stopped immediately; resume with: {plan.go_on}", file=sys.stderr, flush=True)
-        os._exit(130)  # without waiting for a checkpoint that is being written: it is complete or absent
-    return show_study(plan, report)
-
-
 def show_study(plan: "StudyPlan", report: "GridReport") -> int:
     """Prints the table, the summary, what failed, and where the files are."""
-    from vitrail.core.console import print_table
     from vitrail.studies.study_report import CAUTION
 
     if report.outcomes:
@@ -156,7 +116,14 @@ def show_study(plan: "StudyPlan", report: "GridReport") -> int:
             print(CAUTION)
         print(findings.summary)
         print(findings.comparison)
-    show_failed(report)
+    reasons: dict[str, list[str]] = {}
+    for outcome in report.outcomes:
+        if outcome.fault:
+            reasons.setdefault(outcome.fault, []).append(outcome.cell)
+    for fault, failed in reasons.items():
+        print(f"failed: {', '.join(failed)}: {fault}")
+    if reasons:
+        print("Run the same command to try them again.")
     if report.outcomes:
         files = {"table": "table.md", "figure": "figure.png", "page": "report.html"}  # no figure without matplotlib
         there = [f"{what}: {plan.out / name}" for what, name in files.items() if (plan.out / name).exists()]
@@ -167,28 +134,10 @@ def show_study(plan: "StudyPlan", report: "GridReport") -> int:
     return 1 if report.of("failed", "left out") else 0
 
 
-def show_failed(report: "GridReport") -> None:
-    """Prints the failed cells, grouped by reason."""
-    reasons: dict[str, list[str]] = {}
-    for outcome in report.outcomes:
-        if outcome.fault:
-            reasons.setdefault(outcome.fault, []).append(outcome.cell)
-    for fault, cells in reasons.items():
-        print(f"failed: {', '.join(cells)}: {fault}")
-    if reasons:
-        print("Run the same command to try them again.")
-
-
-WIDE = 6  # beyond so many columns a terminal gets one table per data set, then one metric per line
-FORMATS = (".md", ".csv", ".html")
-
-
 def run_compare(options: CompareOptions) -> int:
     out = options.out
     if out is not None and out.suffix.lower() not in FORMATS:
         raise ConfigError(f"--out {out}: the name says the format; end it in {', '.join(FORMATS)}")
-    from vitrail.evaluation.compare import compare_results, gather_results
-
     gathered = gather_results(options.results)
     table = compare_results(gathered.found, options.measures)
     notes = [*table.notes, *(f"skipped: {why}" for why in gathered.passed_over)]
@@ -202,7 +151,7 @@ def run_compare(options: CompareOptions) -> int:
     return 0
 
 
-def show_comparison(table: "Comparison") -> None:
+def show_comparison(table: Comparison) -> None:
     """Prints one table if it fits, else one per data set."""
     if len(table.columns) <= WIDE and len({column.data for column in table.columns}) > 1:
         print_table(["weights", *(table.title(column) for column in table.columns)], make_cells(table))
@@ -211,18 +160,17 @@ def show_comparison(table: "Comparison") -> None:
         heads = [part.title(column, whole=False) for column in part.columns]
         if len(heads) > WIDE:  # one metric per line
             names, *numbers = zip(*make_cells(part), strict=True)
-            print_table(
-                ["measure", *names], [[head, *row] for head, row in zip(heads, numbers, strict=True)], title=name
-            )
+            rows = [[head, *row] for head, row in zip(heads, numbers, strict=True)]
+            print_table(["measure", *names], rows, title=name)
         else:
             print_table(["weights", *heads], make_cells(part), title=name)
 
 
-def make_cells(table: "Comparison") -> list[list[str]]:
+def make_cells(table: Comparison) -> list[list[str]]:
     return [[row.name, *(table.text(row, column) or "–" for column in table.columns)] for row in table.rows]
 
 
-def to_markdown(table: "Comparison", notes: Sequence[str]) -> str:
+def to_markdown(table: Comparison, notes: Sequence[str]) -> str:
     """One table, and the notes below it."""
     names = list(dict.fromkeys(column.data for column in table.columns))
     heads = ["weights", *(escape_cell(table.title(column, whole=len(names) > 1)) for column in table.columns)]
@@ -238,40 +186,24 @@ def escape_cell(text: str) -> str:
     return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
 
 
-def to_csv(table: "Comparison", notes: Sequence[str]) -> str:
+def to_csv(table: Comparison, notes: Sequence[str]) -> str:
     """One line per number, with all digits and its origin, for a spreadsheet or pandas."""
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     heads = ("weights", "hash", "kind", "data", "fingerprint", "deduplicated", "measure", "value", "low", "high")
     writer.writerow([*heads, "count", "unit", "made", "file"])
     for row in table.rows:
-        for column in table.columns:
-            if column in row.cells:
-                writer.writerow([row.name, *csv_row(column, *row.cells[column])])
+        for column in (column for column in table.columns if column in row.cells):
+            measure, file = row.cells[column]
+            result, images = file.result, file.result.data.get("fingerprint", "")
+            source = (result.weights.get("hash", ""), result.kind, column.data, images, describe_deduplication(result))
+            number = (measure.name, measure.value, measure.low, measure.high, measure.count, measure.unit)
+            writer.writerow([row.name, *source, *number, result.made, file.path])
     return text.getvalue()
 
 
-def csv_row(column: "MeasureColumn", measure: "Measure", found: "ResultFile") -> list[object]:
-    from vitrail.evaluation.compare import describe_deduplication
-
-    result = found.result
-    return [
-        *(
-            result.weights.get("hash", ""),
-            result.kind,
-            column.data,
-            result.data.get("fingerprint", ""),
-            describe_deduplication(result),
-        ),
-        *(measure.name, measure.value, measure.low, measure.high, measure.count, measure.unit),
-        *(result.made, found.path),
-    ]
-
-
-def to_html(table: "Comparison", notes: Sequence[str]) -> str:
+def to_html(table: Comparison, notes: Sequence[str]) -> str:
     """A page with one table per data set, the notes, and the origin of each number."""
-    from vitrail.report.page import Notes, Section, Table, render_page
-
     sections: list[Section] = []
     for name, part in table.groups():
         heads = [part.title(column, whole=False) for column in part.columns]
@@ -283,7 +215,6 @@ def to_html(table: "Comparison", notes: Sequence[str]) -> str:
         (name, str(one.result.weights.get("hash", ""))[:16], one.result.kind, one.result.made, str(path))
         for path, (name, one) in files.items()
     ]
-    sections.append(
-        Table(title="Where they are from", columns=["weights", "hash", "by", "made", "file"], rows=rows, left=5)
-    )
+    heads = ["weights", "hash", "by", "made", "file"]
+    sections.append(Table(title="Where they are from", columns=heads, rows=rows, left=5))
     return render_page("Results", sections, lead=f"{len(table.rows)} weights, intervals of 95 %")

@@ -3,12 +3,22 @@
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+
+from rich.console import Group
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
 
 from vitrail.cli.app import silence_stdout
 from vitrail.cli.progress import PLAIN_S as WAIT_S
 from vitrail.cli.progress import SPINNER, amount
 from vitrail.core.console import make_console
+from vitrail.core.text import format_clock
 from vitrail.train.grid.plan import Cell, CellOutcome
 from vitrail.train.observer import STEP, NullObserver, Observer
 from vitrail.train.run_folder.metric_rows import LOSS, describe_score, headline, known_measures, title_of
@@ -16,43 +26,29 @@ from vitrail.train.run_folder.metric_rows import LOSS, describe_score, headline,
 PLAIN_S = 5.0  # between two plain lines of metrics; scores and notes always come
 
 
-def duration(seconds: float) -> str:
-    """ "1:02:03" or "2:03"."""
-    if not seconds < 1e8:
-        return "?"
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
-
-
-def format_rate(lr: float) -> str:
-    return f"{lr:.2e}".replace("e-0", "e-").replace("e+00", "")
-
-
 def describe_row(row: dict[str, Any]) -> str:
     """A row of metrics as text."""
-    if row["kind"] == "train":
-        parts = [
-            f"step {row['step']:,}/{row['steps']:,}",
-            f"epoch {row['epoch']:.2f}",
-            f"loss {row['loss']:.4f}",
-            *(f"{name} {value}" for name, value in format_tallies(row).items()),
-            f"lr {format_rate(row['lr'])}",
-            f"{row['images_per_s']:,.0f} img/s",
-            *([f"MFU {row['mfu']:.0%}", f"{row['memory_gb']:.1f} GB"] if "memory_gb" in row else []),  # of a GPU
-            f"left {duration(row['left_s'])}",
-        ]
-        return "  ".join(parts)
-    return describe_score(row)
+    if row["kind"] != "train":
+        return describe_score(row)
+    parts = [
+        f"step {row['step']:,}/{row['steps']:,}",
+        *(f"{name} {value}" for name, value in format_numbers(row).items()),
+        f"{row['images_per_s']:,.0f} img/s",
+        *([f"MFU {row['mfu']:.0%}", f"{row['memory_gb']:.1f} GB"] if "memory_gb" in row else []),  # of a GPU
+        f"left {format_clock(row['left_s'])}",
+    ]
+    return "  ".join(parts)
 
 
-def format_tallies(row: dict[str, Any]) -> dict[str, str]:
-    """What an objective counts next to its loss, by display name."""
-    return {
+def format_numbers(row: dict[str, Any]) -> dict[str, str]:
+    """Epoch, loss, what the objective counts next to it, and learning rate of a row of training."""
+    tallies = {
         title_of(known): f"{row[name]:.1%}" if known.share else f"{row[name]:.3f}"
         for name, known in known_measures().items()
         if name in row and name != LOSS
     }
+    lr = f"{row['lr']:.2e}".replace("e-0", "e-").replace("e+00", "")
+    return {"epoch": f"{row['epoch']:.2f}", "loss": f"{row['loss']:.4f}", **tallies, "lr": lr}
 
 
 def describe_briefly(row: dict[str, Any]) -> str:
@@ -69,11 +65,6 @@ class PlainDisplay:
     def __init__(self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self.write, self.clock = write, clock
         self.last, self.spoke = -PLAIN_S, clock()
-
-    def __enter__(self) -> "PlainDisplay":
-        return self
-
-    def __exit__(self, *error: object) -> None: ...
 
     def log(self, text: str) -> None:
         self.spoke = self.clock()
@@ -97,26 +88,11 @@ class PlainDisplay:
             self.log(amount(what, done, total))
 
 
-class QuietDisplay:
-    """For the processes that nobody reads."""
-
-    def __enter__(self) -> "QuietDisplay":
-        return self
-
-    def __exit__(self, *error: object) -> None: ...
-    def log(self, text: str) -> None: ...
-    def progress(self, row: dict[str, Any]) -> None: ...
-    def advance(self, what: str, done: int, total: int | None) -> None: ...
-
-
 class TrainingPanel:
-    """How far the run is, the latest numbers with their step, and what else is being done, redrawn in place; what is
+    """How far the run is, the latest numbers with their step, and what else is being done, redrawn in place; what
     is logged scrolls past above it. A thread of rich draws the fields, so that a step costs next to nothing."""
 
     def __init__(self, console: Any = None, clock: Callable[[], float] = time.monotonic) -> None:
-        from rich.live import Live
-        from rich.spinner import Spinner
-
         self.console, self.clock = console or make_console(), clock
         self.spinner = Spinner(SPINNER)
         self.row: dict[str, Any] | None = None  # the latest of training
@@ -165,78 +141,37 @@ class TrainingPanel:
         return (self.clock() - self.first[1]) / (self.step - self.first[0]) * to_do
 
     def drawn(self) -> Any:
-        from rich.console import Group
-        from rich.text import Text
-
-        lines = [self.head()] if self.steps else []
-        if self.row is not None:
-            lines.append(self.numbers(self.row))
+        lines = list[Any]()
+        if self.steps:
+            head = Table.grid(padding=(0, 1), expand=True)
+            head.add_column(no_wrap=True)
+            head.add_column(ratio=1)
+            head.add_column(no_wrap=True)
+            done = Text(f"{self.step / self.steps:.0%}, {format_clock(self.left_s)} left")
+            bar = ProgressBar(total=self.steps, completed=self.step)
+            head.add_row(Text(f"step {self.step:,}/{self.steps:,}", style="bold"), bar, done)
+            lines.append(head)
+        if (row := self.row) is not None:  # it may be some steps old
+            numbers = {"at step": f"{row['step']:,}", **format_numbers(row), "img/s": f"{row['images_per_s']:,.0f}"}
+            if "memory_gb" in row:
+                numbers |= {"MFU": f"{row['mfu']:.0%}", "memory": f"{row['memory_gb']:.1f} GB"}
+            pairs = [part for name, value in numbers.items() for part in ((f"{name} ", "dim"), f"{value}   ")]
+            lines.append(Text.assemble(*pairs))
         if self.score:
             lines.append(Text(self.score, style="bold green"))
         what, done, total = self.doing
-        waited = self.clock() - self.since
-        if what != STEP:
-            lines.append(self.spinning(amount(what, done, total), waited))
-        elif done == (self.first or (0,))[0] and done < self.steps:
-            lines.append(self.spinning("the first step", waited))
+        text = amount(what, done, total) if what != STEP else "the first step"
+        if what != STEP or (done == (self.first or (0,))[0] and done < self.steps):
+            self.spinner.update(text=Text(f"{text}, {format_clock(self.clock() - self.since)}"))
+            lines.append(self.spinner.render(self.clock()))
         return Group(*lines)
 
-    def spinning(self, what: str, waited: float) -> Any:
-        from rich.text import Text
 
-        self.spinner.update(text=Text(f"{what}, {duration(waited)}"))
-        return self.spinner.render(self.clock())
-
-    def head(self) -> Any:
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
-        from rich.text import Text
-
-        head = Table.grid(padding=(0, 1), expand=True)
-        head.add_column(no_wrap=True)
-        head.add_column(ratio=1)
-        head.add_column(no_wrap=True)
-        head.add_row(
-            Text(f"step {self.step:,}/{self.steps:,}", style="bold"),
-            ProgressBar(total=self.steps, completed=self.step),
-            Text(f"{self.step / self.steps:.0%}, {duration(self.left_s)} left"),
-        )
-        return head
-
-    def numbers(self, row: dict[str, Any]) -> Any:
-        """The latest row, which may be some steps old."""
-        from rich.text import Text
-
-        numbers = {
-            "at step": f"{row['step']:,}",
-            "epoch": f"{row['epoch']:.2f}",
-            "loss": f"{row['loss']:.4f}",
-            **format_tallies(row),
-            "lr": format_rate(row["lr"]),
-            "img/s": f"{row['images_per_s']:,.0f}",
-            **({"MFU": f"{row['mfu']:.0%}", "memory": f"{row['memory_gb']:.1f} GB"} if "memory_gb" in row else {}),
-        }
-        text = Text()
-        for name, value in numbers.items():
-            text.append(f"{name} ", style="dim").append(f"{value}   ")
-        return text
-
-
-def make_observer(rank: int) -> PlainDisplay | TrainingPanel | QuietDisplay:
-    """The one that fits the output."""
+def make_observer(rank: int) -> AbstractContextManager[Observer]:
+    """The one that fits the output; nobody reads that of other processes."""
     if rank:
-        return QuietDisplay()
-    if sys.stdout.isatty():
-        return TrainingPanel()
-    return PlainDisplay(lambda text: print(text, flush=True))
-
-
-def describe_cell(outcome: CellOutcome) -> str:
-    """The result of a cell in a few words."""
-    if outcome.fault:
-        return f"failed: {outcome.fault}"
-    names = [name for name in outcome.values if name == "accuracy" or name.startswith("fewshot-")]
-    return ", ".join(f"{name} {outcome.values[name]:.2%}" for name in names) or "done"
+        return nullcontext(NullObserver())
+    return TrainingPanel() if sys.stdout.isatty() else nullcontext(PlainDisplay(lambda text: print(text, flush=True)))
 
 
 class StudyLines:
@@ -245,11 +180,6 @@ class StudyLines:
     def __init__(self, write: Callable[[str], None]) -> None:
         self.write, self.left_s = PlainDisplay(write), float("nan")
 
-    def __enter__(self) -> "StudyLines":
-        return self
-
-    def __exit__(self, *error: object) -> None: ...
-
     def log(self, text: str) -> None:
         self.write.log(text)
 
@@ -257,8 +187,11 @@ class StudyLines:
         self.log(f"start {cell.name}")
 
     def ended(self, cell: Cell, outcome: CellOutcome, seconds: float) -> None:
-        left = f", about {duration(self.left_s)} left" if self.left_s > 0 else ""
-        self.log(f"end   {cell.name}: {describe_cell(outcome)}; {duration(seconds)}{left}")
+        names = [name for name in outcome.values if name == "accuracy" or name.startswith("fewshot-")]
+        scores = ", ".join(f"{name} {outcome.values[name]:.2%}" for name in names) or "done"
+        left = f", about {format_clock(self.left_s)} left" if self.left_s > 0 else ""
+        result = f"failed: {outcome.fault}" if outcome.fault else scores
+        self.log(f"end   {cell.name}: {result}; {format_clock(seconds)}{left}")
 
     def progress(self, share: float, left_s: float) -> None:
         self.left_s = left_s
@@ -271,8 +204,6 @@ class StudyBar(StudyLines):
     """The same lines above a bar of the whole study."""
 
     def __init__(self) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn
-
         console = make_console()
         super().__init__(lambda text: console.print(text, highlight=False, markup=False))
         columns = (BarColumn(), TextColumn("{task.percentage:.0f}% of the work, {task.fields[left]} left"))
@@ -287,9 +218,9 @@ class StudyBar(StudyLines):
         self.bar.stop()
 
     def progress(self, share: float, left_s: float) -> None:
-        self.bar.update(self.task, completed=share, left=duration(left_s))
+        self.bar.update(self.task, completed=share, left=format_clock(left_s))
 
 
-def make_watcher() -> StudyLines:
+def make_watcher() -> AbstractContextManager[StudyLines]:
     """The one that fits the output."""
-    return StudyBar() if sys.stdout.isatty() else StudyLines(lambda text: print(text, flush=True))
+    return StudyBar() if sys.stdout.isatty() else nullcontext(StudyLines(lambda text: print(text, flush=True)))

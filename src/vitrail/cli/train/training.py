@@ -14,9 +14,10 @@ from vitrail.cli.inputs import resolve_class_names
 from vitrail.cli.options.groups import TrainingOptions
 from vitrail.cli.options.train import FinetuneOptions, PretrainOptions
 from vitrail.cli.progress import bars
-from vitrail.cli.train.display import duration, make_observer
+from vitrail.cli.train.display import make_observer
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
+from vitrail.core.text import format_clock
 from vitrail.data.collection import open_collection
 from vitrail.distributed.process_group import World, join_world
 from vitrail.recipes.budget import TimeBudget, describe_full_run
@@ -159,10 +160,10 @@ def show_forecast(plan: RunPlan, asked: RunCommand, world: World) -> int:
     found = dry_run(run, open_splits(run.data, task_of(run.objective)), world, base=plan.base)
     if world.is_main:
         print_table(("what", "to expect"), list(found.figures.items()), title="Dry run: nothing is written", left=2)
-        print(f"time: about {duration(found.seconds)} for all steps, without scoring")
+        print(f"time: about {format_clock(found.seconds)} for all steps, without scoring")
         if grid is not None:
             whole = f"the sweep, {len(list_points(grid))} points and the last run"
-            print(f"time: about {duration(runs * found.seconds)} for {whole}, {runs:.1f} times as long")
+            print(f"time: about {format_clock(runs * found.seconds)} for {whole}, {runs:.1f} times as long")
         for warning in found.warnings:
             print(f"note: {warning}")
     return 0
