@@ -1,8 +1,9 @@
 """Scores count every image once, whatever the batch, the process or the network's wrapping."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +16,25 @@ from vitrail.data.dataset import ArrayDataset, Encoded, ImageDataset, Labels
 from vitrail.data.loader import Batch, eval_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.evaluation import metrics as accuracy
-from vitrail.evaluation.metrics import ClassificationScore, evaluate
+from vitrail.evaluation.metrics import ClassificationMetric, ClassificationScore, score_batches
 from vitrail.models.build import build
 
 SIDE, CLASSES, COUNT = 4, 7, 23
 PLAIN = Preprocessing(image=(SIDE, SIDE), mean=(0.2, 0.4, 0.6), std=(0.3, 0.5, 0.7))
+
+
+def evaluate(
+    network: Callable[[Tensor], Tensor],
+    batches: Iterable[Batch],
+    preprocessing: Preprocessing,
+    *,
+    classes: int,
+    device: str,
+    extremes: int = 0,
+    **options: Any,
+) -> ClassificationScore:
+    metric = ClassificationMetric(classes, torch.device(device), extremes)
+    return score_batches(network, batches, preprocessing, metric, device=device, **options)
 
 
 class Linear(nn.Module):

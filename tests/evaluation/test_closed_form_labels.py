@@ -14,9 +14,10 @@ from vitrail.checkpoint.bundle import Card
 from vitrail.cli.app import main
 from vitrail.core.errors import BadLabels
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.evaluation.frozen.closed_form_classifier import measure_labels, to_truth
+from vitrail.evaluation.frozen.closed_form_classifier import measure_labels
 from vitrail.evaluation.frozen.fewshot import CONSTANT, EPS
 from vitrail.evaluation.frozen.ridge_head import fit_multi_label_head, fit_platt
+from vitrail.evaluation.multi_label import encode_labels
 
 
 def drawn(count: int, classes: int = 4, width: int = 10) -> tuple[torch.Tensor, torch.Tensor]:
@@ -76,8 +77,8 @@ def test_few_samples_and_none() -> None:
 
 def test_truth_from_labels() -> None:
     rows = torch.tensor([[2, 0], [-1, -1], [1, -1]])
-    assert to_truth(rows, 3).int().tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
-    assert to_truth(torch.tensor([1, -1]), 2).int().tolist() == [[0, 1], [0, 0]]
+    assert encode_labels(rows, 3).int().tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
+    assert encode_labels(torch.tensor([1, -1]), 2).int().tolist() == [[0, 1], [0, 0]]
 
 
 @pytest.mark.slow

@@ -33,10 +33,10 @@ def test_no_answer_is_never_right_not_even_without_a_label(labels: torch.Tensor)
 
 def test_the_true_class_is_the_label_that_was_predicted_else_the_first() -> None:
     predicted = torch.tensor([0, 2, 1, 2])
-    found = judge_predictions(predicted, torch.stack([predicted, torch.tensor([1, 1, 2, 0])], 1), SEVERAL)
-    assert found.truth.tolist() == [0, 1, -1, 0]
-    assert found.right.tolist() == [True, False, False, False]
-    assert found.among.tolist() == [True, True, False, True]
+    right, among, truth = judge_predictions(torch.stack([predicted, torch.tensor([1, 1, 2, 0])], 1), SEVERAL)
+    assert truth.tolist() == [0, 1, -1, 0]
+    assert right.tolist() == [True, False, False, False]
+    assert among.tolist() == [True, True, False, True]
 
 
 def test_several_labels_have_their_probability_together() -> None:

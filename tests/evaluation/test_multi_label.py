@@ -1,5 +1,6 @@
 """Mean average precision and F1: scikit-learn's numbers, intervals that hold them, and what `evaluate` does."""
 
+import contextlib
 import csv
 import json
 import warnings
@@ -12,12 +13,15 @@ import pytest
 import torch
 
 import vitrail
+from tests.evaluation.test_accuracy import PLAIN, Torn, pictures
 from tests.models.tiny import VIT
 from tests.predict.pictures import CLASSES, drawn, network
 from vitrail.checkpoint.bundle import Card
 from vitrail.cli.app import main
 from vitrail.core.errors import DataError
-from vitrail.data.dataset import Labels
+from vitrail.data.dataset import Labels, RelabelledDataset
+from vitrail.data.loader import eval_batches
+from vitrail.evaluation.metrics import ClassificationMetric, score_batches
 from vitrail.evaluation.multi_label import MultiLabelScore, score_labels
 
 
@@ -72,14 +76,23 @@ def test_intervals_hold_the_value_and_are_drawn_from_the_seed() -> None:
 
 
 def test_an_image_without_labels_is_an_answer_where_there_may_be_several() -> None:
-    scores, seen = np.full((3, 2), 0.9, np.float32), np.array([True, True, False])
-    several = score_labels(scores, seen, Labels.several([[0, 1], [], [1]]), "ab", threshold=0.5, seed=0)
-    assert several.sample.tolist() == [0, 1]
-    assert several.truth.tolist() == [[True, True], [False, False]]
-    one = score_labels(scores, seen, Labels(np.array([1, -1, 0])), "ab", threshold=0.5, seed=0)
-    assert one.sample.tolist() == [0]
+    def scored(labels: Labels) -> MultiLabelScore:
+        metric = ClassificationMetric(2, torch.device("cpu"), scores=True)
+        network = lambda images: torch.full((len(images), 2), 2.0)  # noqa: E731
+        source = RelabelledDataset(Torn(*made_images), labels, "ab")
+        with contextlib.suppress(DataError):
+            score_batches(network, eval_batches(source, PLAIN, batch=2), PLAIN, metric, device="cpu")
+        return score_labels(metric.predictions()[0], labels, "ab", threshold=0.5, seed=0)
+
+    source = pictures(count=4)
+    made_images = (source.pictures, source.labels, source.classes)  # the last one of four is torn
+    several = scored(Labels.several([[0, 1], [], [1], [1]]))
+    assert several.sample.tolist() == [0, 1, 2]
+    assert several.truth.tolist() == [[True, True], [False, False], [False, True]]
+    one = scored(Labels(np.array([1, -1, 0, 0])))
+    assert one.sample.tolist() == [0, 2]
     with pytest.raises(DataError):
-        score_labels(scores, seen, Labels.several([[], [], [1]]), "ab", threshold=0.5, seed=0)
+        scored(Labels.several([[], [], [], [1]]))
 
 
 @pytest.fixture

@@ -5,12 +5,9 @@
 A metric holds sums or rows that processes can add up, and never averages averages. A task defines its own: a class with
 the three methods of `Metric`, whose result names its numbers and the criteria that select the best weights.
 
-Accuracy, top-5, loss and confusion over a split count every image once.
-
-    score = evaluate(network, sweep(source, preprocessing, batch=256), preprocessing, classes=10, device="cpu")
-    score.accuracy, score.loss, score.confusion
-
-Sums stay on the device and are read once, after the last batch.
+Accuracy, top-5, loss and confusion over a split count every image once. Rows stay
+on the device and are read once, after the last batch. Processes that share a split gather their rows, so the numbers
+are the same to the last bit for any number of processes.
 
 One rule decides when a prediction is right, in training, evaluation and the check of an export. A sample has one label,
 several of which any one counts (ReaL), or none, and then it does not count. Labels are [N], or [N, M] padded with -1.
@@ -19,7 +16,7 @@ The loss of several labels is minus the log of their total probability. A predic
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Final, Protocol, TypeVar
 
 import numpy as np
@@ -32,7 +29,6 @@ from vitrail.data.dataset import Labels
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import one_hot
-from vitrail.distributed.process_group import widest_float
 from vitrail.evaluation.frozen.features import Precision, inference_context, make_normaliser
 
 ResultT = TypeVar("ResultT")
@@ -118,16 +114,6 @@ def score_batches(
     return metric.result()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Verdicts:
-    """How N predictions compare with one set of labels, [N] each."""
-
-    labelled: Tensor  # whether the sample has a label; others do not count
-    right: Tensor
-    among: Tensor  # whether a label is among the top classes
-    truth: Tensor  # the predicted label if it is one of several, else the first; -1 without a label
-
-
 def label_rows(labels: Tensor) -> Tensor:
     """Labels [N] or [N, M] as [N, M]."""
     return labels if labels.ndim == 2 else labels[:, None]
@@ -149,17 +135,14 @@ def count_right(predicted: Tensor, labels: Tensor) -> tuple[int, int]:
     return int(is_right(predicted, labels).sum()), int(has_label(labels).sum())
 
 
-def judge_predictions(predicted: Tensor, likeliest: Tensor, labels: Tensor) -> Verdicts:
-    """Compares predictions [N] and the top classes [N, T] with the labels."""
+def judge_predictions(top: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Compares the top classes [N, T], the predicted one first, with the labels: whether the prediction is right [N],
+    whether any of them is, and the true class: the predicted one if it is one of several, else the first; -1 without a
+    label."""
     rows = label_rows(labels)
-    right = is_right(predicted, rows)
+    right = is_right(top[:, 0], rows)
     first = rows.gather(1, (rows >= 0).int().argmax(1, keepdim=True))[:, 0]
-    return Verdicts(
-        labelled=has_label(rows),
-        right=right,
-        among=is_right(likeliest, rows),
-        truth=torch.where(right, predicted, first),
-    )
+    return right, is_right(top, rows), torch.where(right, top[:, 0], first)
 
 
 def cross_entropies(logs: Tensor, labels: Tensor) -> Tensor:
@@ -217,139 +200,138 @@ class ClassificationScore:
         return {"accuracy": self.accuracy, "loss": self.loss, "top5": self.top5, "count": self.count}
 
 
-def evaluate(
-    network: Callable[[Tensor], Tensor],
-    batches: Iterable[Batch],
-    preprocessing: Preprocessing,
-    *,
-    classes: int,
-    device: torch.device | str,
-    world: SupportsAllReduce | None = None,
-    precision: Precision = "float32",
-    extremes: int = 0,
-) -> ClassificationScore:
-    """The score of a network, compiled, wrapped or plain, over batches of `sweep`. With a `world` each process brings
-    its part of them, and all get the score of the whole. `extremes` answers are kept of the best and of the worst."""
-    metric = ClassificationMetric(classes, torch.device(device), extremes)
-    return score_batches(network, batches, preprocessing, metric, device=device, world=world, precision=precision)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ClassPredictions:
+    """The predictions for M readable images, in the order of the source."""
+
+    sample: NDArray[np.int64]  # [M], their places in the source
+    top: NDArray[np.int64]  # [M, 5], the likeliest classes in order, or all of fewer; -1 where the logits are NaN
+    truth: NDArray[np.int64]  # the predicted label if it is one of several, else the first; -1 without a label
+    right: NDArray[np.bool_]
+    among: NDArray[np.bool_]  # whether a label is among the top five
+    confidence: NDArray[np.float32]  # the probability of the first
+    loss: NDArray[np.float32]
+    scores: NDArray[np.float32]  # [M, K], sigmoid of each class; [M, 0] if not requested
+
+    def __len__(self) -> int:
+        return len(self.sample)
+
+    @property
+    def said(self) -> NDArray[np.int64]:
+        return self.top[:, 0]
+
+    def judge(self, labels: Labels | None = None) -> "ClassPredictions":
+        """Those that have a label; with `labels` they are compared with these instead of the source's own."""
+        found = self
+        if labels is not None:
+            rows = torch.from_numpy(labels.rows(self.sample))
+            right, among, truth = (part.numpy() for part in judge_predictions(torch.from_numpy(self.top), rows))
+            found = replace(self, right=right, among=among, truth=truth)
+        known = found.truth >= 0
+        return ClassPredictions(**{one.name: getattr(found, one.name)[known] for one in fields(found)})
+
+    def count_confusions(self) -> NDArray[np.int64]:
+        """The non-empty cells of the confusion matrix: rows of true class, predicted class and count. NaN predictions
+        have no cell."""
+        pairs = np.stack([self.truth, self.said], 1)[self.said >= 0]
+        cells, counts = np.unique(pairs, axis=0, return_counts=True)
+        return np.concatenate([cells, counts[:, None]], 1)
+
+    def confusion_matrix(self, classes: int) -> NDArray[np.int64] | None:
+        """[K, K], true classes as rows; None for too many classes."""
+        if classes > CONFUSION:
+            return None
+        truth, said, count = self.count_confusions().T
+        whole = np.zeros((classes, classes), np.int64)
+        whole[truth, said] = count
+        return whole
+
+    def extremes(self, most: int) -> tuple[tuple[ScoredSample, ...], tuple[ScoredSample, ...]]:
+        """The most confident correct predictions, and those with the largest loss. Ties go to the earlier sample."""
+        right = np.flatnonzero(self.right)
+        best = right[np.argsort(-self.confidence[right], kind="stable")]
+        worst = np.argsort(-np.nan_to_num(self.loss, nan=np.inf, posinf=np.inf), kind="stable")
+        columns = (self.sample, self.truth, self.said, self.confidence, self.loss)
+
+        def read(places: NDArray[np.int64]) -> tuple[ScoredSample, ...]:
+            rows = zip(*(column[places[:most]].tolist() for column in columns), strict=True)
+            return tuple(ScoredSample(*row) for row in rows)
+
+        return read(best), read(worst)
 
 
 class ClassificationMetric:
-    """Sums on the device. Counts are int64, so they are exact and independent of the order of processes."""
+    """One row per image, on the device. With `scores` it also keeps the sigmoid of every class."""
 
-    def __init__(self, classes: int, device: torch.device, extremes: int = 0) -> None:
-        self.classes = classes
-        exact = widest_float(device)
-        self.loss = torch.zeros(1, dtype=exact, device=device)
-        self.counts = torch.zeros(4, dtype=torch.int64, device=device)  # count, correct, correct5, unreadable
-        cells = classes**2 if classes <= CONFUSION else 0
-        self.cells = torch.zeros(cells, dtype=torch.int64, device=device)
-        self.best, self.worst = TopSamples(extremes, exact, device), TopSamples(extremes, exact, device)
+    def __init__(self, classes: int, device: torch.device, extremes: int = 0, *, scores: bool = False) -> None:
+        self.classes, self.most, self.kept = classes, extremes, classes if scores else 0
+        # Sample, whether it is readable, right, among, truth, and the top classes; confidence, loss and scores.
+        self.whole = [torch.zeros(0, 5 + min(TOP, classes), dtype=torch.int64, device=device)]
+        self.parts = [torch.zeros(0, 2 + self.kept, device=device)]
 
     def update(self, outputs: Tensor, batch: Batch) -> None:
-        """Adds one batch's logits [B, K]; rows without an image or a label do not count."""
-        logits = check_logits(outputs, batch, self.classes)
+        """Adds one batch's logits [B, K]."""
+        if outputs.shape != (len(batch), self.classes):
+            needed = f"{self.classes} classes need [B, {self.classes}]"
+            raise ConfigError(f"the network's outputs are {tuple(outputs.shape)}; {needed}")
+        logits = outputs.float()
         logs = logits.log_softmax(-1)
-        sure, predicted = logs.max(-1)
-        top = logits.topk(TOP).indices if self.classes > TOP else predicted[:, None]  # [B, 5]
-        found = judge_predictions(mask_nan(predicted, logs), mask_nan(top, logs), batch.target)
-        counted = batch.valid & found.labelled
-        losses, truth = cross_entropies(logs, batch.target), found.truth.clamp(min=0)
-        absent = ~batch.valid & (batch.sample >= 0)
-        tests = torch.stack([counted, counted & found.right, counted & found.among, absent])
-        self.counts += tests.sum(1)
-        # A row that does not count may hold anything, NaN included, so it is replaced, not multiplied by zero.
-        self.loss += torch.where(counted, losses, 0.0).to(self.loss.dtype).sum()
-        if len(self.cells):
-            self.cells.scatter_add_(0, truth * self.classes + predicted, counted.long())
-        if self.best.most:
-            answers = torch.stack([batch.sample, truth, predicted], 1), torch.stack([sure.exp(), losses], 1)
-            surest = torch.where(counted & found.right, sure, -torch.inf)
-            self.best.add(surest.nan_to_num(-torch.inf, neginf=-torch.inf), *answers)
-            self.worst.add(torch.where(counted, losses.nan_to_num(torch.inf, torch.inf), -torch.inf), *answers)
+        sure, first = logs.max(-1, keepdim=True)  # NaN if any logit is
+        rest = logits.scatter(1, first, -torch.inf).topk(min(TOP, self.classes) - 1).indices
+        top = torch.where(sure.isnan(), -1, torch.cat([first, rest], 1))
+        facts = torch.stack([batch.sample, batch.valid, *judge_predictions(top, batch.target)], 1)
+        self.whole.append(torch.cat([facts, top], 1))
+        losses, scores = cross_entropies(logs, batch.target)[:, None], logits.sigmoid()[:, : self.kept]
+        self.parts.append(torch.cat([sure.exp().nan_to_num(0.0), losses, scores.nan_to_num(0.0)], 1))
 
     def merge(self, world: SupportsAllReduce) -> None:
-        for sums in (self.loss, self.counts, self.cells):
-            if len(sums):
-                world.sum_(sums)
-        self.best.share(world)
-        self.worst.share(world)
+        self.whole = [gather_rows(torch.cat(self.whole), world)]
+        self.parts = [gather_rows(torch.cat(self.parts), world)]
+
+    def predictions(self) -> tuple[ClassPredictions, int]:
+        """All predictions for readable images, and the number of unreadable ones."""
+        whole, parts = torch.cat(self.whole).cpu().numpy(), torch.cat(self.parts).cpu().numpy()
+        order = np.argsort(whole[:, 0], kind="stable")
+        readable = order[whole[order, 1] > 0]
+        sample, _, right, among, truth, *_ = whole[readable].T
+        found = ClassPredictions(
+            sample=sample,
+            top=whole[readable, 5:],
+            truth=truth,
+            right=right > 0,
+            among=among > 0,
+            confidence=parts[readable, 0],
+            loss=parts[readable, 1],
+            scores=parts[readable, 2:],
+        )
+        return found, int((whole[:, 0] >= 0).sum()) - len(readable)
 
     def result(self) -> ClassificationScore:
-        count, correct, correct5, unreadable = (int(value) for value in self.counts.tolist())
-        if not count:
-            raise DataError(
-                f"no image could be scored: {unreadable} are unreadable and the rest have no label; choose another "
-                "split"
-            )
-        cells = self.cells.view(self.classes, self.classes).cpu().numpy() if len(self.cells) else None
+        every, unreadable = self.predictions()
+        found = every.judge()
+        if not len(found):
+            rest = f"{unreadable} are unreadable and the rest have no label"
+            raise DataError(f"no image could be scored: {rest}; choose another split")
+        best, worst = found.extremes(self.most)
         return ClassificationScore(
-            count=count,
-            correct=correct,
-            correct5=correct5 if self.classes > TOP else None,
-            loss=float(self.loss.item()) / count,
+            count=len(found),
+            correct=int(found.right.sum()),
+            correct5=int(found.among.sum()) if self.classes > TOP else None,
+            loss=float(found.loss.mean(dtype=np.float64)),
             unreadable=unreadable,
-            confusion=cells,
-            best=self.best.read(),
-            worst=self.worst.read(),
+            confusion=found.confusion_matrix(self.classes),
+            best=best,
+            worst=worst,
         )
 
 
-def check_logits(outputs: Tensor, batch: Batch, classes: int) -> Tensor:
-    """The outputs as float32 logits [B, K]; ConfigError if the shape differs."""
-    if outputs.shape != (len(batch), classes):
-        raise ConfigError(f"the network's outputs are {tuple(outputs.shape)}; {classes} classes need [B, {classes}]")
-    return outputs.float()
-
-
-def mask_nan(predicted: Tensor, logs: Tensor) -> Tensor:
-    """Predictions [B] or [B, T], -1 where the log-probabilities [B, K] are NaN, which one NaN logit causes."""
-    sound = ~logs[:, 0].isnan()
-    return torch.where(sound if predicted.ndim == 1 else sound[:, None], predicted, -1)
-
-
-class TopSamples:
-    """The samples with the largest keys so far. Ties go to the earlier sample, so the result does not depend on the
-    batch size."""
-
-    def __init__(self, most: int, exact: torch.dtype, device: torch.device) -> None:
-        self.most = most
-        self.keys = torch.full((most,), -torch.inf, dtype=exact, device=device)
-        self.names = torch.full((most, 3), -1, dtype=torch.int64, device=device)  # sample, label, predicted
-        self.values = torch.zeros((most, 2), dtype=exact, device=device)  # probability, loss
-
-    def add(self, keys: Tensor, names: Tensor, values: Tensor) -> None:
-        """Adds candidates: keys [B], where -inf means none; names [B, 3] and values [B, 2]."""
-        self.take(
-            torch.cat([self.keys, keys.to(self.keys.dtype)]),
-            torch.cat([self.names, names]),
-            torch.cat([self.values, values.to(self.values.dtype)]),
-        )
-
-    def take(self, keys: Tensor, names: Tensor, values: Tensor) -> None:
-        order = names[:, 0].argsort(stable=True)
-        order = order[keys[order].argsort(descending=True, stable=True)][: self.most]
-        self.keys, self.names, self.values = keys[order], names[order], values[order]
-
-    def share(self, world: SupportsAllReduce) -> None:
-        """Merges all processes: each writes its own rows into a table of zeros, and the tables are summed."""
-        if not self.most:
-            return
-        tables: list[Tensor] = []
-        for mine in (self.keys, self.names, self.values):
-            table = mine.new_zeros(world.size, *mine.shape)
-            table[world.rank] = mine
-            world.sum_(table)
-            tables.append(table.flatten(0, 1))
-        self.take(*tables)
-
-    def read(self) -> tuple[ScoredSample, ...]:
-        rows = zip(self.keys.tolist(), self.names.tolist(), self.values.tolist(), strict=True)
-        return tuple(
-            ScoredSample(sample, label, predicted, probability, loss)
-            for key, (sample, label, predicted), (probability, loss) in rows
-            if key > -torch.inf
-        )
+def gather_rows(mine: Tensor, world: SupportsAllReduce) -> Tensor:
+    """The rows of all processes, which have equally many: each writes its own into a table of zeros, and the tables are
+    summed."""
+    table = mine.new_zeros(world.size, *mine.shape)
+    table[world.rank] = mine
+    world.sum_(table)
+    return table.flatten(0, 1)
 
 
 def score_predictions(predicted: Tensor, labels: Tensor) -> tuple[int, int]:

@@ -14,11 +14,14 @@ from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from vitrail.core.errors import DataError
 from vitrail.data.dataset import Labels
 from vitrail.evaluation.intervals import DRAWS, RESAMPLES, Floats, bootstrap
+from vitrail.evaluation.metrics import ClassPredictions, label_rows
 from vitrail.evaluation.result import ROUNDED, Measure, make_measure, measure_share
 
 THRESHOLD: Final = 0.5  # probability from which a class is predicted
@@ -50,10 +53,7 @@ class MultiLabelScore:
 
     def __post_init__(self) -> None:
         if not len(self.sample) or not self.truth.any():
-            raise DataError(
-                "no image could be scored: all are unreadable or without a label; choose another split, or check it "
-                "with `vitrail data`"
-            )
+            raise DataError("no image could be scored: all are unreadable or without a label; choose another split")
 
     @cached_property
     def chosen(self) -> NDArray[np.bool_]:
@@ -148,28 +148,23 @@ class MultiLabelScore:
 
 
 def score_labels(
-    scores: NDArray[np.float32],
-    seen: NDArray[np.bool_],
-    labels: Labels,
-    names: Sequence[str],
-    *,
-    threshold: float,
-    seed: int,
+    said: ClassPredictions, labels: Labels, names: Sequence[str], *, threshold: float, seed: int
 ) -> MultiLabelScore:
-    """Compares scores [N, K] of a source with its labels. If samples may have several labels, having none is valid; if
-    each has one, a sample without a label does not count. Nor does one that was not `seen`."""
-    truth = np.zeros(scores.shape, np.bool_)
-    labelled = np.ones(len(scores), np.bool_)
+    """Compares scores with the labels of the source. If samples may have several labels, having none is valid; if each
+    has one, a sample without a label does not count."""
     if labels.starts is None:
-        labelled = np.asarray(labels.values) >= 0
-        truth[np.flatnonzero(labelled), labels.values[labelled]] = True
-    else:
-        rows = np.repeat(np.arange(len(labels)), np.diff(labels.starts))
-        truth[rows, labels.values] = True
-    sample = np.flatnonzero(seen & labelled)
+        said = said.judge()
+    truth = encode_labels(torch.from_numpy(labels.rows(said.sample)), len(names)).numpy()
     return MultiLabelScore(
-        scores=scores[sample], truth=truth[sample], sample=sample, names=names, threshold=threshold, seed=seed
+        scores=said.scores, truth=truth, sample=said.sample, names=names, threshold=threshold, seed=seed
     )
+
+
+def encode_labels(labels: Tensor, num_classes: int) -> Tensor:
+    """[N, K] as booleans, from labels [N] or [N, M] padded with -1."""
+    rows = label_rows(labels)
+    truth = torch.zeros(len(rows), num_classes + 1, dtype=torch.bool)
+    return truth.scatter_(1, torch.where(rows >= 0, rows, num_classes), True)[:, :-1]
 
 
 def divide_or_nan(some: Floats, of: Floats) -> Floats:

@@ -9,7 +9,7 @@ file, the page and the printed output are the same for all tasks.
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -23,7 +23,7 @@ from vitrail.checkpoint.weights import build_network as network_of
 from vitrail.checkpoint.weights import replace_head_and_resize
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.data.collection import Collection
-from vitrail.data.dataset import ImageDataset, SubsetDataset, total_bytes
+from vitrail.data.dataset import ImageDataset, Labels, RelabelledDataset, SubsetDataset, total_bytes
 from vitrail.data.loader import Batch, Views, eval_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.splits import Selection
@@ -81,11 +81,7 @@ def make_subject(name: str, bundle: Bundle, device: torch.device, *, image_size:
     facts = describe_weights(name, network if image_size is None else network_of(bundle))
     network = network.to(device)
     return Subject(
-        name=name,
-        network=network,
-        preprocessing=get_card(network).preprocessing,
-        device=device,
-        facts=facts,
+        name=name, network=network, preprocessing=get_card(network).preprocessing, device=device, facts=facts
     )
 
 
@@ -331,6 +327,11 @@ class EvaluationSetting:
     def source(self) -> ImageDataset:
         return self.collection.splits[self.split]
 
+    def relabel(self, labels: Labels, classes: Sequence[str]) -> "EvaluationSetting":
+        """The same images with other labels."""
+        splits = {**self.collection.splits, self.split: RelabelledDataset(self.source, labels, classes)}
+        return replace(self, collection=replace(self.collection, splits=splits))
+
     def run(self, metric: Metric[ResultT], targets: Targets) -> ResultT:
         """The metric's result over all images; the same in all processes."""
         world, source = self.world, self.source
@@ -379,9 +380,9 @@ def no_sections() -> Sequence[Section]:
 class EvaluationOutcome:
     """The outcome of a task's evaluation: the measures, and what is printed, written and shown with them."""
 
-    outputs: str  # the outputs, printed after the number of images: "10 classes, matched by name"
     lead: str  # what was scored, at the top of the page: "360 images, 10 classes"
     measures: tuple[Measure, ...]
+    outputs: str = ""  # the outputs, printed after the number of images: "10 classes, matched by name"
     brief: tuple[str, ...] = ()  # the measures in a table of several image sizes
     counting: tuple[str, ...] = ()  # the measures that are shares of images, also printed as "58 of 64"
     captions: Mapping[str, str] = field(default_factory=dict[str, str])  # short explanations of measures

@@ -14,48 +14,42 @@ from vitrail.data.dataset import ImageDataset, Labels
 from vitrail.data.loader import eval_batches
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.intervals import wilson_interval
-from vitrail.evaluation.metrics import score_batches
-from vitrail.tasks.classification.metrics import Assessment, PredictedClasses, PredictionTable, judge
+from vitrail.evaluation.metrics import ClassificationMetric, ClassPredictions, score_batches
+from vitrail.tasks.classification.metrics import Assessment
 
 NAMES = tuple("abcdefg")
 
 
-def asked(
-    source: ImageDataset,
-    labels: dict[str, Labels] | None = None,
-    network: Callable[[Tensor], Tensor] | None = None,
-    batch: int = 5,
-) -> PredictedClasses:
-    named = {"original": source.labels} if labels is None else labels
-    table = PredictionTable(len(source), CLASSES, named, torch.device("cpu"))
+def asked(source: ImageDataset, network: Callable[[Tensor], Tensor] | None = None, batch: int = 5) -> ClassPredictions:
+    metric = ClassificationMetric(CLASSES, torch.device("cpu"))
     network = Linear() if network is None else network
-    return score_batches(network, eval_batches(source, PLAIN, batch=batch), PLAIN, table, device="cpu")
+    score_batches(network, eval_batches(source, PLAIN, batch=batch), PLAIN, metric, device="cpu")
+    return metric.predictions()[0]
 
 
 def assessed(source: ImageDataset, **options: Callable[[Tensor], Tensor]) -> Assessment:
-    said = asked(source, **options)
-    return Assessment(judged=judge(said, source.labels, "original"), names=NAMES)
+    return Assessment(judged=asked(source, **options).judge(), names=NAMES)
 
 
 def test_every_row_is_that_of_its_picture() -> None:
     source, network = pictures(), Linear()
     logits, labels = logits_of(source, network), torch.from_numpy(source.labels.values)
     said = asked(source)
-    assert said.seen.all()
+    assert said.sample.tolist() == list(range(COUNT))
     assert said.top.tolist() == logits.topk(5).indices.tolist()
     np.testing.assert_allclose(said.confidence, logits.softmax(-1).max(-1).values, rtol=1e-5)
     wanted = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
-    np.testing.assert_allclose(said.losses["original"], wanted, rtol=1e-4)
+    np.testing.assert_allclose(said.loss, wanted, rtol=1e-4)
 
 
 @pytest.mark.parametrize("batch", [1, 4, 22, 23, 64])
 def test_the_count_is_that_of_the_score_of_training(batch: int) -> None:
-    """Two implementations; sets that the batch does not divide."""
+    """Sets that the batch does not divide."""
     source, score = pictures(), scored(pictures())
-    judged = judge(asked(source, batch=batch), source.labels, "original")
+    judged = asked(source, batch=batch).judge()
     assert (len(judged), judged.right.sum(), judged.among.sum()) == (score.count, score.correct, score.correct5)
+    np.testing.assert_array_equal(judged.confusion_matrix(CLASSES), score.confusion)
     found = Assessment(judged=judged, names=NAMES)
-    np.testing.assert_array_equal(found.matrix, score.confusion)
     assert {m.name: m.value for m in found.measures}["loss"] == pytest.approx(score.loss, rel=1e-5)
 
 
@@ -72,9 +66,7 @@ def test_one_picture_counts_as_one() -> None:
 def test_unreadable_pictures_count_for_nothing() -> None:
     source = pictures()
     torn = Torn(source.pictures, source.labels, source.classes)
-    said = asked(torn)
-    assert np.flatnonzero(~said.seen).tolist() == [3, 22]
-    judged = judge(said, torn.labels, "original")
+    judged = asked(torn).judge()
     assert judged.sample.tolist() == [at for at in range(COUNT) if at not in (3, 22)]
     assert judged.right.sum() == scored(torn).correct
 
@@ -87,8 +79,8 @@ def test_two_labellings_in_one_sweep() -> None:
     rows = [[b, a] if at % 2 else [b] for at, (a, b) in enumerate(zip(said, other, strict=True))]
     rows[0], rows[5] = [], []
     real = Labels.several(rows)
-    found = asked(source, {"original": source.labels, "ReaL": real})
-    one, two = judge(found, source.labels, "original"), judge(found, real, "ReaL")
+    found = asked(source)
+    one, two = found.judge(), found.judge(real)
     assert (len(one), int(one.right.sum())) == (COUNT, scored(source).correct)
     score = scored(pictures(real))
     assert (
@@ -96,7 +88,6 @@ def test_two_labellings_in_one_sweep() -> None:
         == (COUNT - 2, sum(len(row) == 2 for row in rows))
         == (score.count, score.correct)
     )
-    assert two.loss.mean() == pytest.approx(score.loss, rel=1e-5)
     measures = {m.name: m for m in Assessment(judged=one, names=NAMES, real=two).measures}
     assert (measures["ReaL"].value, measures["ReaL"].count) == (score.accuracy, COUNT - 2)
 
@@ -121,7 +112,7 @@ def test_measures_are_what_their_names_say() -> None:
 def test_pairs_are_the_largest_cells_off_the_diagonal() -> None:
     source = pictures(count=200)
     found = assessed(source)
-    matrix = found.matrix
+    matrix = found.judged.confusion_matrix(CLASSES)
     assert matrix is not None
     np.fill_diagonal(matrix, 0)
     pairs = found.rank_confusions(4)
@@ -151,12 +142,10 @@ def shared(world: World, torn: bool) -> tuple[bytes, ...]:
     source = pictures()
     source = Torn(source.pictures, source.labels, source.classes) if torn else source
     batches = eval_batches(source, PLAIN, batch=5 * world.size, rank=world.rank, world=world.size)
-    table = PredictionTable(len(source), CLASSES, {"original": source.labels}, torch.device("cpu"))
-    return raw(score_batches(Linear(), batches, PLAIN, table, device="cpu", world=world))
-
-
-def raw(said: PredictedClasses) -> tuple[bytes, ...]:
-    return tuple(part.tobytes() for part in (said.seen, said.top, said.confidence, said.losses["original"]))
+    metric = ClassificationMetric(CLASSES, torch.device("cpu"))
+    score_batches(Linear(), batches, PLAIN, metric, device="cpu", world=world)
+    said = metric.predictions()[0]
+    return tuple(part.tobytes() for part in (said.sample, said.top, said.right, said.confidence, said.loss))
 
 
 @pytest.mark.slow

@@ -30,8 +30,8 @@ from vitrail.data.training_record import KEY, find_exposure, record_training
 from vitrail.evaluation.frozen.features import FrozenFeatures, hash_network, list_missing, load_or_extract
 from vitrail.evaluation.frozen.ridge_head import SHARE, RidgeHead, fit_head, fit_multi_label_head
 from vitrail.evaluation.intervals import calibration_error
-from vitrail.evaluation.metrics import has_label, is_right, keep_single_labels, label_rows, score_predictions
-from vitrail.evaluation.multi_label import THRESHOLD, MultiLabelScore
+from vitrail.evaluation.metrics import has_label, is_right, keep_single_labels, score_predictions
+from vitrail.evaluation.multi_label import THRESHOLD, MultiLabelScore, encode_labels
 from vitrail.evaluation.result import Measure, measure_share
 from vitrail.models.build import Model
 from vitrail.models.zoo import adapt_config
@@ -177,13 +177,13 @@ def fit_multi_label(
 ) -> FittedClassifier:
     """Fits images that may have several labels."""
     classes, (split, source, train) = collection.classes, parts[0]
-    truth = to_truth(train.labels, len(classes))
+    truth = encode_labels(train.labels, len(classes))
     fitted = fit_multi_label_head(train.features, truth, penalty=penalty, share=share)
     held, scored = measure_labels(fitted.scores, fitted.truth, classes), ()
     records = record_fit(network, name, collection, split, source, train.samples)
     for unseen in filter(None, [skip_seen(part, records, notes) for part in parts[1:]]):
         scores = fitted.head.logits(unseen.features).sigmoid().numpy()
-        scored = measure_labels(scores, to_truth(unseen.labels, len(classes)).numpy(), classes)
+        scored = measure_labels(scores, encode_labels(unseen.labels, len(classes)).numpy(), classes)
     facts: dict[str, Any] = {"held_out": {measure.name: measure.value for measure in held}}
     if scored:
         facts["score"] = {measure.name: measure.value for measure in scored}
@@ -219,14 +219,6 @@ def build_fit(
         unreadable=tuple(f"{part.split}: {name}" for part in parts for name in part.unreadable),
         several=several,
     )
-
-
-def to_truth(labels: Tensor, num_classes: int) -> Tensor:
-    """[N, K] as booleans, from labels [N] or [N, M] padded with -1."""
-    rows = label_rows(labels)
-    truth = torch.zeros(len(rows), num_classes + 1, dtype=torch.bool)
-    truth.scatter_(1, torch.where(rows >= 0, rows, num_classes), True)
-    return truth[:, :-1]
 
 
 def measure_labels(scores: NDArray[np.float32], truth: NDArray[np.bool_], names: Sequence[str]) -> tuple[Measure, ...]:

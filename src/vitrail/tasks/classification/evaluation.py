@@ -3,7 +3,9 @@ predictions are compared with the data's labels and ReaL's, or per class if the 
 
 import csv
 import io
+import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from vitrail.checkpoint.bundle import get_card, list_other_names
@@ -11,24 +13,12 @@ from vitrail.core.errors import DataError
 from vitrail.data.dataset import ImageDataset, Labels
 from vitrail.data.datasets.imagenet import match_real_labels
 from vitrail.data.targets import CLASS_LABELS
+from vitrail.evaluation.metrics import ClassificationMetric
 from vitrail.evaluation.multi_label import STATISTICS, THRESHOLD, MultiLabelScore, score_labels
-from vitrail.evaluation.scoring import EvaluationOutcome, EvaluationSetting, ScoringOptions
+from vitrail.evaluation.scoring import EvaluationOutcome, EvaluationSetting
 from vitrail.report.page import Table
-from vitrail.tasks.classification.metrics import (
-    Assessment,
-    ClassMatching,
-    PredictedClasses,
-    PredictionTable,
-    judge,
-    match_classes,
-)
-from vitrail.tasks.classification.report import (
-    CAPTIONS,
-    COLUMNS,
-    build_assessment_sections,
-    build_multi_label_sections,
-    list_class_rows,
-)
+from vitrail.tasks.classification.metrics import Assessment, ClassMatching, match_classes
+from vitrail.tasks.classification.report import CAPTIONS, COLUMNS, build_assessment_sections, list_class_rows
 
 ORIGINAL: Final = "original"
 REAL: Final = "ReaL"
@@ -38,53 +28,37 @@ SHARES: Final = ("top-1", "top-5", "ReaL", "exact match")  # measures that count
 
 def assess_classifier(setting: EvaluationSetting) -> EvaluationOutcome:
     """The numbers of a classifier, with what is printed, written and shown."""
-    how, about = setting.how, setting.about
+    how, about, source = setting.how, setting.about, setting.source
     labels, matching = find_labels(setting)
-    table = PredictionTable(
-        len(setting.source),
-        about.network.config.classes,
-        labels,
-        setting.world.device,
-        multi_label=about.multi_label,
-    )
-    said = setting.run(table, CLASS_LABELS)
+    main, *other = labels
+    metric = ClassificationMetric(about.network.config.classes, setting.world.device, scores=about.multi_label)
+    setting.relabel(labels[main], matching.names).run(metric, CLASS_LABELS)
+    said, _ = metric.predictions()
     if setting.world.is_main:
         setting.advance("computing intervals", 0, None)
-    main = next(iter(labels))
+    classes, unsound = setting.collection.classes, int((said.said < 0).sum())
+    notes = [f"{unsound:,} answers are not numbers and count as wrong"] if unsound else []
     settings: dict[str, Any] = {"labels": main, "classes": matching.how, "seed": how.seed}
-    if said.scores is not None:
-        several = assess_labels(said, labels[main], matching, how)
-        return evaluate_labels(several, said, matching, setting, {**settings, "threshold": several.threshold})
-    found = Assessment(
-        judged=judge(said, labels[main], main),
-        names=matching.names,
-        real=judge(said, labels[REAL], REAL) if REAL in labels and main != REAL else None,
-        seed=how.seed,
+    if about.multi_label:
+        threshold = THRESHOLD if how.threshold is None else how.threshold
+        found = score_labels(said, labels[main], matching.names, threshold=threshold, seed=how.seed)
+        outcome = describe_labels(found, source, {**settings, "threshold": threshold})
+    else:
+        real = said.judge(labels[REAL]) if other else None
+        found = Assessment(judged=said.judge(), names=matching.names, real=real, seed=how.seed)
+        notes = [*note_unlabelled(found, len(said), main), *notes]
+        outcome = describe_classes(found, source, settings)
+    return replace(
+        outcome,
+        outputs=f"{len(classes):,} classes, matched {matching.how}" if classes else "no labels",
+        outputs_notes=matching.notes,
+        notes=tuple(notes),
     )
-    return evaluate_classes(found, said, labels, matching, setting, settings)
 
 
-def assess_labels(
-    said: PredictedClasses, labels: Labels, matching: ClassMatching, how: ScoringOptions
-) -> MultiLabelScore:
-    """Scores each class separately."""
-    assert said.scores is not None
-    threshold = THRESHOLD if how.threshold is None else how.threshold
-    return score_labels(said.scores, said.seen, labels, matching.names, threshold=threshold, seed=how.seed)
-
-
-def evaluate_classes(
-    found: Assessment,
-    said: PredictedClasses,
-    labels: Mapping[str, Labels],
-    matching: ClassMatching,
-    setting: EvaluationSetting,
-    settings: Mapping[str, Any],
-) -> EvaluationOutcome:
+def describe_classes(found: Assessment, source: ImageDataset, settings: Mapping[str, Any]) -> EvaluationOutcome:
     """The outcome for single-label weights."""
-    source = setting.source
     return EvaluationOutcome(
-        outputs=describe_matching(setting, matching),
         lead=f"{len(found.judged):,} images, {len(found.classes):,} classes",
         measures=found.measures,
         brief=(*SHARES, "ECE", "loss"),
@@ -92,27 +66,18 @@ def evaluate_classes(
         captions=CAPTIONS,
         settings=settings,
         details=found.details(),
-        outputs_notes=matching.notes,
-        notes=(*note_unlabelled(found, said, labels), *note_unsound(said)),
         tables=list_mistakes(found),
         sections=lambda: build_assessment_sections(found, source),
-        answers=lambda: write_answers(found, matching.names, list_names(source)),
+        answers=lambda: write_answers(found, source),
     )
 
 
-def evaluate_labels(
-    found: MultiLabelScore,
-    said: PredictedClasses,
-    matching: ClassMatching,
-    setting: EvaluationSetting,
-    settings: Mapping[str, Any],
-) -> EvaluationOutcome:
+def describe_labels(found: MultiLabelScore, source: ImageDataset, settings: Mapping[str, Any]) -> EvaluationOutcome:
     """The outcome for multi-label weights."""
-    source, rows = setting.source, list_class_rows(found)
+    rows = list_class_rows(found)
     title = "Each class" if len(rows) <= LISTED else "Hardest classes"
     count = f"{len(found.sample):,} images, {len(found.classes):,} classes, each by itself"
     return EvaluationOutcome(
-        outputs=describe_matching(setting, matching),
         lead=f"{count}; chosen from {found.threshold:g}",
         measures=found.measures,
         brief=(*SHARES, *STATISTICS),
@@ -120,17 +85,10 @@ def evaluate_labels(
         captions=CAPTIONS,
         settings=settings,
         details=found.details(),
-        outputs_notes=matching.notes,
-        notes=tuple(note_unsound(said)),
         tables=(Table(columns=("class", "images", "AP", *COLUMNS[3:]), rows=rows[:LISTED], title=title),),
-        sections=lambda: build_multi_label_sections(found),
-        answers=lambda: write_scores(found, list_names(source)),
+        sections=lambda: [Table(title="Each class", columns=COLUMNS, rows=rows)],
+        answers=lambda: write_scores(found, source),
     )
-
-
-def describe_matching(setting: EvaluationSetting, matching: ClassMatching) -> str:
-    classes = setting.collection.classes
-    return f"{len(classes):,} classes, matched {matching.how}" if classes else "no labels"
 
 
 def find_labels(setting: EvaluationSetting) -> tuple[dict[str, Labels], ClassMatching]:
@@ -152,19 +110,13 @@ def find_labels(setting: EvaluationSetting) -> tuple[dict[str, Labels], ClassMat
     return labels, matching
 
 
-def note_unlabelled(found: Assessment, said: PredictedClasses, labels: Mapping[str, Labels]) -> list[str]:
+def note_unlabelled(found: Assessment, readable: int, main: str) -> list[str]:
     notes: list[str] = []
-    for name, judged in ((ORIGINAL, found.judged if ORIGINAL in labels else None), (REAL, found.real)):
-        left = 0 if judged is None else int(said.seen.sum()) - len(judged)
-        if left:
-            word = "ReaL label" if name == REAL else "label"
-            notes.append(f"{left:,} images have no {word} and count for nothing{' there' if name == REAL else ''}")
+    if main == ORIGINAL and (left := readable - len(found.judged)):
+        notes.append(f"{left:,} images have no label and count for nothing")
+    if found.real is not None and (left := readable - len(found.real)):
+        notes.append(f"{left:,} images have no ReaL label and count for nothing there")
     return notes
-
-
-def note_unsound(said: PredictedClasses) -> list[str]:
-    unsound = int((said.top[said.seen, 0] < 0).sum())
-    return [f"{unsound:,} answers are not numbers and count as wrong"] if unsound else []
 
 
 def list_mistakes(found: Assessment) -> tuple[Table, ...]:
@@ -183,40 +135,31 @@ def list_mistakes(found: Assessment) -> tuple[Table, ...]:
     return tuple(tables)
 
 
-def list_names(source: ImageDataset) -> list[str]:
-    return [source.name(at) for at in range(len(source))]
-
-
-def write_answers(found: Assessment, called: Sequence[str], names: Sequence[str]) -> bytes:
+def write_answers(found: Assessment, source: ImageDataset) -> bytes:
     """One row per image: name, true class, prediction, confidence, correctness and loss; blank if it is unreadable or
     has no label."""
-    judged = found.judged
-    rows: list[list[str]] = [[name, "", "", "", "", ""] for name in names]
-    for at in range(len(judged)):
-        said, truth = int(judged.said[at]), int(judged.truth[at])
-        right = "yes" if judged.right[at] else "no"
-        answer = [called[truth], called[said] if said >= 0 else "", f"{judged.confidence[at]:.6f}", right]
-        rows[judged.sample[at]][1:] = [*answer, f"{judged.loss[at]:.6f}"]
-    return write_csv(["picture", "true", "said", "confidence", "right", "loss"], rows)
+    judged, names = found.judged, found.names
+    rows = dict[int, list[str]]()
+    for at, place in enumerate(judged.sample.tolist()):
+        said, right = int(judged.said[at]), "yes" if judged.right[at] else "no"
+        answer = [names[int(judged.truth[at])], names[said] if said >= 0 else "", f"{judged.confidence[at]:.6f}"]
+        rows[place] = [*answer, right, f"{judged.loss[at]:.6f}"]
+    return write_csv(["picture", "true", "said", "confidence", "right", "loss"], rows, source)
 
 
-def write_scores(found: MultiLabelScore, names: Sequence[str]) -> bytes:
+def write_scores(found: MultiLabelScore, source: ImageDataset) -> bytes:
     """One row per image: true classes, predicted classes, and the score of every class; blank if it is unreadable or
     has no label."""
-    rows: list[list[str]] = [[name, "", "", *([""] * len(found.names))] for name in names]
+    rows = dict[int, list[str]]()
     for at, place in enumerate(found.sample.tolist()):
-        true, chosen = (join_names(found.names, flags[at]) for flags in (found.truth, found.chosen))
-        rows[place][1:] = [true, chosen, *(f"{score:.6f}" for score in found.scores[at])]
-    return write_csv(["picture", "true", "chosen", *found.names], rows)
+        both = ("|".join(itertools.compress(found.names, flags[at])) for flags in (found.truth, found.chosen))
+        rows[place] = [*both, *(f"{score:.6f}" for score in found.scores[at])]
+    return write_csv(["picture", "true", "chosen", *found.names], rows, source)
 
 
-def join_names(names: Sequence[str], flags: Sequence[bool]) -> str:
-    return "|".join(name for name, flag in zip(names, flags, strict=True) if flag)
-
-
-def write_csv(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> bytes:
-    text = io.StringIO(newline="")
+def write_csv(columns: Sequence[str], rows: Mapping[int, Sequence[str]], source: ImageDataset) -> bytes:
+    text, blank = io.StringIO(newline=""), [""] * (len(columns) - 1)
     writer = csv.writer(text)
     writer.writerow(columns)
-    writer.writerows(rows)
+    writer.writerows([source.name(at), *rows.get(at, blank)] for at in range(len(source)))
     return text.getvalue().encode("utf-8", "surrogateescape")

@@ -1,10 +1,4 @@
-"""Predictions for every image of a split, how they match the classes of the data, and the numbers computed from them.
-
-    table = PredictionTable(len(source), 1000, {"original": source.labels, "ReaL": real}, device)
-    said = score_batches(network, eval_batches(source, preprocessing, batch=256), preprocessing, table, device=device)
-
-The table has one row per image. Processes that share a split fill their own rows and add up their tables, so the
-numbers are the same to the last bit for any number of processes.
+"""How outputs match the classes of the data, and the numbers computed from predictions.
 
 Classes of a data set are matched to outputs by name if both have names, else by number. A silent mistake here would
 look like a bad network, so any contradiction is an error.
@@ -13,130 +7,23 @@ An assessment holds accuracy with intervals, numbers per class, calibration, and
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from vitrail.core.atomic_files import read_text
 from vitrail.core.errors import BadLabels, DataError
 from vitrail.data.class_names import read_class_names
 from vitrail.data.dataset import NONE, Labels
-from vitrail.data.loader import Batch
 from vitrail.evaluation.intervals import Calibration, Floats, Reliability, bootstrap
-from vitrail.evaluation.metrics import (
-    CONFUSION,
-    TOP,
-    SupportsAllReduce,
-    check_logits,
-    cross_entropies,
-    judge_predictions,
-    label_rows,
-    mask_nan,
-)
+from vitrail.evaluation.metrics import TOP, ClassPredictions
 from vitrail.evaluation.result import ROUNDED, Measure, Unit, make_measure, measure_share
 from vitrail.report.confusion_matrix import ClassCount, Confusion, rank_confusions
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class PredictedClasses:
-    """N rows. Where `seen` is false the image is unreadable; where `top` is -1 the logits are NaN."""
-
-    classes: int
-    seen: NDArray[np.bool_]  # [N]
-    top: NDArray[np.int64]  # [N, 5], the likeliest classes in order; fewer columns for fewer classes
-    confidence: NDArray[np.float32]  # [N], the probability of the first
-    losses: Mapping[str, NDArray[np.float32]]  # [N] for each set of labels
-    scores: NDArray[np.float32] | None = None  # [N, K], sigmoid of each class, if requested
-
-    def __len__(self) -> int:
-        return len(self.seen)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class JudgedPredictions:
-    """The M predictions that count for one set of labels: those of readable images with a label."""
-
-    sample: NDArray[np.int64]  # [M], their places in the source
-    truth: NDArray[np.int64]  # the predicted label if it is one of several, else the first
-    said: NDArray[np.int64]
-    right: NDArray[np.bool_]
-    among: NDArray[np.bool_]  # whether a label is among the top five
-    confidence: NDArray[np.float32]
-    loss: NDArray[np.float32]
-
-    def __len__(self) -> int:
-        return len(self.sample)
-
-
-class PredictionTable:
-    """A metric: one row for each of `count` samples, on the device. The rows of other processes stay zero. A
-    `multi_label` network also gets the sigmoid of every class."""
-
-    def __init__(
-        self, count: int, classes: int, labels: Mapping[str, Labels], device: torch.device, *, multi_label: bool = False
-    ) -> None:
-        self.count, self.classes = count, classes
-        self.labels = {name: stack_labels(one).to(device) for name, one in labels.items()}
-        self.kept = classes if multi_label else 0
-        # One more row than samples, for places without an image.
-        self.whole = torch.zeros(count + 1, min(TOP, classes) + 1, dtype=torch.int64, device=device)
-        self.parts = torch.zeros(count + 1, 1 + len(labels) + self.kept, dtype=torch.float32, device=device)
-
-    def update(self, outputs: Tensor, batch: Batch) -> None:
-        logits = check_logits(outputs, batch, self.classes)
-        place = torch.where(batch.valid, batch.sample, self.count)
-        logs = logits.log_softmax(-1)
-        best = mask_nan(logits.topk(min(TOP, self.classes)).indices, logs)
-        sure = logs.max(-1).values.exp().nan_to_num(0.0)
-        self.whole[place] = torch.cat([torch.ones_like(best[:, :1]), best], 1)
-        # A place past the end takes the labels of the first sample and is ignored.
-        rows = [labels[batch.sample.clamp(min=0)] for labels in self.labels.values()]
-        facts = torch.stack([sure, *(cross_entropies(logs, row) for row in rows)], 1)
-        self.parts[place] = torch.cat([facts, logits.sigmoid().nan_to_num(0.0)[:, : self.kept]], 1)
-
-    def merge(self, world: SupportsAllReduce) -> None:
-        for table in (self.whole, self.parts):
-            table[self.count] = 0
-            world.sum_(table)
-
-    def result(self) -> PredictedClasses:
-        numbers, values = self.whole[: self.count].cpu().numpy(), self.parts[: self.count].cpu().numpy()
-        return PredictedClasses(
-            classes=self.classes,
-            seen=numbers[:, 0] > 0,
-            top=numbers[:, 1:],
-            confidence=values[:, 0],
-            losses={name: values[:, 1 + at] for at, name in enumerate(self.labels)},
-            scores=values[:, 1 + len(self.labels) :] if self.kept else None,
-        )
-
-
-def stack_labels(labels: Labels) -> Tensor:
-    """All labels of a source [N, M], padded with -1."""
-    return label_rows(torch.from_numpy(labels.rows(np.arange(len(labels)))))
-
-
-def judge(said: PredictedClasses, labels: Labels, name: str) -> JudgedPredictions:
-    """The predictions compared with one set of labels."""
-    top = torch.from_numpy(said.top)
-    found = judge_predictions(top[:, 0], top, stack_labels(labels))
-    counted = np.flatnonzero(said.seen & found.labelled.numpy())
-    return JudgedPredictions(
-        sample=counted,
-        truth=found.truth.numpy()[counted],
-        said=said.top[counted, 0],
-        right=found.right.numpy()[counted],
-        among=found.among.numpy()[counted],
-        confidence=said.confidence[counted],
-        loss=said.losses[name][counted],
-    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -281,17 +168,10 @@ STATISTICS: Final[tuple[tuple[str, Unit], ...]] = (
 class Assessment:
     """The numbers of the predictions that count. `names` are the network's classes; `real` uses ReaL's labels."""
 
-    judged: JudgedPredictions
+    judged: ClassPredictions
     names: Sequence[str]
-    real: JudgedPredictions | None = None
+    real: ClassPredictions | None = None
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not len(self.judged):
-            raise DataError(
-                "no image could be scored: all are unreadable or without a label; choose another split, or check it "
-                "with `vitrail data`"
-            )
 
     @cached_property
     def counts(self) -> NDArray[np.int64]:
@@ -319,21 +199,7 @@ class Assessment:
 
     @cached_property
     def cells(self) -> NDArray[np.int64]:
-        """The non-empty cells of the confusion matrix: rows of true class, predicted class and count. NaN predictions
-        have no cell."""
-        sound = self.judged.said >= 0
-        pairs = np.stack([self.judged.truth[sound], self.judged.said[sound]], 1)
-        cells, counts = np.unique(pairs, axis=0, return_counts=True)
-        return np.concatenate([cells, counts[:, None]], 1)
-
-    @property
-    def matrix(self) -> NDArray[np.int64] | None:
-        """The confusion matrix [K, K], true classes as rows; None for too many classes."""
-        if len(self.names) > CONFUSION:
-            return None
-        whole = np.zeros((len(self.names), len(self.names)), np.int64)
-        whole[self.cells[:, 0], self.cells[:, 1]] = self.cells[:, 2]
-        return whole
+        return self.judged.count_confusions()
 
     def rank_confusions(self, most: int) -> list[Confusion]:
         """The most frequent mistakes."""

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vitrail.core.errors import VitrailError
 from vitrail.data.dataset import ImageDataset
@@ -13,9 +12,9 @@ from vitrail.report.charts import Charts, LineChart, Series
 from vitrail.report.confusion_matrix import ConfusionSection
 from vitrail.report.page import Section, Table
 from vitrail.report.sections import Galleries, Gallery, Mood, Shot, make_shot
-from vitrail.tasks.classification.metrics import Assessment, JudgedPredictions
+from vitrail.tasks.classification.metrics import Assessment
 
-PICTURES = 12
+SHOWN = 12  # best and worst images
 LISTED = 12
 
 CAPTIONS = {
@@ -31,7 +30,12 @@ CAPTIONS = {
 
 def build_assessment_sections(found: Assessment, source: ImageDataset) -> list[Section]:
     """The sections of an evaluation's page, with images."""
-    return [draw_calibration(found), *confusion_sections(found), build_gallery(found, source)]
+    best, worst = found.judged.extremes(SHOWN)
+    galleries = [
+        Gallery(title="Worst", shots=show_answers(worst, source, found.names), lead="largest loss"),
+        Gallery(title="Best", shots=show_answers(best, source, found.names), lead="surest"),
+    ]
+    return [draw_calibration(found), *confusion_sections(found), Galleries(galleries=galleries)]
 
 
 def draw_calibration(found: Assessment) -> Charts:
@@ -77,7 +81,7 @@ def draw_calibration(found: Assessment) -> Charts:
 
 def confusion_sections(found: Assessment) -> list[Section]:
     """The confusion matrix, or a list of mistakes if there are too few images per class."""
-    matrix = found.matrix
+    matrix = found.judged.confusion_matrix(len(found.names))
     if matrix is not None and len(found.judged) > 2 * len(found.classes):
         return [
             ConfusionSection(counts=matrix, classes=list(found.names), title="What is taken for what", listed=LISTED)
@@ -86,42 +90,7 @@ def confusion_sections(found: Assessment) -> list[Section]:
     return [Table(title="Most often confused", columns=("true", "said", "times"), rows=rows, left=2)] if rows else []
 
 
-def build_gallery(found: Assessment, source: ImageDataset) -> Galleries:
-    """The most confident correct predictions, and those with the largest loss."""
-    judged = found.judged
-    right = np.flatnonzero(judged.right)
-    best = right[np.lexsort((right, -judged.confidence[right]))][:PICTURES]
-    worst = np.lexsort((judged.sample, -np.nan_to_num(judged.loss, nan=np.inf, posinf=np.inf)))[:PICTURES]
-    return Galleries(
-        galleries=[
-            Gallery(title="Worst", shots=show_judged(worst, judged, found.names, source), lead="largest loss"),
-            Gallery(title="Best", shots=show_judged(best, judged, found.names, source), lead="surest"),
-        ]
-    )
-
-
-def show_judged(
-    places: NDArray[np.int64], judged: JudgedPredictions, names: Sequence[str], source: ImageDataset
-) -> list[Shot]:
-    """Each image with its true class and the prediction."""
-    made: list[Shot] = []
-    for at in places.tolist():
-        truth, first = names[int(judged.truth[at])], int(judged.said[at])
-        said = names[first] if first >= 0 else "no number"
-        caption = f"{truth}\n{'' if judged.right[at] else f'said {said}, '}{judged.confidence[at]:.1%}"
-        try:
-            picture = source.open_image(int(judged.sample[at])).rgb()
-        except VitrailError:
-            picture = None  # it has gone since it was scored
-        made.append(make_shot(picture, caption, mood="right" if judged.right[at] else "wrong"))
-    return made
-
-
 COLUMNS = ("class", "images", "average precision", "precision", "recall", "F1")
-
-
-def build_multi_label_sections(found: MultiLabelScore) -> list[Section]:
-    return [Table(title="Each class", columns=COLUMNS, rows=list_class_rows(found))]
 
 
 def list_class_rows(found: MultiLabelScore) -> list[tuple[str, ...]]:
@@ -157,7 +126,8 @@ def show_answers(answers: Iterable[ScoredSample], source: ImageDataset | None, n
     shots: list[Shot] = []
     for answer in answers:
         mood: Mood = "right" if answer.predicted == answer.label else "wrong"
-        said = "" if mood == "right" else f"said {names[answer.predicted]}, "
+        predicted = names[answer.predicted] if answer.predicted >= 0 else "no number"
+        said = "" if mood == "right" else f"said {predicted}, "
         try:
             image = None if source is None else source.open_image(answer.sample).rgb()
         except VitrailError:
