@@ -14,7 +14,6 @@ import pytest
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.core.locks import FAR, FileLock, LockTaken, is_locked, try_lock, unlock
 from vitrail.data.tools.pack import lock_journal as lock_pack
-from vitrail.evaluation.frozen.embed import lock_folder
 from vitrail.train.run_folder.files import RunLock, is_held, read_holder
 
 HOLD = """
@@ -90,16 +89,16 @@ def test_open_files_are_locked_and_unlocked(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("system")
-def test_a_run_and_an_embedding_are_refused_while_another_holds_them(tmp_path: Path) -> None:
+def test_a_run_is_refused_while_another_holds_them(tmp_path: Path) -> None:
     lock = RunLock(tmp_path, lambda text: None)
     assert read_holder(tmp_path)["pid"] == os.getpid()
     assert is_held(tmp_path)
     with pytest.raises(ConfigError, match=f"in use by process {os.getpid()}"):
         RunLock(tmp_path, lambda text: None)
-    with pytest.raises(ConfigError, match="another process is at work"):
-        lock_folder(tmp_path)
+    with pytest.raises(LockTaken):
+        FileLock(tmp_path / "lock")
     lock.release()
-    lock_folder(tmp_path).release()
+    FileLock(tmp_path / "lock").release()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="POSIX")

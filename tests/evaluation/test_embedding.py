@@ -21,6 +21,7 @@ from tests.distributed.pair import together
 from tests.models.tiny import VIT, awake
 from vitrail.checkpoint.bundle import Card
 from vitrail.core.errors import ConfigError, DataError
+from vitrail.core.locks import FileLock
 from vitrail.data.dataset import ArrayDataset, Encoded, ImageDataset, Labels
 from vitrail.data.loader import eval_batches
 from vitrail.data.preprocessing import Preprocessing
@@ -149,7 +150,7 @@ def test_a_file_that_is_done_is_not_made_again(tmp_path: Path, monkeypatch: pyte
     before = digest(tmp_path / "e.parquet")
     (tmp_path / "e.parquet.parts").mkdir()  # as a kill after the last step leaves it
     (tmp_path / "e.parquet.parts" / "part-00000.safetensors").write_bytes(b"")
-    monkeypatch.setattr(embedding, "compute_features", None)
+    monkeypatch.setattr(embedding, "iterate_features", None)
     done = made(tmp_path / "e.parquet")
     assert done.found == done.parts
     assert digest(tmp_path / "e.parquet") == before
@@ -220,10 +221,10 @@ def test_two_at_once_are_told_apart(tmp_path: Path) -> None:
     ready, go = os.pipe()
     child = os.fork()
     if child == 0:
-        held = embedding.lock_folder(tmp_path / "e.parquet.parts")
+        held = FileLock(tmp_path / "e.parquet.parts" / "lock")
         os.write(go, b"x")
         time.sleep(30)
-        held.close()
+        held.release()
         os._exit(0)
     try:
         assert os.read(ready, 1) == b"x"

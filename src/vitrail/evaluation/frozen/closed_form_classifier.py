@@ -8,7 +8,7 @@ of how it was made.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from vitrail.checkpoint.bundle import Bundle, Card, get_card
 from vitrail.checkpoint.weights import build_network as built
 from vitrail.checkpoint.weights import to_bundle
-from vitrail.core.errors import BadLabels, ConfigError, DataError
+from vitrail.core.errors import BadLabels, ConfigError
 from vitrail.core.text import join_words, pluralise
 from vitrail.data.collection import Collection, open_collection, unify_classes
 from vitrail.data.dataset import ImageDataset, Labels, SubsetDataset
@@ -33,6 +33,7 @@ from vitrail.evaluation.intervals import calibration_error
 from vitrail.evaluation.metrics import has_label, is_right, keep_single_labels, score_predictions
 from vitrail.evaluation.multi_label import THRESHOLD, MultiLabelScore, encode_labels
 from vitrail.evaluation.result import Measure, measure_share
+from vitrail.evaluation.scoring import choose_split
 from vitrail.models.build import Model
 from vitrail.models.zoo import adapt_config
 
@@ -111,114 +112,110 @@ def fit(
     weights. `batches` yields the images of a source, each once, prepared as the network's card says; with a `folder`
     features are cached there."""
     collection = data if isinstance(data, Collection) else open_collection(data)
-    split, source = choose_training_split(collection)
+    collection.need_labels()
+    classes = collection.classes
+    if len(classes) < 2:
+        known = f"{collection.name} has one class, {', '.join(classes)!r}, and at least two are needed"
+        raise BadLabels(f"{known}; put the images of each class into a folder of its own")
+    split, source = choose_split(collection, "train")
     if shots is not None:
-        source = SubsetDataset(source, draw_shots(source.labels, len(collection.classes), shots))
+        source = SubsetDataset(source, draw_shots(source.labels, len(classes), shots))
     scored = choose_scored_split(collection, split, source, test)
     preprocessing = get_card(network).preprocessing
     batches = batches or (lambda bare: eval_batches(bare, preprocessing, batch=min(BATCH, max(len(bare), 1))))
     parts = [
         SplitFeatures(*part, load_or_extract(network, part[1], preprocessing, device, batches=batches, folder=folder))
-        for part in [(split, source), *([] if scored is None else [scored])]
+        for part in [(split, source), *scored]
     ]
     notes = [note for part in parts for note in describe_problems(part)]
-    fit_split = fit_multi_label if source.labels.multi_label else fit_single_label
-    return fit_split(network, collection, parts, notes, penalty=penalty, share=held_out, name=name)
-
-
-def fit_single_label(
-    network: Model,
-    collection: Collection,
-    parts: Sequence[SplitFeatures],
-    notes: list[str],
-    *,
-    penalty: float | None,
-    share: float,
-    name: str,
-) -> FittedClassifier:
-    """Fits images with one label each, from the features of the training split and, after it, of the scored one."""
-    split, source, train = parts[0]
-    labels = keep_single_labels(train.labels)
-    usable = labels >= 0
-    if not usable.any():
-        raise BadLabels(f"{collection.name}: no image of {split} is readable and has exactly one label")
-    if not usable.all():
-        notes.append(f"{int((~usable).sum()):,} of {split} have no label or several, and are not used")
-    labels = labels[usable]
-    notes += describe_balance(labels, collection.classes)
-    head = fit_head(train.features[usable], labels, len(collection.classes), penalty=penalty, share=share)
-    if head.held is None:
-        notes.append("nothing was held out: l2 and the confidence are defaults; two images per class would choose them")
-    records = record_fit(network, name, collection, split, source, train.samples[usable])
-    score = None
-    for unseen in filter(None, [skip_seen(part, records, notes) for part in parts[1:]]):
-        score = score_head(parts[1].split, head, unseen)
-    held = head.held
-    facts: dict[str, Any] = {
-        "held_out": None if held is None else {"accuracy": held.accuracy, "count": held.count, "draws": held.draws}
-    }
-    if score is not None:
-        facts["score"] = {"split": score.split, "accuracy": score.top1.value, "count": score.top1.count}
-    how = "closed-form least squares on frozen features (4.1), folded into the last layer"
-    provenance = describe_fit(how, collection, split, source, head) | facts | records
-    model = replace_head(network, head, collection.classes, provenance)
-    return build_fit(model, head, parts, len(labels), notes, scored=score)
-
-
-def fit_multi_label(
-    network: Model,
-    collection: Collection,
-    parts: Sequence[SplitFeatures],
-    notes: list[str],
-    *,
-    penalty: float | None,
-    share: float,
-    name: str,
-) -> FittedClassifier:
-    """Fits images that may have several labels."""
-    classes, (split, source, train) = collection.classes, parts[0]
-    truth = encode_labels(train.labels, len(classes))
-    fitted = fit_multi_label_head(train.features, truth, penalty=penalty, share=share)
-    held, scored = measure_labels(fitted.scores, fitted.truth, classes), ()
+    multi_label = source.labels.multi_label
+    train = parts[0].features if multi_label else select_single_labels(parts[0], collection.name, notes)
     records = record_fit(network, name, collection, split, source, train.samples)
-    for unseen in filter(None, [skip_seen(part, records, notes) for part in parts[1:]]):
-        scores = fitted.head.logits(unseen.features).sigmoid().numpy()
-        scored = measure_labels(scores, encode_labels(unseen.labels, len(classes)).numpy(), classes)
-    facts: dict[str, Any] = {"held_out": {measure.name: measure.value for measure in held}}
-    if scored:
-        facts["score"] = {measure.name: measure.value for measure in scored}
-    how = "closed-form least squares on frozen features (4.1) for each label, folded into the last layer"
-    provenance = describe_fit(how, collection, split, source, fitted.head) | facts | records
-    empty = [classes[at] for at in (~truth.any(0)).nonzero()[:, 0].tolist()]
-    if empty:
-        notes.append(f"{len(empty)} of {len(classes)} classes have no training image: {join_words(empty, limit=NAMED)}")
-    model = replace_head(network, fitted.head, classes, provenance, multi_label=True)
-    several = MultiLabelMeasures(held=held, scored=scored, split=parts[1].split if len(parts) > 1 else "")
-    return build_fit(model, fitted.head, parts, len(truth), notes, several=several)
-
-
-def build_fit(
-    model: Model,
-    head: RidgeHead,
-    parts: Sequence[SplitFeatures],
-    images: int,
-    notes: Sequence[str],
-    *,
-    scored: HeldOutScore | None = None,
-    several: MultiLabelMeasures | None = None,
-) -> FittedClassifier:
+    unseen = [(part.split, rest) for part in parts[1:] if (rest := skip_seen(part, records, notes)) is not None]
+    fit_split = fit_multi_label if multi_label else fit_single_label
+    head, facts, score, several = fit_split(train, unseen, classes, notes, penalty, held_out)
+    facts |= {
+        "made_by": "vitrail fit",
+        "data": collection.name,
+        "split": split,
+        "pictures": len(source),
+        "fingerprint": source.fingerprint,
+        "l2": head.penalty,
+        "logit_scale": head.scale,
+    }
     return FittedClassifier(
-        model=model,
+        model=replace_head(network, head, classes, facts | records, multi_label=multi_label),
         head=head,
-        split=parts[0].split,
-        pictures=images,
-        scored=scored,
+        split=split,
+        pictures=len(train.samples),
+        scored=score,
         found=all(part.features.reused for part in parts),
         kept=all(part.features.cached for part in parts),
         notes=tuple(dict.fromkeys(notes)),
         unreadable=tuple(f"{part.split}: {name}" for part in parts for name in part.unreadable),
         several=several,
     )
+
+
+def select_single_labels(part: SplitFeatures, where: str, notes: list[str]) -> FrozenFeatures:
+    """The samples with exactly one label."""
+    labels = keep_single_labels(part.features.labels)
+    usable = labels >= 0
+    if not usable.any():
+        raise BadLabels(f"{where}: no image of {part.split} is readable and has exactly one label")
+    if not usable.all():
+        notes.append(f"{int((~usable).sum()):,} of {part.split} have no label or several, and are not used")
+    return replace(part.features, labels=labels).select(usable)
+
+
+Fitted = tuple[RidgeHead, dict[str, Any], HeldOutScore | None, MultiLabelMeasures | None]
+Unseen = list[tuple[str, FrozenFeatures]]  # the scored split, or nothing
+
+
+def fit_single_label(
+    train: FrozenFeatures,
+    unseen: Unseen,
+    classes: tuple[str, ...],
+    notes: list[str],
+    penalty: float | None,
+    share: float,
+) -> Fitted:
+    """The head for images with one label each, facts on it, and its score."""
+    notes += describe_balance(torch.bincount(train.labels, minlength=len(classes)), classes)
+    head = fit_head(train.features, train.labels, len(classes), penalty=penalty, share=share)
+    held, score = head.held, None
+    if held is None:
+        notes.append("nothing was held out: l2 and the confidence are defaults; two images per class would choose them")
+    how = "closed-form least squares on frozen features (4.1), folded into the last layer"
+    counts = None if held is None else {"accuracy": held.accuracy, "count": held.count, "draws": held.draws}
+    facts: dict[str, Any] = {"how": how, "held_out": counts}
+    for split, features in unseen:
+        score = score_head(split, head, features)
+        facts["score"] = {"split": split, "accuracy": score.top1.value, "count": score.top1.count}
+    return head, facts, score, None
+
+
+def fit_multi_label(
+    train: FrozenFeatures,
+    unseen: Unseen,
+    classes: tuple[str, ...],
+    notes: list[str],
+    penalty: float | None,
+    share: float,
+) -> Fitted:
+    """The head for images that may have several labels, facts on it, and its measures."""
+    truth = encode_labels(train.labels, len(classes))
+    notes += describe_balance(truth.sum(0), classes, several=True)
+    head, scores, known = fit_multi_label_head(train.features, truth, penalty=penalty, share=share)
+    held, scored = measure_labels(scores, known, classes), ()
+    for _, features in unseen:
+        scores = head.logits(features.features).sigmoid().numpy()
+        scored = measure_labels(scores, encode_labels(features.labels, len(classes)).numpy(), classes)
+    how = "closed-form least squares on frozen features (4.1) for each label, folded into the last layer"
+    facts: dict[str, Any] = {"how": how, "held_out": {measure.name: measure.value for measure in held}}
+    if scored:
+        facts["score"] = {measure.name: measure.value for measure in scored}
+    return head, facts, None, MultiLabelMeasures(held=held, scored=scored, split=unseen[0][0] if unseen else "")
 
 
 def measure_labels(scores: NDArray[np.float32], truth: NDArray[np.bool_], names: Sequence[str]) -> tuple[Measure, ...]:
@@ -229,36 +226,19 @@ def measure_labels(scores: NDArray[np.float32], truth: NDArray[np.bool_], names:
     return MultiLabelScore(scores=scores, truth=truth, sample=places, names=names, threshold=THRESHOLD).measures
 
 
-def choose_training_split(collection: Collection) -> tuple[str, ImageDataset]:
-    """The train split, or the only one, with at least two classes."""
-    collection.need_labels()
-    if len(collection.classes) < 2:
-        raise BadLabels(
-            f"{collection.name} has one class, {', '.join(collection.classes)!r}, and at least two are needed; put the "
-            "images of each class into a folder of its own"
-        )
-    if len(collection.splits) == 1:
-        return next(iter(collection.splits.items()))
-    return "train", collection.split("train")
-
-
 def choose_scored_split(
     collection: Collection, split: str, source: ImageDataset, test: Collection | str | Path | None
-) -> tuple[str, ImageDataset] | None:
-    """The images to score, with the class numbers of the training images; None if no others have labels."""
+) -> list[tuple[str, ImageDataset]]:
+    """The images to score, with the class numbers of the training images; empty if no others have labels."""
     if test is None:
-        scored = next((name for name in ("test", "val") if name in collection.splits and name != split), None)
-        if scored is None or not collection.splits[scored].classes:
-            return None
-        return scored, collection.splits[scored]
+        names = [name for name in ("test", "val") if name in collection.splits and name != split]
+        return [(name, collection.splits[name]) for name in names[:1] if collection.splits[name].classes]
     other = test if isinstance(test, Collection) else open_collection(test)
     other.need_labels()
-    name = next((one for one in ("test", "val") if one in other.splits), next(iter(other.splits)))
-    if len(other.splits) > 1 and name not in ("test", "val"):
-        raise DataError(f"{other.name} has the splits {', '.join(other.splits)}; choose one: {other.name}@{name}")
+    name, images = choose_split(other, "test", "val")
     title = f"{other.title}@{name}"
-    both, _ = unify_classes(collection.name, {split: source, title: other.splits[name]})
-    return title, both[title]
+    both, _ = unify_classes(collection.name, {split: source, title: images})
+    return [(title, both[title])]
 
 
 def draw_shots(labels: Labels, num_classes: int, shots: int) -> NDArray[np.int64]:
@@ -286,21 +266,18 @@ def describe_problems(part: SplitFeatures) -> list[str]:
     return list(filter(None, notes))
 
 
-def describe_balance(labels: Tensor, classes: tuple[str, ...]) -> list[str]:
-    """A note on classes without images, or with far fewer than others."""
-    counts = torch.bincount(labels, minlength=len(classes))
+def describe_balance(counts: Tensor, classes: tuple[str, ...], *, several: bool = False) -> list[str]:
+    """A note on classes without images, or with far fewer than others, given the images of each."""
     empty = [classes[at] for at in (counts == 0).nonzero()[:, 0].tolist()]
     if empty:
-        names = join_words(empty, limit=NAMED)
-        return [f"{len(empty)} of {len(classes)} classes have no training image and are never predicted: {names}"]
+        names, never = join_words(empty, limit=NAMED), "" if several else " and are never predicted"
+        return [f"{len(empty)} of {len(classes)} classes have no training image{never}: {names}"]
     least, most = int(counts.min()), int(counts.max())
-    if most > UNEVEN * least:
-        small, large = classes[int(counts.argmin())], classes[int(counts.argmax())]
-        return [
-            f"{large!r} has {most:,} images and {small!r} {least:,}: rare classes will be under-predicted; --shots "
-            f"{max(least, 5)} limits the images per class"
-        ]
-    return []
+    if several or most <= UNEVEN * least:
+        return []
+    small, large = classes[int(counts.argmin())], classes[int(counts.argmax())]
+    uneven = f"{large!r} has {most:,} images and {small!r} {least:,}: rare classes will be under-predicted"
+    return [f"{uneven}; --shots {max(least, 5)} limits the images per class"]
 
 
 def record_fit(
@@ -352,17 +329,3 @@ def replace_head(
     layer = {f"{place}.weight": head.weight.to(like), f"{place}.bias": head.bias.to(like)}
     card = Card(preprocessing=bundle.card.preprocessing, labels=classes, provenance=provenance, multi_label=multi_label)
     return built(Bundle(config=config, tensors={**bundle.tensors, **layer}, card=card), like.dtype)
-
-
-def describe_fit(how: str, collection: Collection, split: str, source: ImageDataset, head: RidgeHead) -> dict[str, Any]:
-    """How the network was made, for its card."""
-    return {
-        "made_by": "vitrail fit",
-        "how": how,
-        "data": collection.name,
-        "split": split,
-        "pictures": len(source),
-        "fingerprint": source.fingerprint,
-        "l2": head.penalty,
-        "logit_scale": head.scale,
-    }

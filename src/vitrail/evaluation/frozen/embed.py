@@ -13,7 +13,7 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -30,20 +30,13 @@ from vitrail.core.config_overrides import diff_plain
 from vitrail.core.errors import ConfigError, DataError, VitrailError, WeightsError, unknown_name
 from vitrail.core.locks import FileLock, LockTaken
 from vitrail.data.dataset import ConcatDataset, ImageDataset, RelabelledDataset, SubsetDataset
-from vitrail.data.loader import Batch, eval_batches
+from vitrail.data.loader import eval_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.unreadable_log import UnreadableSample
 from vitrail.distributed.process_group import World
 from vitrail.evaluation import Stored
 from vitrail.evaluation.frozen.embedding_file import FORMATS, EmbeddingPart, join_parts, read_description, to_printable
-from vitrail.evaluation.frozen.features import (
-    Precision,
-    compute_features,
-    hash_images,
-    hash_network,
-    inference_context,
-    make_normaliser,
-)
+from vitrail.evaluation.frozen.features import Precision, hash_images, hash_network, iterate_features
 from vitrail.models.build import Model
 
 KIND: Final = "vitrail embeddings 1"
@@ -93,7 +86,12 @@ def embed(
         raise unknown_name("type", str(dtype), get_args(Stored))
     if batch < 1:
         raise ConfigError(f"batch={batch} must be at least 1")
-    source = concatenate_splits(splits)
+    if not splits or not all(len(one) for one in splits.values()):
+        raise DataError("there are no images to embed")
+    # A split without labels gets the classes of the others.
+    classes = next((one.classes for one in splits.values() if one.classes), ())
+    joined = [one if one.classes == classes else RelabelledDataset(one, one.labels, classes) for one in splits.values()]
+    source = joined[0] if len(joined) == 1 else ConcatDataset(joined)
     work = EmbeddingJob(
         network=network,
         source=source,
@@ -107,7 +105,7 @@ def embed(
     facts = work.facts(world)
     with open_job(work, facts, world, force=force) as todo:
         if todo is not None:
-            work.compute(todo[world.rank :: world.size], facts, world, workers=workers, tell=tell)
+            work.compute(todo[world.rank :: world.size], facts, world, workers, tell)
             world.barrier()  # every part is there
             run_on_main(world, lambda: work.finish(facts, splits, origin or {}))
         described = run_on_main(world, lambda: read_description(out))
@@ -120,17 +118,6 @@ def embed(
         parts=work.parts,
         found=work.parts - (0 if todo is None else len(todo)),
     )
-
-
-def concatenate_splits(splits: Mapping[str, ImageDataset]) -> ImageDataset:
-    """All splits as one source; a split without labels gets the classes of the others."""
-    if not splits or not all(len(source) for source in splits.values()):
-        raise DataError("there are no images to embed")
-    classes = next((source.classes for source in splits.values() if source.classes), ())
-    parts = [
-        part if part.classes == classes else RelabelledDataset(part, part.labels, classes) for part in splits.values()
-    ]
-    return parts[0] if len(parts) == 1 else ConcatDataset(parts)
 
 
 def run_on_main(world: World, work: Callable[[], Any]) -> Any:
@@ -161,7 +148,9 @@ def open_job(work: "EmbeddingJob", facts: dict[str, Any], world: World, *, force
             return None
         try:
             work.folder.mkdir(parents=True, exist_ok=True)
-            held.append(lock_folder(work.folder))
+            held.append(FileLock(work.folder / "lock"))
+        except LockTaken:
+            raise ConfigError(f"another process is at work in {work.folder}; wait, or name another file") from None
         except OSError as error:
             raise ConfigError(f"{work.folder} cannot be written ({error.strerror}); name another place") from error
         for left in work.folder.glob(".vitrail-*.tmp"):
@@ -183,18 +172,8 @@ def check_unchanged(what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -
     changes = diff_plain(old, new)
     if changes:
         shown = "; ".join(line if len(line) < 120 else f"{line[:117]}..." for line in changes)
-        raise ConfigError(
-            f"{what} holds embeddings of other weights, images or settings ({shown}); give what it had, name another "
-            "file, or add --force to make it again"
-        )
-
-
-def lock_folder(folder: Path) -> FileLock:
-    """A lock until it is released or this process ends."""
-    try:
-        return FileLock(folder / "lock")
-    except LockTaken:
-        raise ConfigError(f"another process is at work in {folder}; wait for it, or name another file") from None
+        remedy = "give what it had, name another file, or add --force to make it again"
+        raise ConfigError(f"{what} holds embeddings of other weights, images or settings ({shown}); {remedy}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -230,31 +209,25 @@ class EmbeddingJob:
 
     def facts(self, world: World) -> dict[str, Any]:
         """Everything that the numbers depend on, as plain data."""
-        return json.loads(
-            json.dumps(
-                {
-                    "kind": KIND,
-                    "weights": hash_network(self.network),
-                    "pictures": hash_images(self.source),
-                    "preprocessing": self.preprocessing.to_dict(),
-                    "type": self.dtype,
-                    "precision": self.precision,
-                    "batch": self.batch,
-                    "rows": self.rows,
-                    "device": world.device.type,
-                    "versions": {"vitrail": __version__, "torch": torch.__version__},
-                }
-            )
-        )
+        facts = {
+            "kind": KIND,
+            "weights": hash_network(self.network),
+            "pictures": hash_images(self.source),
+            "preprocessing": self.preprocessing.to_dict(),
+            "type": self.dtype,
+            "precision": self.precision,
+            "batch": self.batch,
+            "rows": self.rows,
+            "device": world.device.type,
+            "versions": {"vitrail": __version__, "torch": torch.__version__},
+        }
+        return json.loads(json.dumps(facts))  # tuples become lists, as in a file
 
     def is_done(self, number: int, facts: Mapping[str, Any], *, force: bool) -> bool:
         """Whether a part exists, intact and with the same facts. A damaged one is computed again."""
-        path = self.path(number)
-        if not path.exists():
-            return False
         try:
-            found = read_weights(path).description or {}
-        except WeightsError:
+            found = read_weights(self.path(number)).description or {}
+        except WeightsError:  # or it does not exist
             return False
         if not force:
             check_unchanged(str(self.folder), found.get("facts", {}), facts)
@@ -265,74 +238,44 @@ class EmbeddingJob:
         mine: list[int],
         facts: Mapping[str, Any],
         world: World,
-        *,
         workers: int,
         tell: Callable[[int, int], None] | None,
     ) -> None:
         """Computes the parts of this process in order; the loader prefetches across their ends."""
-        if not mine:
-            return
-        places = np.concatenate([np.asarray(self.span(number), np.int64) for number in mine])
-        batches = eval_batches(
-            SubsetDataset(self.source, places),
-            self.preprocessing,
-            batch=self.batch,
-            workers=workers,
-            pin=world.device.type == "cuda",
-        )
-        prepare, done = make_normaliser(self.preprocessing, world.device, self.precision), 0
-        with inference_context(self.network, world.device, self.precision):
-            for number in mine:
-                size = len(self.span(number))
-                rows, bad = list[tuple[Tensor, Tensor, Tensor]](), list[UnreadableSample]()
-                for batch in itertools.islice(batches, -(-size // self.batch)):
-                    moved = batch.to(world.device)
-                    rows.append(
-                        (compute_features(self.network, prepare(moved.pixels)).float(), batch.sample, batch.valid)
-                    )
-                    bad += self.relocate_unreadable(batch, places)
-                    done += int((batch.sample >= 0).sum())
-                    if tell is not None:
-                        tell(done, len(places))
-                self.write(number, rows, places, bad, facts)
-
-    def relocate_unreadable(
-        self, batch: Batch, places: np.ndarray[Any, np.dtype[np.int64]]
-    ) -> Iterator[UnreadableSample]:
-        return (UnreadableSample(int(places[bad.sample]), bad.name, bad.reason) for bad in batch.unreadable)
+        places = np.concatenate([np.zeros(0, np.int64), *(np.asarray(self.span(number)) for number in mine)])
+        source, pin = SubsetDataset(self.source, places), world.device.type == "cuda"
+        batches = eval_batches(source, self.preprocessing, batch=self.batch, workers=workers, pin=pin)
+        found = iterate_features(self.network, batches, self.preprocessing, world.device, precision=self.precision)
+        done = 0
+        for number in mine:
+            rows, bad = list[tuple[Tensor, Tensor, Tensor]](), list[dict[str, Any]]()
+            for features, batch in itertools.islice(found, -(-len(self.span(number)) // self.batch)):
+                rows.append((features, batch.sample, batch.valid))
+                bad += [asdict(one) | {"sample": int(places[one.sample])} for one in batch.unreadable]
+                done = min(done + len(batch), len(places))
+                if tell is not None:
+                    tell(done, len(places))
+            features, sample, valid = (torch.cat(column).cpu() for column in zip(*rows, strict=True))
+            self.write(number, features[valid], torch.from_numpy(places)[sample[valid]], bad, facts)
 
     def write(
-        self,
-        number: int,
-        rows: list[tuple[Tensor, Tensor, Tensor]],
-        places: np.ndarray[Any, np.dtype[np.int64]],
-        bad: list[UnreadableSample],
-        facts: Mapping[str, Any],
+        self, number: int, features: Tensor, samples: Tensor, bad: list[dict[str, Any]], facts: Mapping[str, Any]
     ) -> None:
         """Writes one part: features [n, D] and samples [n] of readable images, and the names of unreadable ones."""
-        valid = torch.cat([one for _, _, one in rows])
-        features = torch.cat([one for one, _, _ in rows]).cpu()[valid]
-        samples = torch.from_numpy(places)[torch.cat([one for _, one, _ in rows])[valid]]
         stored = features.to(TYPES[self.dtype])
         wrong = (~stored.isfinite()).any(1).nonzero()
         if len(wrong):
-            name = self.source.name(int(samples[wrong[0, 0]]))
-            cause = (
-                "the network overflows" if not features[wrong[0, 0]].isfinite().all() else "float16 cannot hold them"
-            )
+            name, overflows = self.source.name(int(samples[wrong[0, 0]])), not features[wrong[0, 0]].isfinite().all()
+            cause = "the network overflows" if overflows else "float16 cannot hold them"
             raise DataError(f"the features of {name} are not finite: {cause}")
-        described = [{"sample": one.sample, "name": one.name, "reason": one.reason} for one in bad]
-        description = {"kind": KIND, "facts": dict(facts), "unreadable": described}
+        description = {"kind": KIND, "facts": dict(facts), "unreadable": bad}
         write_sealed(self.path(number), {"features": stored, "samples": samples}, description)
 
     def read(self) -> Iterator[EmbeddingPart]:
         """All parts in order, each verified."""
         for number in range(self.parts):
             found = read_weights(self.path(number))
-            described = (found.description or {}).get("unreadable", [])
-            yield EmbeddingPart(
-                features=found.tensors["features"], samples=found.tensors["samples"], unreadable=described
-            )
+            yield EmbeddingPart(**found.tensors, unreadable=(found.description or {}).get("unreadable", []))
 
     def finish(self, facts: dict[str, Any], splits: Mapping[str, ImageDataset], origin: Mapping[str, Any]) -> None:
         """Joins the parts into one file, renamed when it is complete."""
@@ -351,10 +294,8 @@ class EmbeddingJob:
                 os.fsync(file.fileno())
             os.replace(temporary, self.out)
         except OSError as error:
-            raise ConfigError(
-                f"{self.out} cannot be written ({error.strerror or error}); free some space, then run the "
-                "same command to resume"
-            ) from error
+            remedy = "free some space, then run the same command to resume"
+            raise ConfigError(f"{self.out} cannot be written ({error.strerror or error}); {remedy}") from error
 
     def clear(self) -> None:
         """Deletes the parts, and their folder if it is empty then."""

@@ -19,7 +19,6 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.lib import format as npy
-from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.core.errors import ConfigError
@@ -44,17 +43,9 @@ class EmbeddingPart:
     unreadable: Bad
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class EmbeddingColumns:
-    """The columns of a part, except the features."""
-
-    split: list[str]
-    sample: NDArray[np.int64]
-    name: list[str]
-    label: list[str | None]
-
-
 Parts = Callable[[], Iterator[EmbeddingPart]]
+Columns = dict[str, Any]  # split, sample, name and label of each row
+Describe = Callable[[EmbeddingPart], Columns]
 
 
 def join_parts(
@@ -63,19 +54,19 @@ def join_parts(
     """Writes all parts into one file, with `about`; returns the unreadable images."""
     ends = np.cumsum([len(one) for one in splits.values()])
 
-    def columns(part: EmbeddingPart) -> EmbeddingColumns:
-        places = part.samples.numpy()
+    def describe(part: EmbeddingPart) -> Columns:
+        places, names = part.samples.numpy(), list(splits)
         within = np.searchsorted(ends, places, side="right")
-        names = list(splits)
-        return EmbeddingColumns(
-            split=[names[at] for at in within.tolist()],
-            sample=places - np.concatenate([[0], ends])[within],
-            name=[to_printable(source.name(at)) for at in places.tolist()],
-            label=[join_labels(source, at) for at in places.tolist()],
-        )
+        labels = ["|".join(source.classes[one] for one in source.labels[at]) or None for at in places.tolist()]
+        return {
+            "split": [names[at] for at in within.tolist()],
+            "sample": places - np.concatenate([[0], ends])[within],
+            "name": [to_printable(source.name(at)) for at in places.tolist()],
+            "label": labels,
+        }
 
     write = write_parquet if path.suffix == ".parquet" else write_npz
-    return write(parts, columns, about, path)
+    return write(parts, describe, about, path)
 
 
 def to_printable(name: str) -> str:
@@ -83,63 +74,51 @@ def to_printable(name: str) -> str:
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
-def join_labels(source: ImageDataset, sample: int) -> str | None:
-    return "|".join(source.classes[one] for one in source.labels[sample]) or None
+def describe_counts(images: int, unreadable: Bad) -> dict[str, Any]:
+    return {"pictures": images, "unreadable": len(unreadable), "first": unreadable[:FIRST]}
 
 
-def describe_counts(pictures: int, unreadable: Bad) -> dict[str, Any]:
-    return {"pictures": pictures, "unreadable": len(unreadable), "first": unreadable[:FIRST]}
-
-
-def write_parquet(
-    parts: Parts, columns: Callable[[EmbeddingPart], EmbeddingColumns], about: Mapping[str, Any], path: Path
-) -> Bad:
+def write_parquet(parts: Parts, describe: Describe, about: Mapping[str, Any], path: Path) -> Bad:
     pa = import_arrow()
-    number = pa.float16() if about["facts"]["type"] == "float16" else pa.float32()
-    schema = pa.schema(
-        [
-            ("split", pa.dictionary(pa.int32(), pa.string())),
-            ("sample", pa.int64()),
-            ("name", pa.string()),
-            ("label", pa.dictionary(pa.int32(), pa.string())),
-            ("feature", pa.list_(number, about["width"])),
-        ],
-        metadata={KEY: json.dumps(about)},
-    )
-    dictionaries = ["split", "label"]
+    number, word = pa.float16() if about["facts"]["type"] == "float16" else pa.float32(), pa.string()
+    kinds = {"split": pa.dictionary(pa.int32(), word), "sample": pa.int64(), "name": word}
+    kinds |= {"label": kinds["split"], "feature": pa.list_(number, about["width"])}
+    schema = pa.schema(list(kinds.items()), metadata={KEY: json.dumps(about)})
     packed: dict[str, str] = dict.fromkeys(("split", "sample", "name", "label"), "zstd")
-    pictures, unreadable = 0, Bad()
     packed["feature.list.element"] = "none"  # numbers like these do not get smaller
-    with pa.parquet.ParquetWriter(path, schema, compression=packed, use_dictionary=dictionaries) as writer:
+    images, unreadable = 0, Bad()
+    with pa.parquet.ParquetWriter(path, schema, compression=packed, use_dictionary=["split", "label"]) as writer:
         for part in parts():
-            described, flat = columns(part), part.features.numpy().reshape(-1)
-            pictures, unreadable = pictures + len(described.name), [*unreadable, *part.unreadable]
+            columns, flat = describe(part), pa.array(part.features.numpy().reshape(-1), number)
+            images, unreadable = images + len(part.samples), [*unreadable, *part.unreadable]
             arrays = [
-                pa.array(described.split, pa.string()).dictionary_encode(),
-                pa.array(described.sample, pa.int64()),
-                pa.array(described.name, pa.string()),
-                pa.array(described.label, pa.string()).dictionary_encode(),
-                pa.FixedSizeListArray.from_arrays(pa.array(flat, number), about["width"]),
+                pa.array(columns["split"], word).dictionary_encode(),
+                pa.array(columns["sample"], pa.int64()),
+                pa.array(columns["name"], word),
+                pa.array(columns["label"], word).dictionary_encode(),
+                pa.FixedSizeListArray.from_arrays(flat, about["width"]),
             ]
             writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
-        writer.add_key_value_metadata({COUNTS: json.dumps(describe_counts(pictures, unreadable))})
+        writer.add_key_value_metadata({COUNTS: json.dumps(describe_counts(images, unreadable))})
     return unreadable
 
 
-def write_npz(
-    parts: Parts, columns: Callable[[EmbeddingPart], EmbeddingColumns], about: Mapping[str, Any], path: Path
-) -> Bad:
+def write_npz(parts: Parts, describe: Describe, about: Mapping[str, Any], path: Path) -> Bad:
     """Holds all names and labels in memory, but not the features; their number is counted first."""
-    described, unreadable = list[EmbeddingColumns](), Bad()
+    columns, unreadable = list[Columns](), Bad()
     for part in parts():
-        described.append(columns(part))
+        columns.append(describe(part))
         unreadable += part.unreadable
-    count = sum(len(one.name) for one in described)
+
+    def join(name: str) -> list[Any]:
+        return [value for one in columns for value in one[name]]
+
+    count = sum(len(one["name"]) for one in columns)
     plain = {
-        "splits": np.array([text for one in described for text in one.split], np.str_),
-        "samples": np.concatenate([one.sample for one in described]),
-        "names": np.array([text for one in described for text in one.name], np.str_),
-        "labels": np.array([text or "" for one in described for text in one.label], np.str_),
+        "splits": np.array(join("split"), np.str_),
+        "samples": np.array(join("sample"), np.int64),
+        "names": np.array(join("name"), np.str_),
+        "labels": np.array([text or "" for text in join("label")], np.str_),
         KEY: np.array(json.dumps({**about, **describe_counts(count, unreadable)})),
     }
     kind = np.dtype(str(about["facts"]["type"])).newbyteorder("<")
@@ -159,8 +138,8 @@ def read_description(path: Path) -> dict[str, Any]:
     """The description in a file of embeddings."""
     try:
         if path.suffix == ".parquet":
-            told: dict[bytes, bytes] = import_arrow().parquet.read_metadata(path).metadata or {}
-            found: dict[str, Any] = {**json.loads(told[KEY.encode()]), **json.loads(told[COUNTS.encode()])}
+            stored: dict[bytes, bytes] = import_arrow().parquet.read_metadata(path).metadata or {}
+            found: dict[str, Any] = json.loads(stored[KEY.encode()]) | json.loads(stored[COUNTS.encode()])
         else:
             with np.load(path, allow_pickle=False) as archive:
                 found = json.loads(str(archive[KEY]))
@@ -168,7 +147,5 @@ def read_description(path: Path) -> dict[str, Any]:
             raise ValueError("incomplete")
         return found
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise ConfigError(
-            f"{path} exists and is not a file of `vitrail embed` ({type(error).__name__}); name another file, or add "
-            "--force to replace it"
-        ) from None
+        wrong = f"{path} exists and is not a file of `vitrail embed` ({type(error).__name__})"
+        raise ConfigError(f"{wrong}; name another file, or add --force to replace it") from None

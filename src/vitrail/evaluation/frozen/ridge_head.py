@@ -92,10 +92,8 @@ def fit_head(
         raise ConfigError(f"held-out share {share} must be at least 0 and below 1")
     if penalty is not None and not 0 < penalty < math.inf:
         raise ConfigError(f"penalty={penalty} must be above 0 and finite")
-    parts = [
-        (held, decompose(features[rest], labels[rest], classes))
-        for held, rest in split_by_class(labels, classes, share)
-    ]
+    splits = split_by_class(labels, classes, share)
+    parts = [(held, decompose(features[rest], labels[rest], classes)) for held, rest in splits]
     if not parts:
         taken = PENALTY if penalty is None else penalty
         made = decompose(features, labels, classes).classifier(taken)
@@ -127,12 +125,10 @@ def split_by_class(labels: Tensor, classes: int, share: float) -> list[tuple[Ten
     found: list[tuple[Tensor, Tensor]] = []
     for seed in range(DRAWS):
         held = split_stratified(plain, fraction, seed=seed)
-        if not len(held):
+        if not len(held) or len(held) * len(found) >= HELD:
             break
         rest = np.setdiff1d(np.arange(count), held)
         found.append((torch.from_numpy(held), torch.from_numpy(rest)))
-        if len(held) * len(found) >= HELD:
-            break
     return found
 
 
@@ -173,48 +169,29 @@ FEWEST: Final = 4  # samples below which none are held out
 STEPS: Final = 50
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class MultiLabelHead:
-    """The layer, and its held-out predictions: scores [M, K] in [0, 1], the truth, and the number of splits."""
-
-    head: RidgeHead
-    scores: NDArray[np.float32]
-    truth: NDArray[np.bool_]
-    draws: int
-
-
 def fit_multi_label_head(
     features: Tensor, truth: Tensor, *, penalty: float | None = None, share: float = SHARE
-) -> MultiLabelHead:
-    """The head of features [n, D] and truth [n, K] as booleans."""
+) -> tuple[RidgeHead, NDArray[np.float32], NDArray[np.bool_]]:
+    """The head of features [n, D] and truth [n, K] as booleans; its held-out predictions, scores [M, K] in [0, 1], and
+    their truth."""
     count, classes = truth.shape
     if not truth.any():
         raise BadLabels("no sample has a label; at least one is needed")
     parts = [(held, decompose(features[rest], truth[rest], classes)) for held, rest in split_randomly(count, share)]
+    whole = decompose(features, truth, classes)
     if not parts:
         taken = PENALTY if penalty is None else penalty
-        head = fold_head(
-            decompose(features, truth, classes).classifier(taken), math.log(CLEAR / (1 - CLEAR)), taken, None
-        )
-        return MultiLabelHead(
-            head=head, scores=np.zeros((0, classes), np.float32), truth=np.zeros((0, classes), bool), draws=0
-        )
+        head = fold_head(whole.classifier(taken), math.log(CLEAR / (1 - CLEAR)), taken, None)
+        return head, np.zeros((0, classes), np.float32), np.zeros((0, classes), bool)
     known = torch.cat([truth[held] for held, _ in parts])
-    best: tuple[float, float, float, float, Tensor] | None = None
+    tried: list[tuple[tuple[float, float, float], float, Tensor]] = []
     for one in reversed(PENALTIES) if penalty is None else (penalty,):
         scores = torch.cat([part.classifier(one).scores(features[held]) for held, part in parts])
-        slope, offset, loss = fit_platt(scores, known)
-        if best is None or loss < best[0]:
-            best = (loss, one, slope, offset, scores)
-    assert best is not None
-    _, taken, slope, offset, scores = best
-    head = fold_head(decompose(features, truth, classes).classifier(taken), slope, taken, None)
-    return MultiLabelHead(
-        head=replace(head, bias=head.bias + offset),
-        scores=(slope * scores + offset).sigmoid().float().numpy(),
-        truth=known.numpy(),
-        draws=len(parts),
-    )
+        tried.append((fit_platt(scores, known), one, scores))
+    (slope, offset, _), taken, scores = min(tried, key=lambda one: one[0][2])
+    head = fold_head(whole.classifier(taken), slope, taken, None)
+    head = replace(head, bias=head.bias + offset)
+    return head, (slope * scores + offset).sigmoid().float().numpy(), known.numpy()
 
 
 def split_randomly(count: int, share: float) -> list[tuple[Tensor, Tensor]]:
@@ -243,7 +220,5 @@ def fit_platt(scores: Tensor, truth: Tensor) -> tuple[float, float, float]:
         at = at - step * min(1.0, 4.0 / max(float(step.abs().max()), 1e-12))
         if float(step.abs().max()) < 1e-9:
             break
-    a = min(max(float(at[0]), SCALES[0]), SCALES[1])
-    b = float(at[1])
-    loss = F.binary_cross_entropy_with_logits(a * s + b, t)
-    return a, b, float(loss)
+    a, b = min(max(float(at[0]), SCALES[0]), SCALES[1]), float(at[1])
+    return a, b, float(F.binary_cross_entropy_with_logits(a * s + b, t))
