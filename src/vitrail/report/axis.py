@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,7 @@ DECADES_APART: Final = 30.0  # from the small values to the largest, above which
 MOST_POINTS: Final = 400
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(NamedTuple):
     """Where on the axis, from 0 to 1, and what is written there."""
 
     at: float
@@ -54,8 +53,10 @@ def fit_axis(values: Iterable[Floats], *, log: bool | None = False, percent: boo
     positive = every[every > 0]
     if log is None:
         log = len(positive) > 1 and len(positive) == len(every) and positive.max() > DECADES_APART * positive.min()
-    if log and len(positive):
-        return fit_log_axis(float(positive.min()), float(positive.max()))
+    if log and len(positive):  # ends on a 1, 2 or 5, and spans at least a factor of two
+        low, high = float(positive.min()), float(positive.max())
+        wider = math.sqrt(2) if high < 2 * low else 1.0
+        return Axis(round_to_125(low / wider, down=True), round_to_125(high * wider, down=False), log=True)
     if not len(every):
         return Axis(0.0, 1.0, percent=percent)
     low, high = float(every.min()), float(every.max())
@@ -69,13 +70,6 @@ def fit_axis(values: Iterable[Floats], *, log: bool | None = False, percent: boo
     width = choose_spacing(low, high, about)
     low, high = math.floor(low / width + 1e-9) * width, math.ceil(high / width - 1e-9) * width
     return Axis(low, high, percent=percent)
-
-
-def fit_log_axis(low: float, high: float) -> Axis:
-    """Ends on a 1, 2 or 5, and spans at least a factor of two."""
-    if high < 2 * low:
-        low, high = low / math.sqrt(2), high * math.sqrt(2)
-    return Axis(round_to_125(low, down=True), round_to_125(high, down=False), log=True)
 
 
 def round_to_125(value: float, *, down: bool) -> float:
@@ -114,11 +108,9 @@ def format_ticks(values: Sequence[float], *, percent: bool = False) -> list[str]
     """Ticks in one style, with as few digits as tell them apart."""
     if percent:
         return [f"{text}%" for text in format_plain([100 * value for value in values])]
-    largest = max((abs(value) for value in values), default=0.0)
-    if largest >= 1e4 or 0 < largest < 1e-2:
-        return [format_short(value) for value in values]
-    smallest = min((abs(value) for value in values if value), default=1.0)
-    return [format_short(value) for value in values] if smallest < 1e-3 else format_plain(values)
+    sizes = [abs(value) for value in values if value]
+    is_plain = not sizes or (1e-2 <= max(sizes) < 1e4 and min(sizes) >= 1e-3)
+    return format_plain(values) if is_plain else [format_short(value) for value in values]
 
 
 def format_plain(values: Sequence[float]) -> list[str]:
@@ -133,19 +125,12 @@ def format_short(value: float) -> str:
     if not math.isfinite(value):
         return "∞" if value == math.inf else "-∞" if value == -math.inf else "not a number"
     size = abs(value)
-    for limit, divisor, letter in (
-        (9.995e14, 0.0, ""),
-        (9.995e11, 1e12, "T"),
-        (9.995e8, 1e9, "G"),
-        (9.995e5, 1e6, "M"),
-    ):
-        if size >= limit:
-            return f"{trim_digits(value / divisor)}{letter}" if divisor else format_scientific(value)
-    if size >= 9999.5:
-        return f"{trim_digits(value / 1e3)}k"
-    if size >= 999.5:
+    for limit, unit, letter in ((9.995e11, 1e12, "T"), (9.995e8, 1e9, "G"), (9.995e5, 1e6, "M"), (9999.5, 1e3, "k")):
+        if limit <= size < 9.995e14:
+            return f"{trim_digits(value / unit)}{letter}"
+    if 999.5 <= size < 9999.5:
         return f"{value:,.0f}"
-    return trim_digits(value) if not size or size >= 1e-2 else format_scientific(value)
+    return trim_digits(value) if not size or 1e-2 <= size < 999.5 else format_scientific(value)
 
 
 def trim_digits(value: float) -> str:
@@ -171,15 +156,13 @@ def thin_points(x: Floats, y: Floats, most: int = MOST_POINTS) -> tuple[Floats, 
     first and last. A stretch of what is not a number stays a gap."""
     if len(x) <= most:
         return x, y
+    y = np.where(np.isfinite(y), y, np.nan)
     edges = np.linspace(0, len(x), max(1, (most - 2) // 2) + 1).astype(np.int64)
     kept = {0, len(x) - 1}
     for start, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         part = y[start:stop]
-        known = np.flatnonzero(np.isfinite(part))
-        if not len(known):
-            kept.add(start)
-            continue
-        kept |= {start + int(known[np.argmin(part[known])]), start + int(known[np.argmax(part[known])])}
+        known = np.isfinite(part).any()
+        kept |= {start + int(np.nanargmin(part)), start + int(np.nanargmax(part))} if known else {start}
     order = np.array(sorted(kept))
     return x[order], y[order]
 

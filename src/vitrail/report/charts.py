@@ -1,29 +1,21 @@
 """Line charts as inline SVG: no script, colours from the page's own style, the same size of letters on any screen.
 
-    Charts(title="Curves", charts=[Lines(title="Loss", series=[Series(name="train", x=steps, y=losses)])])
+    Charts(title="Curves", charts=[LineChart(title="Loss", series=[Series(name="train", x=steps, y=losses)])])
 
 Places are given in per cent of the plot and only the curves themselves are stretched, so a chart fills whatever width
 there is while its letters and lines stay as they are.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from vitrail.report.axis import (
-    Axis,
-    Floats,
-    Tick,
-    fit_axis,
-    format_share,
-    format_short,
-    format_ticks,
-    round_steps,
-    thin_points,
-)
+from vitrail.report import axis
+from vitrail.report.axis import Axis, Floats, Tick, fit_axis, format_ticks, round_steps, thin_points
 
 Colour: TypeAlias = Literal["cobalt", "ruby", "amber", "leaf", "violet", "sky"]
 
@@ -46,18 +38,9 @@ class Series:
     area: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class MarkedPoint:
-    """A marked point, in per cent from the left and from the top, and what is said on it."""
-
-    left: float
-    top: float
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """The last value, written behind the end of the curves: in per cent from the left and pixels from the top."""
+class Mark(NamedTuple):
+    """A marked point, in per cent from the left and from the top, and what is said on it; or the last value, written
+    behind the end of the curves, in pixels from the top."""
 
     left: float
     top: float
@@ -65,15 +48,14 @@ class End:
     colour: Colour
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
+class Curve(NamedTuple):
     """A series in its box."""
 
     colour: Colour
     faint: bool
     line: str
     area: str
-    dots: tuple[MarkedPoint, ...]
+    dots: list[Mark]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -98,9 +80,7 @@ class LineChart:
         for one in self.series:
             x, y = thin_points(np.asarray(one.x, np.float64), np.asarray(one.y, np.float64))
             if np.isfinite(y).any():
-                found.append(
-                    Series(name=one.name, x=x, y=y, colour=one.colour, faint=one.faint, dots=one.dots, area=one.area)
-                )
+                found.append(replace(one, x=x, y=y))
         return found
 
     @cached_property
@@ -114,12 +94,12 @@ class LineChart:
     def up(self) -> Axis:
         # Tinted glass shows an amount, so it stands on zero.
         base = [np.zeros(1)] if any(one.area for one in self.thin) and not self.log else []
-        return fit_axis(
-            [*base, *(one.y for one in self.thin)],
-            log=self.log,
-            percent=self.percent,
-            about=5 if self.height > 160 else 3,
-        )
+        values = [*base, *(one.y for one in self.thin)]
+        return fit_axis(values, log=self.log, percent=self.percent, about=self.num_ticks)
+
+    @property
+    def num_ticks(self) -> int:
+        return 5 if self.height > 160 else 3
 
     @property
     def bottom_ticks(self) -> list[Tick]:
@@ -131,7 +111,7 @@ class LineChart:
     @property
     def left_ticks(self) -> list[Tick]:
         """Places in per cent from the top."""
-        return [Tick(100 - 100 * tick.at, tick.text) for tick in self.up.ticks(5 if self.height > 160 else 3)]
+        return [Tick(100 - 100 * tick.at, tick.text) for tick in self.up.ticks(self.num_ticks)]
 
     @property
     def keys(self) -> list[Series]:
@@ -141,44 +121,37 @@ class LineChart:
 
     @property
     def curves(self) -> list[Curve]:
-        return [self.curve(one) for one in sorted(self.thin, key=lambda one: not one.faint)]
-
-    def curve(self, one: Series) -> Curve:
-        x, y = self.across.place(one.x), 1 - self.up.place(one.y)
-        return Curve(
-            colour=one.colour,
-            faint=one.faint,
-            line=to_svg_path(x, y),
-            area=to_svg_path(x, y, closed=True) if one.area else "",
-            dots=tuple(
-                MarkedPoint(
-                    round(100 * left, 2), round(100 * top, 2), f"{self.along} {given:,.0f}: {self.format_value(value)}"
-                )
-                for left, top, given, value in zip(x.tolist(), y.tolist(), one.x.tolist(), one.y.tolist(), strict=True)
-                if np.isfinite(top)
-            )
-            if one.dots and len(x) <= DOTS
-            else (),
-        )
+        found: list[Curve] = []
+        for one in sorted(self.thin, key=lambda one: not one.faint):
+            x, y = self.across.place(one.x), 1 - self.up.place(one.y)
+            rows = zip(x.tolist(), y.tolist(), one.x.tolist(), one.y.tolist(), strict=True)
+            dots = [
+                Mark(100 * left, 100 * top, f"{self.along} {given:,.0f}: {self.format_value(value)}", one.colour)
+                for left, top, given, value in rows
+                if np.isfinite(top) and one.dots and len(x) <= DOTS
+            ]
+            area = to_svg_path(x, y, closed=True) if one.area else ""
+            found.append(Curve(one.colour, one.faint, to_svg_path(x, y), area, dots))
+        return found
 
     @property
-    def ends(self) -> list[End]:
+    def ends(self) -> list[Mark]:
         """The last values, apart from each other."""
-        found: list[End] = []
+        found: list[Mark] = []
         for one in self.thin:
-            known = np.flatnonzero(np.isfinite(self.up.place(one.y)))
+            places = self.up.place(one.y)
+            known = np.flatnonzero(np.isfinite(places))
             if not one.faint and len(known):
-                value = float(one.y[known[-1]])
-                top = self.height * (1 - float(self.up.place(np.array([value]))[0]))
-                left = 100 * float(self.across.place(one.x[known[-1:]])[0])
-                found.append(End(left, top, self.format_value(value), one.colour))
+                at = known[-1:]
+                left, top = 100 * float(self.across.place(one.x[at])[0]), self.height * (1 - float(places[at][0]))
+                found.append(Mark(left, top, self.format_value(float(one.y[at][0])), one.colour))
         found.sort(key=lambda end: end.top)
         tops = move_apart([end.top for end in found], LETTER, self.height)
-        last = round(max((end.left for end in found), default=100.0), 2)  # in one column, free of all curves
-        return [End(last, round(top, 1), end.text, end.colour) for top, end in zip(tops, found, strict=True)]
+        last = max((end.left for end in found), default=100.0)  # in one column, free of all curves
+        return [end._replace(left=last, top=top) for top, end in zip(tops, found, strict=True)]
 
     def format_value(self, value: float) -> str:
-        return format_share(value) if self.percent else format_short(value)
+        return axis.format_share(value) if self.percent else axis.format_short(value)
 
     @property
     def summary(self) -> str:
@@ -206,23 +179,18 @@ class Charts:
 
 def to_svg_path(x: Floats, y: Floats, *, closed: bool = False) -> str:
     """What an SVG path takes, in whole units; a gap where a value is not a number. A lone point is a short stroke."""
-    points = [
-        None if left != left or top != top else (round(UNITS * left), round(UNITS * top))  # NaN is not itself
-        for left, top in zip(x.tolist(), y.tolist(), strict=True)
-    ]
-    pieces: list[list[tuple[int, int]]] = [[]]
-    for point in points:
-        if point is None:
+    pieces: list[list[str]] = [[]]
+    for left, top in zip(x.tolist(), y.tolist(), strict=True):
+        if math.isnan(left) or math.isnan(top):
             pieces.append([])
-        elif not pieces[-1] or pieces[-1][-1] != point:
+        elif (point := f"{round(UNITS * left)} {round(UNITS * top)}") not in pieces[-1][-1:]:
             pieces[-1].append(point)
     out: list[str] = []
-    for piece in pieces:
-        if not piece:
-            continue
-        body = "L".join(f"{left} {top}" for left, top in piece)
+    for piece in filter(None, pieces):
+        body = "L".join(piece)
         if closed:
-            out.append(f"M{piece[0][0]} {UNITS}L{body}L{piece[-1][0]} {UNITS}Z")
+            first, last = (point.partition(" ")[0] for point in (piece[0], piece[-1]))
+            out.append(f"M{first} {UNITS}L{body}L{last} {UNITS}Z")
         else:
             out.append(f"M{body}" if len(piece) > 1 else f"M{body}h1")
     return "".join(out)
@@ -233,9 +201,6 @@ def move_apart(tops: Sequence[float], least: float, room: float) -> list[float]:
     placed: list[float] = []
     for top in tops:
         placed.append(max(top, placed[-1] + least) if placed else top)
-    if placed and placed[-1] > room:  # push back up from below
-        limit = room
-        for at in range(len(placed) - 1, -1, -1):
-            placed[at] = min(placed[at], limit)
-            limit = placed[at] - least
+    for back, at in enumerate(reversed(range(len(placed)))):  # push back up from below
+        placed[at] = min(placed[at], room - back * least)
     return placed
