@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
+from vitrail.core.text import format_bytes
 from vitrail.data.datasets.catalogue import SETS, VTAB_TASKS, DataFile, NamedSet
-from vitrail.data.datasets.open_by_name import readable
 
 
 def markdown(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -35,7 +35,7 @@ def file_table() -> str:
     rows = [
         [
             f"`{home}/{file.path}`{' (optional)' if file.optional else ''}",
-            readable(file.size) if file.size else "",
+            format_bytes(file.size) if file.size else "",
             f"`{file.checksum}`" if file.checksum else "none known",
             origin(file),
         ]

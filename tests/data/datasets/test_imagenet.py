@@ -151,7 +151,7 @@ def test_what_is_missing_comes_with_the_terms(tmp_path: Path) -> None:
     with pytest.raises(SourceNotFound) as caught:
         open_named("imagenet", tmp_path, download=True)
     text = str(caught.value)
-    assert f"Put {tmp_path / 'ILSVRC2012_img_val.tar'} there, by hand, 6.74 GB" in text
+    assert f"Put {tmp_path / 'ILSVRC2012_img_val.tar'} there, by hand, 6.7 GB" in text
     assert "needs an account at image-net.org" in text
     assert "--download" not in text
 

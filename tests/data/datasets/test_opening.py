@@ -10,7 +10,7 @@ import pytest
 from tests.data.datasets import writers
 from vitrail.core.errors import SourceNotFound, UnknownName
 from vitrail.data.datasets.catalogue import SETS
-from vitrail.data.datasets.open_by_name import extract, find_differences, find_set, open_named, readable
+from vitrail.data.datasets.open_by_name import extract, find_differences, find_set, open_named
 
 WRITTEN = [name for name, entry in SETS.items() if entry.folder in writers.HOMES]
 
@@ -110,7 +110,3 @@ def test_differences_from_the_published_set_are_told(tmp_path: Path) -> None:
         "test: 6 of 3,669 samples",
         "3 classes, not 37",
     ]
-
-
-def test_sizes_are_readable() -> None:
-    assert [readable(n) for n in (502, 14989, 170498071, 39077296924)] == ["502 bytes", "15 kB", "170 MB", "39.1 GB"]

@@ -12,7 +12,6 @@ products, comparisons and roots are used: the pixels are the same everywhere.
 """
 
 import math
-from collections.abc import Callable
 from functools import cached_property, lru_cache
 from importlib import resources
 from typing import Any, Final, Literal, TypeAlias, get_args
@@ -44,9 +43,8 @@ COLOURS: Final = {
     "violet": (128, 70, 172),
     "pink": (240, 128, 170),
 }
-POSITIONS: Final = tuple(
-    f"{row} {column}" for row in ("top", "middle", "bottom") for column in ("left", "centre", "right")
-)
+COLUMNS: Final = ("left", "centre", "right")
+POSITIONS: Final = tuple(f"{row} {column}" for row in ("top", "middle", "bottom") for column in COLUMNS)
 SIZES: Final = {"tiny": (0.09, 0.11), "small": (0.13, 0.155), "medium": (0.18, 0.21), "large": (0.245, 0.28)}
 GROUNDS: Final = (  # each blends into the one before it
     *((240, 235, 224), (220, 226, 230), (196, 206, 212), (222, 212, 198), (236, 224, 214), (206, 196, 196)),
@@ -54,9 +52,8 @@ GROUNDS: Final = (  # each blends into the one before it
 )
 GRAIN: Final = 5  # points per side of the grid that the clouds are interpolated from
 TURNS: Final = 120  # directions a shape may point in
-CIRCLE: Final = tuple(
-    (round(math.cos(math.tau * i / TURNS), 6), round(math.sin(math.tau * i / TURNS), 6)) for i in range(TURNS)
-)
+ANGLES: Final = tuple(math.tau * i / TURNS for i in range(TURNS))
+CIRCLE: Final = tuple((round(math.cos(angle), 6), round(math.sin(angle), 6)) for angle in ANGLES)
 
 
 def distance_beyond(x: Plane, y: Plane, turn: int, radius: float) -> Plane:
@@ -74,9 +71,7 @@ def square(x: Plane, y: Plane) -> Plane:
 
 
 def triangle(x: Plane, y: Plane) -> Plane:
-    return np.maximum(
-        np.maximum(distance_beyond(x, y, 30, 0.5), distance_beyond(x, y, 70, 0.5)), distance_beyond(x, y, 110, 0.5)
-    )
+    return np.maximum.reduce([distance_beyond(x, y, turn, 0.5) for turn in (30, 70, 110)])
 
 
 def star(x: Plane, y: Plane) -> Plane:
@@ -110,23 +105,9 @@ def arrow(x: Plane, y: Plane) -> Plane:
     return np.minimum(shaft, np.maximum(slope, np.float32(0.05) - x))
 
 
-OUTLINES: Final[dict[str, Callable[[Plane, Plane], Plane]]] = {
-    "circle": circle,
-    "square": square,
-    "triangle": triangle,
-    "star": star,
-    "cross": cross,
-    "ring": ring,
-    "moon": moon,
-    "arrow": arrow,
-}
-CLASSES: Final[dict[str, tuple[str, ...]]] = {
-    "shape": tuple(OUTLINES),
-    "colour": tuple(COLOURS),
-    "position": POSITIONS,
-    "size": tuple(SIZES),
-}
-PIXEL_CLASSES: Final = ("background", *OUTLINES)
+OUTLINES: Final = {shape.__name__: shape for shape in (circle, square, triangle, star, cross, ring, moon, arrow)}
+ATTRIBUTES: Final = {"shape": OUTLINES, "colour": COLOURS, "position": POSITIONS, "size": SIZES}
+CLASSES: Final = {label: tuple(names) for label, names in ATTRIBUTES.items()}
 
 
 def read_builtin(name: str) -> dict[str, ImageDataset]:
@@ -153,9 +134,7 @@ def read_digits() -> dict[str, ImageDataset]:
 def load_digit_scans() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """All images [1797, 8, 8], white ink on black from 0 to 255, and their digits [1797], in the original order."""
     with resources.files("vitrail").joinpath("assets", "digits.npz").open("rb") as file, np.load(file) as stored:
-        ink: NDArray[np.uint8] = stored["ink"]
-        labels: NDArray[np.uint8] = stored["labels"]
-    return np.rint(ink * (255 / INK_LEVELS)).astype(np.uint8), labels.astype(np.int64)
+        return np.rint(stored["ink"] * (255 / INK_LEVELS)).astype(np.uint8), stored["labels"].astype(np.int64)
 
 
 class ShapesDataset(ImageDataset):
@@ -167,8 +146,7 @@ class ShapesDataset(ImageDataset):
         if count < 1 or not 8 <= size <= 8192:
             raise ConfigError(f"count={count}, size={size}: at least one image, of 8 to 8192 pixels per side")
         self.count, self.size, self.label, self.seed = count, size, label, seed
-        self.classes = CLASSES[label]
-        self.pixel_classes = PIXEL_CLASSES
+        self.classes, self.pixel_classes = CLASSES[label], ("background", *OUTLINES)
         self.labels = Labels(draw_labels(label, seed, count))
 
     def read(self, index: int) -> NDArray[np.uint8]:

@@ -13,9 +13,8 @@ import pickle
 import struct
 import tarfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,62 +25,38 @@ from vitrail.data.datasets.file_formats import make_labels
 from vitrail.data.datasets.open_by_name import FilesMissing, find_file, refuse_damaged
 
 NUM_PIXELS: Final = 3 * 32 * 32
-CLOTHES: Final = (
-    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
-    *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
-)
+CLOTHES: Final = "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CifarVersion:
+class CifarVersion(NamedTuple):
     """The files of one version. The Python one has keys into its pickles, the binary one bytes of labels per image."""
 
     folder: str
     archive: str
     train: tuple[str, ...]
-    test: tuple[str, ...]
+    test: str
     names: str  # file with the class names
     key: str = ""
     names_key: str = ""
-    label_bytes: int = 0
+    label_bytes: int = 0  # coarse, then fine, where there are two
 
 
+BATCHES: Final = tuple(f"data_batch_{i}" for i in range(1, 6))
+BINARY: Final = tuple(f"{name}.bin" for name in BATCHES)
 CIFAR10: Final = (
     CifarVersion(
-        folder="cifar-10-batches-py",
-        archive="cifar-10-python.tar.gz",
-        train=tuple(f"data_batch_{i}" for i in range(1, 6)),
-        test=("test_batch",),
-        names="batches.meta",
-        key="labels",
-        names_key="label_names",
+        "cifar-10-batches-py", "cifar-10-python.tar.gz", BATCHES, "test_batch", "batches.meta", "labels", "label_names"
     ),
     CifarVersion(
-        folder="cifar-10-batches-bin",
-        archive="cifar-10-binary.tar.gz",
-        train=tuple(f"data_batch_{i}.bin" for i in range(1, 6)),
-        test=("test_batch.bin",),
-        names="batches.meta.txt",
-        label_bytes=1,
+        "cifar-10-batches-bin", "cifar-10-binary.tar.gz", BINARY, "test_batch.bin", "batches.meta.txt", label_bytes=1
     ),
 )
 CIFAR100: Final = (
     CifarVersion(
-        folder="cifar-100-python",
-        archive="cifar-100-python.tar.gz",
-        train=("train",),
-        test=("test",),
-        names="meta",
-        key="fine_labels",
-        names_key="fine_label_names",
+        "cifar-100-python", "cifar-100-python.tar.gz", ("train",), "test", "meta", "fine_labels", "fine_label_names"
     ),
     CifarVersion(
-        folder="cifar-100-binary",
-        archive="cifar-100-binary.tar.gz",
-        train=("train.bin",),
-        test=("test.bin",),
-        names="fine_label_names.txt",
-        label_bytes=2,  # coarse, then fine
+        "cifar-100-binary", "cifar-100-binary.tar.gz", ("train.bin",), "test.bin", "fine_label_names.txt", label_bytes=2
     ),
 )
 
@@ -97,12 +72,12 @@ def read_cifar100(root: Path) -> dict[str, ImageDataset]:
 def read_cifar(root: Path, versions: Sequence[CifarVersion]) -> dict[str, ImageDataset]:
     """Reads the first version that exists, unpacked or not."""
     for version in versions:
-        wanted = (*version.train, *version.test, version.names)
-        for place in (root / version.folder, *([root] if root.name == version.folder else [])):
-            if place.is_dir():
-                with refuse_damaged(place):
-                    return build_splits({name: (place / name).read_bytes() for name in wanted}, version, place)
-        if (archive := root / version.archive).is_file():
+        wanted = (*version.train, version.test, version.names)
+        place, archive = root if root.name == version.folder else root / version.folder, root / version.archive
+        if place.is_dir():
+            with refuse_damaged(place):
+                return build_splits({name: (place / name).read_bytes() for name in wanted}, version, place)
+        if archive.is_file():
             return build_splits(read_members(archive, version.folder, wanted), version, archive)
     raise FilesMissing(root, tuple(name for version in versions for name in (version.folder, version.archive)))
 
@@ -115,8 +90,7 @@ def read_members(archive: Path, folder: str, wanted: Sequence[str]) -> dict[str,
             name = member.name.removeprefix("./").removeprefix(f"{folder}/")
             if name in wanted and (content := opened.extractfile(member)):
                 found[name] = content.read()
-    missing = [name for name in wanted if name not in found]
-    if missing:
+    if missing := [name for name in wanted if name not in found]:
         raise DataError(f"{archive} has no member {folder}/{missing[0]}; download it again")
     return found
 
@@ -125,7 +99,7 @@ def build_splits(files: dict[str, bytes], version: CifarVersion, where: Path) ->
     classes = read_class_names(files[version.names], version, f"{where}: {version.names}")
     read_part = read_batch if version.key else read_binary
     splits: dict[str, ImageDataset] = {}
-    for split, names in (("train", version.train), ("test", version.test)):
+    for split, names in (("train", version.train), ("test", (version.test,))):
         parts = [read_part(files[name], version, f"{where}: {name}") for name in names]
         images = np.concatenate([data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1) for data, _ in parts])
         labels = make_labels(np.concatenate([labels for _, labels in parts]), len(classes), where)
@@ -223,7 +197,7 @@ def read_mnist(root: Path) -> dict[str, ImageDataset]:
 
 
 def read_fashion_mnist(root: Path) -> dict[str, ImageDataset]:
-    return read_idx_sets(root, CLOTHES)
+    return read_idx_sets(root, tuple(CLOTHES.split(",")))
 
 
 def read_idx_sets(root: Path, classes: tuple[str, ...]) -> dict[str, ImageDataset]:
@@ -250,9 +224,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     if len(data) < 4 or data[:3] != b"\0\0\x08" or not 1 <= data[3] <= 4 or len(data) < 4 + 4 * data[3]:
         raise DataError(f"{path} is not an idx file of bytes")
-    shape = struct.unpack_from(f">{data[3]}I", data, 4)
-    start = 4 + 4 * data[3]
+    shape, start = struct.unpack_from(f">{data[3]}I", data, 4), 4 + 4 * data[3]
     if len(data) - start != int(np.prod(shape, dtype=object)):
-        size = " x ".join(map(str, shape))
-        raise DataError(f"{path} has {len(data) - start:,} bytes for {size}; download it again")
+        raise DataError(f"{path} has {len(data) - start:,} bytes for {' x '.join(map(str, shape))}; download it again")
     return np.frombuffer(data, np.uint8, offset=start).reshape(shape)

@@ -10,9 +10,8 @@ import os
 import struct
 import zipfile
 import zlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 from vitrail.core.atomic_files import cache_folder, replace_on_success
 from vitrail.core.errors import BadImage, DataError, describe_error
 from vitrail.data.dataset import ImageDataset, Labels, StringArray
-from vitrail.data.datasets.open_by_name import FilesMissing, import_extra, refuse_damaged
+from vitrail.data.datasets.open_by_name import find_file, import_extra, refuse_damaged
 from vitrail.data.readers.folder import FileDataset, list_below
 
 IndexTable = dict[str, NDArray[Any]]
@@ -87,17 +86,13 @@ def cached_index(kind: str, files: Sequence[Path], build: Callable[[], IndexTabl
         status = file.stat()
         digest.update(os.fsencode(file.absolute()) + f"\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
     path = cache_folder("index") / f"{kind}-{digest.hexdigest()[:32]}.npz"
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as opened:
-            return {name: opened[name] for name in opened.files}
-    except Exception:  # missing or damaged: building it again only costs time
-        tables = build()
-    try:
+    with suppress(Exception), np.load(path, allow_pickle=False) as opened:  # missing or damaged: built again
+        return {name: opened[name] for name in opened.files}
+    tables = build()
+    with suppress(OSError):  # a read-only cache only costs time
         path.parent.mkdir(parents=True, exist_ok=True)
         with replace_on_success(path) as file:
             np.savez(file, allow_pickle=False, **tables)
-    except OSError:
-        pass  # a read-only cache only costs time as well
     return tables
 
 
@@ -105,7 +100,7 @@ class FixedRecordDataset(ImageDataset):
     """Images of one size at equal distances in a file, read one by one, so that gigabytes take no memory."""
 
     def __init__(
-        self, path: Path, *, start: int, stride: int, shape: tuple[int, ...], labels: Labels, classes: Sequence[str]
+        self, path: Path, start: int, stride: int, shape: tuple[int, ...], labels: Labels, classes: Sequence[str]
     ) -> None:
         self.path, self.labels, self.classes = str(path), labels, tuple(classes)
         self.start, self.stride, self.shape = start, stride, shape
@@ -127,33 +122,14 @@ class BitmapDataset(FixedRecordDataset):
         return (np.unpackbits(data, count=int(np.prod(self.shape))) * np.uint8(255)).reshape(self.shape)
 
 
-class FileTree(ABC):
-    """Files by name, in a folder or in a zip file."""
+class FileTree:
+    """The files of a folder by name; `ZipTree` is the same for a zip file."""
 
-    where: str
-
-    @abstractmethod
-    def names(self) -> list[str]:
-        """All of them, sorted, with / between folders."""
-
-    @abstractmethod
-    def read(self, name: str) -> bytes: ...
-
-    @abstractmethod
-    def select(self, names: Sequence[str], labels: Labels, classes: Sequence[str]) -> ImageDataset:
-        """Some of the files as samples."""
-
-    def label(self, rows: Sequence[tuple[str, int]], classes: Sequence[str], where: object = "") -> ImageDataset:
-        """Files with their labels as samples."""
-        labels = make_labels([label for _, label in rows], len(classes), where or self.where)
-        return self.select([name for name, _ in rows], labels, classes)
-
-
-class FolderTree(FileTree):
     def __init__(self, path: Path) -> None:
         self.path, self.where = path, str(path)
 
     def names(self) -> list[str]:
+        """All of them, sorted, with / between folders."""
         images, others = list_below(self.where, "")
         return sorted(images + others)
 
@@ -162,14 +138,20 @@ class FolderTree(FileTree):
             return (self.path / name).read_bytes()
 
     def select(self, names: Sequence[str], labels: Labels, classes: Sequence[str]) -> ImageDataset:
+        """Some of the files as samples."""
         source = FileDataset(self.where, names, labels)
         source.classes = tuple(classes)
         return source
 
+    def label(self, rows: Sequence[tuple[str, int]], classes: Sequence[str], where: object = "") -> ImageDataset:
+        """Files with their labels as samples."""
+        labels = make_labels([label for _, label in rows], len(classes), where or self.where)
+        return self.select([name for name, _ in rows], labels, classes)
+
 
 class ZipTree(FileTree):
     def __init__(self, path: Path) -> None:
-        self.path, self.where = path, str(path)
+        super().__init__(path)
         with refuse_damaged(path, "a zip file"), zipfile.ZipFile(path) as opened:
             self.members = {info.filename: info for info in opened.infolist() if not info.is_dir()}
 
@@ -179,9 +161,9 @@ class ZipTree(FileTree):
     def read(self, name: str) -> bytes:
         if name not in self.members:
             raise DataError(f"{self.path} has no member {name}")
-        return ZipDataset(self.path, [self.members[name]], Labels.none(1)).read(0)
+        return self.select([name], Labels.none(1), ()).read(0)
 
-    def select(self, names: Sequence[str], labels: Labels, classes: Sequence[str]) -> ImageDataset:
+    def select(self, names: Sequence[str], labels: Labels, classes: Sequence[str]) -> "ZipDataset":
         return ZipDataset(self.path, [self.members[name] for name in names], labels, classes)
 
 
@@ -189,9 +171,7 @@ class ZipDataset(ImageDataset):
     """Members of a zip file, stored or deflated. The table of contents becomes an array, so that a loader process
     reaches a member with one read and does not hold a million Python objects."""
 
-    def __init__(
-        self, path: Path, members: Sequence[zipfile.ZipInfo], labels: Labels, classes: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, path: Path, members: Sequence[zipfile.ZipInfo], labels: Labels, classes: Sequence[str]) -> None:
         self.path, self.labels, self.classes = str(path), labels, tuple(classes)
         self.names = StringArray(member.filename for member in members)
         fields = [(m.header_offset, m.compress_size, m.file_size, m.compress_type, m.CRC) for m in members]
@@ -206,8 +186,7 @@ class ZipDataset(ImageDataset):
             header = file.read(ZIP_HEADER.size)
             if len(header) < ZIP_HEADER.size or header[:4] != b"PK\x03\x04":
                 raise BadImage(f"{self.path} is damaged at byte {start:,}")
-            _, name, extra = ZIP_HEADER.unpack(header)
-            file.seek(name + extra, 1)
+            file.seek(sum(ZIP_HEADER.unpack(header)[1:]), 1)
             data = file.read(packed)
         if method == zipfile.ZIP_DEFLATED:
             try:
@@ -229,14 +208,11 @@ class ZipDataset(ImageDataset):
 
 def open_tree(root: Path, folder: str, *archives: str) -> tuple[FileTree, str]:
     """The folder, or the zip file that holds it; and the prefix of the names inside, such as "2750/"."""
-    if (root / folder).is_dir():
-        return FolderTree(root / folder), ""
-    for archive in archives:
-        if (root / archive).is_file():
-            opened = ZipTree(root / archive)
-            prefix = f"{folder}/"
-            return opened, prefix if any(name.startswith(prefix) for name in opened.members) else ""
-    raise FilesMissing(root, (folder, *archives))
+    path = find_file(root, folder, *archives)
+    if path.is_dir():
+        return FileTree(path), ""
+    opened, prefix = ZipTree(path), f"{folder}/"
+    return opened, prefix if any(name.startswith(prefix) for name in opened.members) else ""
 
 
 def read_mat(file: "Path | bytes", where: object, *names: str) -> dict[str, Any]:
@@ -249,31 +225,20 @@ def read_mat(file: "Path | bytes", where: object, *names: str) -> dict[str, Any]
     except OSError as error:
         raise DataError(f"{where}: {error.strerror or error}") from None
     except Exception as error:  # scipy raises anything at all on a damaged file
-        raise DataError(
-            f"{where} is damaged or not a MATLAB file ({describe_error(error)}); download it again"
-        ) from None
-    missing = [name for name in names if name not in found]
-    if missing:
+        reason = f"is damaged or not a MATLAB file ({describe_error(error)})"
+        raise DataError(f"{where} {reason}; download it again") from None
+    if missing := [name for name in names if name not in found]:
         raise DataError(f"{where} has no variable {missing[0]!r}; download it again")
     return found
 
 
-@cache
-def crc_table() -> tuple[int, ...]:
-    """CRC-32C of each byte."""
-    out: list[int] = []
-    for value in range(256):
-        for _ in range(8):
-            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
-        out.append(value)
-    return tuple(out)
-
-
 def masked_crc(data: bytes) -> int:
     """CRC-32C as TFRecord files store it."""
-    crc, rows = 0xFFFFFFFF, crc_table()
+    crc = 0xFFFFFFFF
     for byte in data:
-        crc = rows[(crc ^ byte) & 0xFF] ^ crc >> 8
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
     crc ^= 0xFFFFFFFF
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
@@ -317,16 +282,14 @@ def read_fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, i
             case 0:
                 value, at = read_varint(data, at, end)
                 yield key >> 3, value, -1
-            case 1:
-                at += 8
+            case 1 | 5 as kind:
+                at += 8 if kind == 1 else 4
             case 2:
                 length, at = read_varint(data, at, end)
                 if length > end - at:
                     raise ValueError("a field ends beyond its record")
                 yield key >> 3, at, at + length
                 at += length
-            case 5:
-                at += 4
             case other:
                 raise ValueError(f"a field has the unknown type {other}")
     if at > end:

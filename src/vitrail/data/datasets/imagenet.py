@@ -35,14 +35,8 @@ import numpy as np
 
 from vitrail.core.errors import BadLabels, DataError, describe_error
 from vitrail.data.dataset import ImageDataset, Labels, RelabelledDataset, SubsetDataset
-from vitrail.data.datasets.file_formats import (
-    ByteRangeDataset,
-    FolderTree,
-    IndexTable,
-    build_index,
-    cached_index,
-    read_mat,
-)
+from vitrail.data.datasets import file_formats as formats
+from vitrail.data.datasets.file_formats import ByteRangeDataset, build_index, cached_index
 from vitrail.data.datasets.open_by_name import FilesMissing, find_file, read_text, refuse_damaged
 from vitrail.data.readers.folder import has_image_suffix, is_folder, list_entries, read_classes
 
@@ -92,7 +86,7 @@ def name_classes(root: Path, splits: dict[str, ImageDataset]) -> dict[str, Image
     return {split: RelabelledDataset(source, source.labels, classes) for split, source in splits.items()}
 
 
-def index_train_tar(path: Path) -> IndexTable:
+def index_train_tar(path: Path) -> formats.IndexTable:
     """Where the members of its members lie. Reading a million headers takes minutes, once."""
     found: list[tuple[str, str, int, int]] = []
     with refuse_damaged(path), tarfile.open(path, "r:") as outer:
@@ -100,15 +94,12 @@ def index_train_tar(path: Path) -> IndexTable:
             if not (member.isreg() and CLASS_TAR.fullmatch(Path(member.name).name)):
                 continue
             with tarfile.open(fileobj=outer.extractfile(member), mode="r:") as inner:
-                found += [
-                    (Path(member.name).stem, Path(image.name).name, member.offset_data + image.offset_data, image.size)
-                    for image in inner
-                    if image.isreg()
-                ]
-    classes = sorted({wnid for wnid, *_ in found})
-    numbers = {wnid: i for i, wnid in enumerate(classes)}
-    rows = [(0, offset, size, numbers[wnid]) for wnid, _, offset, size in found]
-    return {**build_index(rows, [f"{wnid}/{name}" for wnid, name, *_ in found]), "classes": np.array(classes)}
+                wnid, start = Path(member.name).stem, member.offset_data
+                images = [image for image in inner if image.isreg()]
+                found += [(wnid, Path(image.name).name, start + image.offset_data, image.size) for image in images]
+    classes, labels = np.unique([wnid for wnid, *_ in found], return_inverse=True)
+    rows = [(0, offset, size, int(label)) for (_, _, offset, size), label in zip(found, labels, strict=True)]
+    return {**build_index(rows, [f"{wnid}/{name}" for wnid, name, *_ in found]), "classes": classes}
 
 
 def read_val_folder(root: Path, where: Path) -> ImageDataset:
@@ -118,30 +109,27 @@ def read_val_folder(root: Path, where: Path) -> ImageDataset:
         return read_classes(where, "val")
     names = [entry.name for entry in entries if has_image_suffix(entry.name)]
     labels, classes = read_val_labels(root, names)
-    return FolderTree(where).select([f"val/{name}" for name in names], labels, classes)
+    return formats.FileTree(where).select([f"val/{name}" for name in names], labels, classes)
 
 
 def read_val_tar(root: Path) -> ImageDataset:
     from vitrail.data.readers.tar import TarReader
 
-    path = root / VAL_TAR
-    with TarReader(path) as opened:
+    with TarReader(root / VAL_TAR) as opened:
         members = sorted(opened.members())
     labels, classes = read_val_labels(root, [Path(member.name).name for member in members])
     table = build_index([(0, member.offset, member.size, 0) for member in members], [m.name for m in members])
-    return ByteRangeDataset([path], table, classes, labels)
+    return ByteRangeDataset([root / VAL_TAR], table, classes, labels)
 
 
 def read_val_labels(root: Path, names: Sequence[str]) -> tuple[Labels, list[str]]:
     """The classes of images called ILSVRC2012_val_00000001.JPEG and so on."""
     truth = read_val_synsets(root)
-    classes = sorted(set(truth))
-    numbers = {wnid: i for i, wnid in enumerate(classes)}
+    classes, numbers = np.unique(truth, return_inverse=True)
     found = [val_number(name) for name in names]
-    beyond = [name for name, at in zip(names, found, strict=True) if not 1 <= at <= len(truth)]
-    if beyond:
+    if beyond := [name for name, at in zip(names, found, strict=True) if not 1 <= at <= len(truth)]:
         raise DataError(f"{root}: {beyond[0]} is not numbered from 1 to {len(truth)} as the list of classes is")
-    return Labels(np.array([numbers[truth[at - 1]] for at in found], np.int64)), classes
+    return Labels(numbers[np.array(found, np.int64) - 1]), classes.tolist()
 
 
 def val_number(name: str) -> int:
@@ -177,7 +165,7 @@ def read_devkit(path: Path) -> list[str]:
     with refuse_damaged(path, "the development kit of ILSVRC-2012"), tarfile.open(path) as opened:
         truth = opened.extractfile(f"{home}/ILSVRC2012_validation_ground_truth.txt").read()  # type: ignore[union-attr]
         meta: bytes = opened.extractfile(f"{home}/meta.mat").read()  # type: ignore[union-attr]
-        synsets: Any = read_mat(meta, path, "synsets")["synsets"]
+        synsets: Any = formats.read_mat(meta, path, "synsets")["synsets"]
         wnids = {int(row["ILSVRC2012_ID"].item()): str(row["WNID"].item()) for row in synsets.ravel()}
         return [wnids[int(word)] for word in truth.split()]
 
@@ -199,24 +187,19 @@ def match_real_labels(source: ImageDataset, path: Path) -> list[tuple[int, ...]]
     found = np.array([val_number(source.name(i)) for i in range(len(source))], np.int64)
     wrong = np.flatnonzero((found < 1) | (found > len(rows)))
     if wrong.size:
-        name = source.name(int(wrong[0]))
-        last = f"ILSVRC2012_val_{len(rows):08d}"
-        raise BadLabels(f"{name} is not the name of a validation image of ImageNet, ILSVRC2012_val_00000001 to {last}")
+        rule = f"is not the name of a validation image of ImageNet, ILSVRC2012_val_00000001 to {len(rows):08d}"
+        raise BadLabels(f"{source.name(int(wrong[0]))} {rule}")
     return [rows[number - 1] for number in found.tolist()]
 
 
 def read_imagenet21k(root: Path) -> dict[str, ImageDataset]:
     """One class per image: that of its tar file."""
-    home, tars = find_class_tars(root)
-    paths = [home / f"{wnid}.tar" for wnid in tars]
+    paths = find_class_tars(root)
+    tars = [path.stem for path in paths]
     table = cached_index("imagenet21k", paths, lambda: index_class_tars(paths))
-    classes = tars
-    if (root / WORDNET_IDS).is_file():
-        classes = read_text(root / WORDNET_IDS).split()
-        if strange := sorted(set(tars) - set(classes)):
-            raise BadLabels(
-                f"{root / WORDNET_IDS} does not list {strange[0]}, but {strange[0]}.tar exists ({len(strange)} such)"
-            )
+    classes = read_text(root / WORDNET_IDS).split() if (root / WORDNET_IDS).is_file() else tars
+    if strange := sorted(set(tars) - set(classes)):
+        raise BadLabels(f"{root / WORDNET_IDS} does not list {strange[0]}, whose tar exists ({len(strange)} such)")
     numbers = {wnid: i for i, wnid in enumerate(classes)}
     labels = np.array([numbers[wnid] for wnid in tars], np.int32)[table["archive"]]
     return {"train": ByteRangeDataset(paths, table, classes, Labels(labels))}
@@ -232,33 +215,29 @@ def read_multilabel_imagenet21k(root: Path) -> dict[str, ImageDataset]:
         first.setdefault(stem, i)
         rows.setdefault(stem, []).append(int(source.labels.values[i]))
     numbers = {wnid: i for i, wnid in enumerate(source.classes)}
-    for stem, wnids in read_multilabel(root / MULTILABEL).items():
-        strange = [wnid for wnid in wnids if wnid not in numbers]
-        if strange:
-            raise BadLabels(f"{root / MULTILABEL}: {stem} has the class {strange[0]}, which the data set does not have")
+    further: dict[str, list[str]] = {}
+    if (path := root / MULTILABEL).is_file():
+        with refuse_damaged(path, 'of the form {"image": ["class", ...], ...}'):
+            further = {str(stem): list(map(str, wnids)) for stem, wnids in json.loads(read_text(path)).items()}
+    for stem, wnids in further.items():
+        if strange := [wnid for wnid in wnids if wnid not in numbers]:
+            raise BadLabels(f"{path}: {stem} has the class {strange[0]}, which the data set does not have")
         if stem in rows:
             rows[stem] += [numbers[wnid] for wnid in wnids]
     labels = Labels.several(dict.fromkeys(row) for row in rows.values())
     return {"train": RelabelledDataset(SubsetDataset(source, list(first.values())), labels, source.classes)}
 
 
-def read_multilabel(path: Path) -> dict[str, list[str]]:
-    if not path.is_file():
-        return {}
-    with refuse_damaged(path, 'of the form {"image": ["class", ...], ...}'):
-        return {str(stem): [str(wnid) for wnid in wnids] for stem, wnids in json.loads(read_text(path)).items()}
-
-
-def find_class_tars(root: Path) -> tuple[Path, list[str]]:
-    """The folder with the tar files, and their classes."""
+def find_class_tars(root: Path) -> list[Path]:
+    """The tar files of the first folder that has some."""
     for home in (root / folder for folder in FOLDERS_21K):
         entries = list_entries(str(home)) if home.is_dir() else []
-        if found := [e.name[:-4] for e in entries if not is_folder(e) and CLASS_TAR.fullmatch(e.name)]:
-            return home, found
+        if found := [home / e.name for e in entries if not is_folder(e) and CLASS_TAR.fullmatch(e.name)]:
+            return found
     raise FilesMissing(root, ("n00004475.tar and so on",))
 
 
-def index_class_tars(paths: list[Path]) -> IndexTable:
+def index_class_tars(paths: list[Path]) -> formats.IndexTable:
     """Where each image lies. Only headers are read; 14 million of them take a while, once."""
     from vitrail.data.readers.tar import TarReader
 

@@ -16,7 +16,7 @@ import numpy as np
 from vitrail.core.atomic_files import replace_on_success
 from vitrail.core.errors import BadLabels, DataError
 from vitrail.data.dataset import ArrayDataset, ImageDataset
-from vitrail.data.datasets.file_formats import FolderTree, make_labels, read_mat
+from vitrail.data.datasets.file_formats import FileTree, make_labels, read_mat
 from vitrail.data.datasets.open_by_name import FilesMissing, find_file, read_text, refuse_damaged, unpack
 from vitrail.data.randomness import EpochOrder, hash_word
 from vitrail.data.readers.folder import is_folder, list_below, list_entries
@@ -35,15 +35,14 @@ def read_caltech101(root: Path) -> dict[str, ImageDataset]:
     classes = [entry.name for entry in list_entries(str(home)) if is_folder(entry)]
     splits: dict[str, list[tuple[str, int]]] = {"train": [], "test": []}
     for label, name in enumerate(classes):
-        files = [
-            f"{name}/{entry.name}" for entry in list_entries(str(home / name)) if entry.name.lower().endswith(".jpg")
-        ]
+        names = [entry.name for entry in list_entries(str(home / name))]
+        files = [f"{name}/{file}" for file in names if file.lower().endswith(".jpg")]
         if len(files) <= CALTECH_TRAIN:
             raise DataError(f"{home / name} has {len(files)} images; at least {CALTECH_TRAIN + 1} are needed")
         order = EpochOrder(len(files), hash_word(f"caltech101 {name}"))(0, np.arange(len(files)))
         for split, chosen in (("train", order[:CALTECH_TRAIN]), ("test", order[CALTECH_TRAIN:])):
             splits[split] += [(files[i], label) for i in sorted(chosen)]
-    return {split: FolderTree(home).label(rows, classes) for split, rows in splits.items()}
+    return {split: FileTree(home).label(rows, classes) for split, rows in splits.items()}
 
 
 def find_caltech(root: Path) -> Path:
@@ -51,16 +50,11 @@ def find_caltech(root: Path) -> Path:
     for where in (root, root / "caltech-101"):
         if (where / CALTECH_FOLDER).is_dir() or (where / CALTECH_ARCHIVE).is_file():
             return unpack(where, CALTECH_FOLDER, CALTECH_ARCHIVE)
-    wrapper = root / "caltech-101.zip"
+    wrapper, archive = root / "caltech-101.zip", root / CALTECH_ARCHIVE
     if not wrapper.is_file():
         raise FilesMissing(root, (CALTECH_FOLDER, CALTECH_ARCHIVE, wrapper.name))
-    with (
-        refuse_damaged(f"{wrapper}: {CALTECH_WRAPPED}"),
-        zipfile.ZipFile(wrapper) as opened,
-        opened.open(CALTECH_WRAPPED) as inner,
-        replace_on_success(root / CALTECH_ARCHIVE) as file,
-    ):
-        shutil.copyfileobj(inner, file, 1 << 20)
+    with refuse_damaged(wrapper), zipfile.ZipFile(wrapper) as opened, replace_on_success(archive) as file:
+        shutil.copyfileobj(opened.open(CALTECH_WRAPPED), file, 1 << 20)
     return unpack(root, CALTECH_FOLDER, CALTECH_ARCHIVE)
 
 
@@ -102,11 +96,10 @@ def class_of(name: str) -> str:
 def label_by_class(home: Path, splits: Mapping[str, Sequence[str]], classes: Sequence[str]) -> dict[str, ImageDataset]:
     """Images of SUN397 by split, each with the class of its folder."""
     index = {name: i for i, name in enumerate(classes)}
-    strange = sorted({class_of(name) for names in splits.values() for name in names} - index.keys())
-    if strange:
+    if strange := sorted({class_of(name) for names in splits.values() for name in names} - index.keys()):
         raise BadLabels(f"{home}: the folder {strange[0]} is not a class of ClassName.txt")
     return {
-        split: FolderTree(home).label([(name, index[class_of(name)]) for name in names], classes)
+        split: FileTree(home).label([(name, index[class_of(name)]) for name in names], classes)
         for split, names in splits.items()
     }
 
@@ -119,8 +112,7 @@ def read_sun_lists(root: Path, home: Path, names: list[str]) -> dict[str, list[s
     known, splits = set(names), dict[str, list[str]]()
     for split, file in SUN_LISTS.items():
         splits[split] = [line.strip().lstrip("/") for line in read_text(where / file).splitlines() if line.strip()]
-        missing = [name for name in splits[split] if name not in known]
-        if missing:
+        if missing := [name for name in splits[split] if name not in known]:
             raise DataError(f"{where / file} lists {missing[0]} and {len(missing) - 1} more that are not in {home}")
     return splits
 
@@ -140,7 +132,7 @@ def draw_sun_splits(names: list[str]) -> dict[str, list[str]]:
 def read_pets(root: Path) -> dict[str, ImageDataset]:
     """Train is the official trainval list. A line is "Abyssinian_100 1 1 1": the image, and its class from 1."""
     lists = unpack(root, "annotations", "annotations.tar.gz")
-    images = FolderTree(unpack(root, "images", "images.tar.gz"))
+    images = FileTree(unpack(root, "images", "images.tar.gz"))
     splits: dict[str, list[tuple[str, int]]] = {}
     names: dict[int, str] = {}
     for split, file in (("train", "trainval.txt"), ("test", "test.txt")):
@@ -162,7 +154,7 @@ def read_flowers102(root: Path) -> dict[str, ImageDataset]:
     set_file, label_file = find_file(root, "setid.mat"), find_file(root, "imagelabels.mat")
     sets = read_mat(set_file, set_file, "trnid", "valid", "tstid")
     labels = read_mat(label_file, label_file, "labels")["labels"].ravel().astype(np.int64) - 1
-    images = FolderTree(unpack(root, "jpg", "102flowers.tgz"))
+    images = FileTree(unpack(root, "jpg", "102flowers.tgz"))
     from torchvision.datasets import Flowers102
 
     splits: dict[str, ImageDataset] = {}
@@ -181,10 +173,9 @@ def read_dtd(root: Path) -> dict[str, ImageDataset]:
     rows = {split: read_text(find_file(home / "labels", f"{split}1.txt")).split() for split in ("train", "val", "test")}
     classes = sorted({name.partition("/")[0] for name in rows["train"]})
     index = {name: i for i, name in enumerate(classes)}
-    images = FolderTree(find_file(home, "images"))
+    images = FileTree(find_file(home, "images"))
     for split, names in rows.items():
-        strange = sorted({name.partition("/")[0] for name in names} - index.keys())
-        if strange:
+        if strange := sorted({name.partition("/")[0] for name in names} - index.keys()):
             raise BadLabels(f"{home / 'labels'}: {split}1.txt has the class {strange[0]!r}, train1.txt does not")
     return {
         split: images.label([(name, index[name.partition("/")[0]]) for name in names], classes)

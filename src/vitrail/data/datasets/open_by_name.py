@@ -15,15 +15,16 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from vitrail.core.atomic_files import cache_folder, replace_on_success
 from vitrail.core.errors import DataError, SourceNotFound, describe_error, unknown_name
+from vitrail.core.text import format_bytes
 from vitrail.data.dataset import ImageDataset
-from vitrail.data.datasets.catalogue import SETS, DataFile, NamedSet
+from vitrail.data.datasets.catalogue import SETS, NamedSet
 from vitrail.data.datasets.download import Progress, fetch
 
 CHUNK: Final = 1 << 20
@@ -56,14 +57,15 @@ def refuse_damaged(where: object, what: str = "") -> Generator[None]:
 
 
 @contextmanager
-def refuse_unwritable(archive: Path, target: Path) -> Generator[None]:
+def refuse_unpacking(archive: Path, target: Path) -> Generator[None]:
+    """Turns what goes wrong while an archive is unpacked into DataError: it is damaged, or the folder not writable."""
     try:
         yield
+    except DAMAGED as error:
+        raise DataError(f"{archive} is damaged or cut short ({describe_error(error)}); download it again") from None
     except OSError as error:
-        raise DataError(
-            f"{archive} cannot be unpacked ({error.strerror or error}); unpack it to {target} yourself, or give a "
-            "folder that can be written"
-        ) from None
+        remedy = f"unpack it to {target} yourself, or give a folder that can be written"
+        raise DataError(f"{archive} cannot be unpacked ({error.strerror or error}); {remedy}") from None
 
 
 def import_extra(module: str, need: str) -> Any:
@@ -91,7 +93,7 @@ def unpack(root: Path, folder: str, *archives: str) -> Path:
     archive = find_file(root, *archives)
     temporary = root / f".vitrail-{secrets.token_hex(8)}.tmp"
     try:
-        with refuse_unwritable(archive, target):
+        with refuse_unpacking(archive, target):
             temporary.mkdir()
             extract(archive, temporary)
             held = temporary / folder
@@ -105,29 +107,22 @@ def unpack(root: Path, folder: str, *archives: str) -> Path:
 
 def extract(archive: Path, into: Path) -> None:
     """Unpacks a tar or zip file. Names that lead out of the folder, links to elsewhere and devices are refused."""
-    try:
+    with refuse_unpacking(archive, into):
         if zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as opened:
                 opened.extractall(into)  # drops .. and leading slashes by itself
         else:
             with tarfile.open(archive) as opened:
                 opened.extractall(into, filter="data")
-    except DAMAGED as error:
-        raise DataError(f"{archive} is damaged or cut short ({describe_error(error)}); download it again") from None
 
 
 def decompress(root: Path, name: str) -> Path:
     """The file. If only name.gz exists, it is decompressed next to it first, atomically."""
     path = root / name
-    if path.exists():
-        return path
-    packed = find_file(root, f"{name}.gz")
-    with refuse_unwritable(packed, path):
-        try:
-            with gzip.open(packed) as source, replace_on_success(path) as file:
-                shutil.copyfileobj(source, file, CHUNK)
-        except DAMAGED as error:
-            raise DataError(f"{packed} is damaged or cut short ({describe_error(error)}); download it again") from None
+    if not path.exists():
+        packed = find_file(root, f"{name}.gz")
+        with refuse_unpacking(packed, path), gzip.open(packed) as source, replace_on_success(path) as file:
+            shutil.copyfileobj(source, file, CHUNK)
     return path
 
 
@@ -154,16 +149,14 @@ def open_named(
     """
     entry = find_set(name)
     home = folder_of(entry, root)
+    if download and entry.is_downloadable:
+        with suppress(FilesMissing):
+            return read_set(entry, home, search=root is None)
+        for file in entry.files:
+            if not file.optional:
+                fetch(file, home, progress)
     try:
         return read_set(entry, home, search=root is None)
-    except FilesMissing as missing:
-        if not (download and entry.is_downloadable):
-            raise SourceNotFound(describe_missing(entry, home, missing)) from None
-    for file in entry.files:
-        if not file.optional:
-            fetch(file, home, progress)
-    try:
-        return read_set(entry, home, search=False)
     except FilesMissing as missing:
         raise SourceNotFound(describe_missing(entry, home, missing)) from None
 
@@ -179,11 +172,11 @@ def folder_of(entry: NamedSet, root: Path | None = None) -> Path:
 def read_set(entry: NamedSet, home: Path, *, search: bool) -> dict[str, ImageDataset]:
     """Reads the first place that has the files. If all lack some, the first one's complaint stands."""
     module, _, function = entry.reader.partition(":")
-    reader = getattr(import_module(f"{__package__}.{module}"), function)
+    reader: Callable[[Path], dict[str, ImageDataset]] = getattr(import_module(f"{__package__}.{module}"), function)
     complaint: FilesMissing | None = None
     for place in find_places(entry, home, search=search):
         try:
-            return cast(Callable[[Path], dict[str, ImageDataset]], reader)(place)
+            return reader(place)
         except FilesMissing as missing:
             complaint = complaint or missing
     raise complaint or FilesMissing(home, tuple(file.path for file in entry.files))
@@ -201,27 +194,11 @@ def find_places(entry: NamedSet, home: Path, *, search: bool) -> Iterator[Path]:
 def describe_missing(entry: NamedSet, home: Path, missing: FilesMissing) -> str:
     """What is missing, what to download, and where to put it."""
     lines = [f"{entry.title}: {' or '.join(missing.names)} is not in {missing.root}."]
-    lines += [describe_file(file, home) for file in entry.files if not file.optional]
-    if entry.terms:
-        lines.append(f"It {entry.terms}: {entry.page}")
-    else:
-        remedy = "--download fetches what is missing." if entry.is_downloadable else f"About the set: {entry.page}"
-        lines.append(remedy)
-    return "\n".join(lines)
-
-
-def describe_file(file: DataFile, home: Path) -> str:
-    size = f", {readable(file.size)}" if file.size else ""
-    origin = f"from {file.url}{size}" if file.url else f"by hand{size}"
-    return f"Put {home / file.path} there, {origin}{f' ({file.note})' if file.note else ''}."
-
-
-def readable(count: int) -> str:
-    """170498071 -> "170 MB" """
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count} bytes"
+    for file in (file for file in entry.files if not file.optional):
+        origin = (f"from {file.url}" if file.url else "by hand") + (f", {format_bytes(file.size)}" if file.size else "")
+        lines.append(f"Put {home / file.path} there, {origin}{f' ({file.note})' if file.note else ''}.")
+    remedy = "--download fetches what is missing." if entry.is_downloadable else f"About the set: {entry.page}"
+    return "\n".join([*lines, f"It {entry.terms}: {entry.page}" if entry.terms else remedy])
 
 
 def find_differences(entry: NamedSet, splits: dict[str, ImageDataset]) -> list[str]:
@@ -233,10 +210,3 @@ def find_differences(entry: NamedSet, splits: dict[str, ImageDataset]) -> list[s
     ]
     classes = {len(source.classes) for source in splits.values()}
     return found + [f"{count} classes, not {entry.classes}" for count in sorted(classes - {entry.classes})]
-
-
-def only_split(splits: dict[str, ImageDataset], split: str, name: str) -> ImageDataset:
-    """One split of an opened set; DataError where it is missing."""
-    if split not in splits:
-        raise DataError(f"{name} has no split {split!r} here; it has {', '.join(splits)}")
-    return splits[split]

@@ -25,8 +25,8 @@ from PIL import Image, ImageFilter
 
 from vitrail.core.errors import BadImage, DataError
 from vitrail.data.dataset import ImageDataset, Labels, RelabelledDataset
-from vitrail.data.datasets.file_formats import FileTree, FolderTree, make_labels, open_tree
-from vitrail.data.datasets.open_by_name import FilesMissing, decompress, find_file, import_extra, refuse_damaged
+from vitrail.data.datasets.file_formats import FileTree, make_labels, open_tree
+from vitrail.data.datasets.open_by_name import decompress, find_file, import_extra, refuse_damaged
 from vitrail.data.decode.image import EncodedImage
 
 STAGES: Final = ("no DR", "mild", "moderate", "severe", "proliferative DR")
@@ -38,12 +38,8 @@ QUALITY: Final = 72
 
 def read_eurosat(root: Path) -> dict[str, ImageDataset]:
     """2750/AnnualCrop/AnnualCrop_1.jpg and so on, unpacked or in EuroSAT.zip; newer copies say EuroSAT_RGB."""
-    for folder in ("2750", "EuroSAT_RGB"):
-        try:
-            return {"train": read_class_folders(*open_tree(root, folder, "EuroSAT.zip", "EuroSAT_RGB.zip"))}
-        except FilesMissing:
-            continue
-    raise FilesMissing(root, ("2750", "EuroSAT_RGB", "EuroSAT.zip"))
+    folder = next((name for name in ("2750", "EuroSAT_RGB") if (root / name).is_dir()), "2750")
+    return {"train": read_class_folders(*open_tree(root, folder, "EuroSAT.zip", "EuroSAT_RGB.zip"))}
 
 
 def read_resisc45(root: Path) -> dict[str, ImageDataset]:
@@ -114,16 +110,14 @@ def read_retinopathy(root: Path) -> dict[str, ImageDataset]:
     train, test = find_file(root, "trainLabels.csv"), find_file(root, "retinopathy_solution.csv")
     parts = {"train": ("train", train, ""), "val": ("test", test, "Public"), "test": ("test", test, "Private")}
     return {
-        split: FolderTree(find_file(root, folder)).label(read_stages(table, usage), STAGES, root / folder)
+        split: FileTree(find_file(root, folder)).label(read_stages(table, usage), STAGES, root / folder)
         for split, (folder, table, usage) in parts.items()
     }
 
 
 def read_prepared_retinopathy(root: Path) -> dict[str, ImageDataset]:
     """The images as VTAB uses them."""
-    return {
-        split: PreparedEyes(source, source.labels, source.classes) for split, source in read_retinopathy(root).items()
-    }
+    return {split: PreparedEyes(each, each.labels, each.classes) for split, each in read_retinopathy(root).items()}
 
 
 def read_stages(path: Path, usage: str) -> list[tuple[str, int]]:

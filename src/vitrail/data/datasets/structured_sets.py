@@ -29,28 +29,14 @@ from numpy.typing import NDArray
 from vitrail.core.atomic_files import cache_folder, replace_on_success
 from vitrail.core.errors import DataError, describe_error
 from vitrail.data.dataset import ImageDataset
-from vitrail.data.datasets.file_formats import (
-    BitmapDataset,
-    ByteRangeDataset,
-    FileTree,
-    FixedRecordDataset,
-    FolderTree,
-    IndexTable,
-    ZipTree,
-    build_index,
-    cached_index,
-    make_labels,
-    open_tree,
-    parse_example,
-    read_records,
-)
-from vitrail.data.datasets.open_by_name import FilesMissing, decompress, find_file, refuse_damaged, unpack
+from vitrail.data.datasets import file_formats as formats
+from vitrail.data.datasets.file_formats import ByteRangeDataset, FileTree, FixedRecordDataset, make_labels, open_tree
+from vitrail.data.datasets.open_by_name import decompress, find_file, refuse_damaged, unpack
 
 CLEVR_FEWEST, CLEVR_MOST = 3, 10
 CLEVR_EDGES: Final = (8.0, 8.5, 9.0, 9.5, 10.0)
 DMLAB_CLASSES: Final = tuple("012345")
 DSPRITES_FILE: Final = "dsprites_ndarray_co1sh3sc6or40x32y32_64x64.npz"
-DSPRITES_ORIENTATION, DSPRITES_X = (3, 40), (4, 32)  # column of latents_classes, and how many values it has
 DSPRITES_BINS: Final = 16
 DSPRITES_CHUNK: Final = 4096  # images
 KITTI_EDGES: Final = (8.0, 20.0, 999.0)  # metres
@@ -63,7 +49,7 @@ NORB_STEMS: Final = {
 }
 NORB_TYPES: Final = {0x1E3D4C55: "u1", 0x1E3D4C54: "<i4"}  # by magic number
 NORB_TOYS: Final = ("four-legged animals", "human figures", "airplanes", "trucks", "cars")
-NORB_ELEVATION, NORB_AZIMUTH = 1, 2  # columns of info: instance, elevation, azimuth, lighting
+# The columns of smallNORB's info files are instance, elevation, azimuth and lighting.
 
 
 def read_clevr_count(root: Path) -> dict[str, ImageDataset]:
@@ -75,20 +61,21 @@ def read_clevr_count(root: Path) -> dict[str, ImageDataset]:
 def read_clevr_distance(root: Path) -> dict[str, ImageDataset]:
     """The depth of the nearest object, in six steps; a depth at an edge belongs to the step below it."""
     names = ["up to 8", *(f"up to {edge:g}" for edge in CLEVR_EDGES[1:]), "beyond 10"]
-    return read_clevr(
-        root, lambda objects: bisect_left(CLEVR_EDGES, min(float(one["pixel_coords"][2]) for one in objects)), names
-    )
+
+    def step(objects: list[dict[str, Any]]) -> int:
+        return bisect_left(CLEVR_EDGES, min(float(one["pixel_coords"][2]) for one in objects))
+
+    return read_clevr(root, step, names)
 
 
 def read_clevr(root: Path, label: Callable[[list[dict[str, Any]]], int], classes: list[str]) -> dict[str, ImageDataset]:
     files, prefix = open_tree(root, "CLEVR_v1.0", "CLEVR_v1.0.zip")
     splits: dict[str, ImageDataset] = {}
     for split in ("train", "val"):
-        where = f"{files.where}: CLEVR_{split}_scenes.json"
+        where, images = f"{files.where}: CLEVR_{split}_scenes.json", f"{prefix}images/{split}"
         with refuse_damaged(where, "a file of CLEVR"):
             scenes = json.loads(files.read(f"{prefix}scenes/CLEVR_{split}_scenes.json"))["scenes"]
-            rows = sorted((str(scene["image_filename"]), label(scene["objects"])) for scene in scenes)
-        rows = [(f"{prefix}images/{split}/{name}", value) for name, value in rows]
+            rows = sorted((f"{images}/{scene['image_filename']}", label(scene["objects"])) for scene in scenes)
         splits[split] = files.label(rows, classes, where)
     return splits
 
@@ -100,41 +87,40 @@ def read_dmlab(root: Path) -> dict[str, ImageDataset]:
         paths = sorted(home.glob(f"dmlab-{word}.tfrecord*"))
         if not paths:
             raise DataError(f"{home} has no dmlab-{word}.tfrecord*; unpack dmlab.tar.gz again")
-        table = cached_index(f"dmlab-{split}", paths, lambda paths=paths: index_dmlab(paths))
+        table = formats.cached_index(f"dmlab-{split}", paths, lambda paths=paths: index_dmlab(paths))
         splits[split] = ByteRangeDataset(paths, table, DMLAB_CLASSES)
     return splits
 
 
-def index_dmlab(paths: list[Path]) -> IndexTable:
+def index_dmlab(paths: list[Path]) -> formats.IndexTable:
     """Where each image lies, its label and its name: all files are read through, once."""
     names: list[str] = []
     rows: list[tuple[int, int, int, int]] = []
     for number, path in enumerate(paths):
-        for start, data in read_records(path):
+        for start, data in formats.read_records(path):
             try:
-                found = parse_example(data)
+                found = formats.parse_example(data)
                 image, label, name = found["image"], found["label"], found["filename"]
                 if not (isinstance(image, tuple) and isinstance(label, int) and isinstance(name, tuple)):
                     raise ValueError("image, label and filename have other types")
                 if label >= len(DMLAB_CLASSES):
                     raise ValueError(f"its label is {label}")
             except (KeyError, IndexError, ValueError) as error:
-                raise DataError(
-                    f"{path}: the record at byte {start:,} is not an image of DMLab ({describe_error(error)})"
-                ) from None
+                reason = f"the record at byte {start:,} is not an image of DMLab ({describe_error(error)})"
+                raise DataError(f"{path}: {reason}") from None
             rows.append((number, start + image[0], image[1] - image[0], label))
             names.append(PurePosixPath(data[name[0] : name[1]].decode("utf-8", "replace")).name)
-    return build_index(rows, names)
+    return formats.build_index(rows, names)
 
 
 def read_dsprites_location(root: Path) -> dict[str, ImageDataset]:
     """The horizontal position: 32 values in 16 steps of two."""
-    return read_dsprites(root, *DSPRITES_X)
+    return read_dsprites(root, 4, 32)
 
 
 def read_dsprites_orientation(root: Path) -> dict[str, ImageDataset]:
     """The orientation: 40 values in 16 steps of two and a half."""
-    return read_dsprites(root, *DSPRITES_ORIENTATION)
+    return read_dsprites(root, 3, 40)
 
 
 def bin_latents(values: NDArray[np.int64], count: int) -> NDArray[np.int64]:
@@ -143,6 +129,7 @@ def bin_latents(values: NDArray[np.int64], count: int) -> NDArray[np.int64]:
 
 
 def read_dsprites(root: Path, column: int, count: int) -> dict[str, ImageDataset]:
+    """One column of latents_classes, which has `count` values."""
     path = find_file(root, DSPRITES_FILE)
     with refuse_damaged(path), path.open("rb") as file, np.load(file, allow_pickle=False) as held:
         latents = cast("NDArray[np.int64]", held["latents_classes"])
@@ -153,7 +140,7 @@ def read_dsprites(root: Path, column: int, count: int) -> dict[str, ImageDataset
         raise DataError(f"{path} has {shape[0]} images for {len(latents)} latents")
     labels = make_labels(bin_latents(latents[:, column].astype(np.int64), count), DSPRITES_BINS, path)
     classes = [str(i) for i in range(DSPRITES_BINS)]
-    source = BitmapDataset(bits, start=0, stride=prod(shape[1:]) // 8, shape=shape[1:], labels=labels, classes=classes)
+    source = formats.BitmapDataset(bits, 0, prod(shape[1:]) // 8, shape[1:], labels, classes)
     source.called = "dsprites"
     return {"train": source}
 
@@ -181,9 +168,9 @@ def pack_dsprites(path: Path) -> tuple[Path, tuple[int, ...]]:
 
 def read_npy_shape(member: IO[bytes], path: Path) -> tuple[int, ...]:
     """The shape of an array of bytes in a .npy stream, which is left at its first value."""
-    version = np.lib.format.read_magic(member)
-    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, fortran, dtype = read_header(member)
+    npy = np.lib.format
+    old = npy.read_magic(member) == (1, 0)
+    shape, fortran, dtype = (npy.read_array_header_1_0 if old else npy.read_array_header_2_0)(member)
     if fortran or dtype != np.uint8 or len(shape) != 3 or shape[2] % 8:
         raise DataError(f"{path} has imgs {shape} of {dtype}, not N x 64 x 64 of uint8")
     return shape
@@ -205,27 +192,16 @@ def read_kitti_distance(root: Path) -> dict[str, ImageDataset]:
 
 def find_kitti(root: Path, folder: str, archive: str) -> tuple[FileTree, str]:
     """A folder below root or root/raw, or the zip file; and the prefix of the names in it."""
-    for where in (root, root / "raw"):
-        if (where / folder).is_dir():
-            return FolderTree(where / folder), ""
-        if (where / archive).is_file():
-            return ZipTree(where / archive), f"{folder}/"
-    raise FilesMissing(root, (folder, archive))
+    raw = not any((root / name).exists() for name in (folder, archive)) and (root / "raw").is_dir()
+    return open_tree(root / "raw" if raw else root, folder, archive)
 
 
 def distance_class(text: str, where: str) -> int:
     """The class of the nearest vehicle, from lines such as "Car 0.00 0 -1.57 614 181 727 284 1.57 1.73 4.15 1.00 1.75
     13.22 -1.62": the last number but one is the depth in metres. A depth at an edge belongs to the step below it."""
-    depth = KITTI_NONE
-    for line in text.splitlines():
-        words = line.split()
-        if not words or words[0] not in ("Car", "Van", "Truck"):
-            continue
-        try:
-            depth = min(depth, float(words[13]))
-        except (IndexError, ValueError):
-            raise DataError(f"{where} has a line {line!r}, which is not an object of KITTI") from None
-    return bisect_left(KITTI_EDGES, depth)
+    lines = [line.split() for line in text.splitlines() if line.startswith(("Car ", "Van ", "Truck "))]
+    with refuse_damaged(where, "a list of KITTI's objects"):
+        return bisect_left(KITTI_EDGES, min([float(words[13]) for words in lines], default=KITTI_NONE))
 
 
 def read_drives(kit: FileTree, folder: str) -> list[str]:
@@ -251,42 +227,34 @@ def split_drives(drives: Sequence[str]) -> list[str]:
 
 def read_smallnorb(root: Path) -> dict[str, ImageDataset]:
     """The category of the toy."""
-    return {split: read_norb_images(root, split, read_norb(root, split, "cat"), NORB_TOYS) for split in NORB_STEMS}
+    return read_norb_sets(root, "cat", NORB_TOYS, lambda category: category)
 
 
 def read_smallnorb_azimuth(root: Path) -> dict[str, ImageDataset]:
     """The azimuth in steps of 20 degrees; the file counts 0, 2, ... 34."""
-    classes = [f"{20 * i} degrees" for i in range(18)]
-    return {
-        split: read_norb_images(root, split, read_norb(root, split, "info")[:, NORB_AZIMUTH] // 2, classes)
-        for split in NORB_STEMS
-    }
+    return read_norb_sets(root, "info", [f"{20 * i} degrees" for i in range(18)], lambda info: info[:, 2] // 2)
 
 
 def read_smallnorb_elevation(root: Path) -> dict[str, ImageDataset]:
     """The elevation, 30 to 70 degrees in steps of 5."""
-    classes = [f"{30 + 5 * i} degrees" for i in range(9)]
-    return {
-        split: read_norb_images(root, split, read_norb(root, split, "info")[:, NORB_ELEVATION], classes)
-        for split in NORB_STEMS
-    }
+    return read_norb_sets(root, "info", [f"{30 + 5 * i} degrees" for i in range(9)], lambda info: info[:, 1])
 
 
-def read_norb_images(root: Path, split: str, values: NDArray[np.int64], classes: Sequence[str]) -> ImageDataset:
-    path = decompress(root, f"{NORB_STEMS[split]}-dat.mat")
-    kind, shape, start = read_norb_header(path)
-    if kind != "u1" or len(shape) != 4 or shape[0] != values.shape[0]:
-        raise DataError(f"{path} has {' x '.join(map(str, shape))} images for {values.shape[0]} labels")
-    labels = make_labels(values, len(classes), path)
-    return FixedRecordDataset(
-        path, start=start, stride=prod(shape[1:]), shape=shape[2:], labels=labels, classes=classes
-    )
-
-
-def read_norb(root: Path, split: str, part: str) -> NDArray[np.int64]:
-    path = decompress(root, f"{NORB_STEMS[split]}-{part}.mat")
-    kind, shape, start = read_norb_header(path)
-    return np.fromfile(path, kind, prod(shape), offset=start).astype(np.int64).reshape(shape)
+def read_norb_sets(
+    root: Path, part: str, classes: Sequence[str], label: Callable[[NDArray[np.int64]], NDArray[np.int64]]
+) -> dict[str, ImageDataset]:
+    """The images of both splits, with labels from one of the other files."""
+    splits: dict[str, ImageDataset] = {}
+    for split, stem in NORB_STEMS.items():
+        label_file, path = decompress(root, f"{stem}-{part}.mat"), decompress(root, f"{stem}-dat.mat")
+        kind, shape, start = read_norb_header(label_file)
+        values = label(np.fromfile(label_file, kind, prod(shape), offset=start).astype(np.int64).reshape(shape))
+        kind, shape, start = read_norb_header(path)
+        if kind != "u1" or len(shape) != 4 or shape[0] != len(values):
+            raise DataError(f"{path} has {' x '.join(map(str, shape))} images for {len(values)} labels")
+        labels = make_labels(values, len(classes), path)
+        splits[split] = FixedRecordDataset(path, start, prod(shape[1:]), shape[2:], labels, classes)
+    return splits
 
 
 def read_norb_header(path: Path) -> tuple[str, tuple[int, ...], int]:

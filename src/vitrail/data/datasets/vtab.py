@@ -16,7 +16,7 @@ from vitrail.core.errors import DataError, unknown_name
 from vitrail.data.dataset import ConcatDataset, ImageDataset, SubsetDataset
 from vitrail.data.datasets.catalogue import SETS, VTAB_TASKS, VtabTask
 from vitrail.data.datasets.download import Progress
-from vitrail.data.datasets.open_by_name import only_split, open_named
+from vitrail.data.datasets.open_by_name import open_named
 from vitrail.data.randomness import EpochOrder, hash_word
 
 
@@ -60,14 +60,13 @@ def open_vtab(
     sets = open_named(task.source, root, download=download, progress=progress)
     splits: dict[str, ImageDataset] = {}
     for split, (official, _, _) in task.plan.items():
-        source = only_split(sets, official, task.source)
-        splits[split] = SubsetDataset(source, choose_samples(task, split, len(source)))
+        if official not in sets:
+            raise DataError(f"{task.source} has no split {official!r} here; it has {', '.join(sets)}")
+        splits[split] = SubsetDataset(sets[official], choose_samples(task, split, len(sets[official])))
     for split, count in zip(("train", "val"), first, strict=True):
         if len(splits[split]) < count:
-            raise DataError(
-                f"vtab/{task.name}: {split} has {len(splits[split])} samples, VTAB-1k takes {count}; "
-                f"the copy of {SETS[task.source].title} is not complete"
-            )
+            rule = f"VTAB-1k takes {count}; the copy of {SETS[task.source].title} is not complete"
+            raise DataError(f"vtab/{task.name}: {split} has {len(splits[split])} samples, {rule}")
     train, val = SubsetDataset(splits["train"], np.arange(first[0])), SubsetDataset(splits["val"], np.arange(first[1]))
     names = f"train{first[0]}", f"val{first[1]}", f"trainval{sum(first)}"
     return {**splits, **dict(zip(names, (train, val, ConcatDataset([train, val])), strict=True))}
