@@ -29,34 +29,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Evaluation",
-    "Features",
-    "PredictedMask",
-    "Prediction",
-    "Predictor",
-    "ResNetConfig",
-    "Trained",
-    "ViTConfig",
-    "VitrailError",
-    "convert",
-    "create_config",
-    "create_model",
-    "evaluate",
-    "extract_features",
-    "find_nearest",
-    "finetune",
-    "fit",
-    "from_pretrained",
-    "list_models",
-    "load",
-    "open_collection",
-    "predictor",
-    "push_to_hub",
-    "resize_position",
-    "save",
-    "save_pretrained",
-    "train",
-]
+    "Evaluation", "Features", "PredictedMask", "Prediction", "Predictor", "ResNetConfig", "Trained", "ViTConfig",
+    "VitrailError", "convert", "create_config", "create_model", "evaluate", "extract_features", "find_nearest",
+    "finetune", "fit", "from_pretrained", "list_models", "load", "open_collection", "predictor", "push_to_hub",
+    "resize_position", "save", "save_pretrained", "train",
+]  # fmt: skip
 
 _NAMES = {  # the names of each module
     "vitrail.api": "Evaluation Features Trained evaluate extract_features finetune fit train",

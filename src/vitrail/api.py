@@ -12,7 +12,7 @@ Weights are given by any name that `vitrail.load` takes, or, but for `finetune`,
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,6 @@ from vitrail.train import loop
 from vitrail.train.observer import Observer
 from vitrail.train.run_folder.files import BEST, METRICS
 from vitrail.train.run_folder.metric_rows import headline, read_metrics
-from vitrail.train.scoring import TrainingResult as RunResult
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,17 +96,9 @@ def train(
     although its config has changed. `task` is another task than the recipe's:
     "segmentation" learns from masks. An `observer` hears how it goes: log(text) and progress(row).
     """
-    asked = request(
-        "pretrain",
-        recipe=recipe,
-        data=data,
-        image_size=image_size,
-        task=task,
-        seed=seed,
-        minutes=minutes,
-        settings=settings,
-        short={"epochs": epochs, "steps": steps, "batch": batch, "lr": lr},
-    )
+    typed = write_settings(settings, epochs=epochs, steps=steps, batch=batch, lr=lr)
+    asked = RunCommand(image_size=image_size or 0, task=task, seed=seed, minutes=minutes, settings=typed)
+    asked = replace(asked, verb="pretrain", recipe=recipe, data=str(data or ""))
     return launch(asked, out, force=force, observer=observer, device=device)
 
 
@@ -137,53 +128,23 @@ def finetune(
         raise ConfigError("a run records the file that it starts from: vitrail.save the network, and give its path")
     if data is None and not recipe:
         raise ConfigError("which images? give data: a folder with one subfolder per class, or another source")
-    asked = request(
-        "finetune",
-        weights=str(weights),
-        recipe=recipe,
-        data=data,
-        image_size=image_size,
-        task=task,
-        seed=seed,
-        minutes=minutes,
-        settings=settings,
-        short={"epochs": epochs, "steps": steps, "batch": batch, "lr": lr},
-    )
+    typed = write_settings(settings, epochs=epochs, steps=steps, batch=batch, lr=lr)
+    asked = RunCommand(image_size=image_size or 0, task=task, seed=seed, minutes=minutes, settings=typed)
+    asked = replace(asked, verb="finetune", weights=str(weights), recipe=recipe, data=str(data or ""))
     return launch(asked, out, force=force, observer=observer, device=device)
 
 
-def request(
-    verb: str,
-    *,
-    recipe: str,
-    data: str | Path | None,
-    image_size: int | None,
-    task: str,
-    seed: int | None,
-    minutes: float | None,
-    settings: Mapping[str, object] | None,
-    short: Mapping[str, Any],
-    weights: str = "",
-) -> RunCommand:
-    """A call as its command would be typed."""
+def write_settings(settings: Mapping[str, object] | None, **short: Any) -> tuple[str, ...]:
+    """Settings, and what is short for one, as they would be typed."""
     typed = [f"{name}={format_value(value)}" for name, value in (settings or {}).items()]
-    return RunCommand(
-        verb=verb,
-        recipe=recipe,
-        weights=weights,
-        data="" if data is None else str(data),
-        image_size=image_size or 0,
-        task=task,
-        seed=seed,
-        settings=(*typed, *short_settings(typed, **short)),
-        minutes=minutes,
-    )
+    return (*typed, *short_settings(typed, **short))
 
 
 def launch(
     asked: RunCommand, out: str | Path | None, *, force: bool, observer: Observer | None, device: str
 ) -> Trained:
-    """The run of a request, from its first step or from where it stopped."""
+    """The run of a request, from its first step or from where it stopped. The scores are those of the weights that the
+    run stands for."""
     folder = None if out is None else Path(out)
     with join_world(device) as world:
         plan, budget = plan_run(asked, folder, world)
@@ -192,24 +153,18 @@ def launch(
         result = loop.train(
             plan.run, out=folder, world=world, command=command, force=force, observer=observer, why=plan.why
         )
-    return trained(result, plan.why)
-
-
-def trained(result: RunResult, choices: tuple[str, ...]) -> Trained:
-    """The scores are those of the weights that the run stands for."""
     watch: dict[str, Any] | None = result.watch
     if watch is not None and result.weights.name == BEST:
         watch = result.best.apply_to(watch)
-    scores: dict[str, dict[str, Any]] = {row["split"]: row for row in (watch, result.test) if row is not None}
     first = headline(result.test or watch or {})
     return Trained(
         folder=result.folder,
         state=result.state,
         step=result.step,
         weights=result.weights,
-        scores=scores,
+        scores={row["split"]: row for row in (watch, result.test) if row is not None},
         score=None if first is None else first.value,
-        choices=choices,
+        choices=plan.why,
     )
 
 

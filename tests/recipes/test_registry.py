@@ -131,5 +131,5 @@ def test_every_point_of_a_grid_is_a_run(name: str) -> None:
 
 def test_grids_for_what_has_none_of_its_own() -> None:
     assert find_sweep_grid("bit-finetune-pets") == {"optim.lr": (0.001, 0.003, 0.01, 0.03)}
-    with pytest.raises(ConfigError, match="cifar10 has no grid; give one, as in --sweep"):
+    with pytest.raises(ConfigError, match="cifar10 has no grid; give one: --sweep"):
         find_sweep_grid("cifar10")

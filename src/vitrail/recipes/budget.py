@@ -9,15 +9,16 @@ resumed run has the same ones and nothing is measured again.
 
 import shlex
 from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, cast
 
 from vitrail.core.errors import ConfigError
+from vitrail.core.text import format_duration
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.speed import training_flops
 from vitrail.recipes.finetune import choose_warmup
-from vitrail.recipes.run_overrides import with_changes
+from vitrail.recipes.run_overrides import setting_names, with_changes
 from vitrail.recipes.run_request import RunCommand, RunPlan
 from vitrail.tasks.registry import task_of
 from vitrail.train.closed_form_baseline import LEARNT, SCORED, find_obstacle
@@ -38,7 +39,7 @@ LENGTH: Final = ("steps", "epochs")
 Measure = Callable[[Run, DataSplits, World], float]  # seconds of training an image
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class TimeBudget:
     """What was chosen for so many minutes: `settings` that change the run, none where the whole recipe fits. Seconds
     are estimates from the pace that was measured, `image_s` an image."""
@@ -67,7 +68,7 @@ def apply_budget(
         if asked.minutes is None and surely_fits(plan.run, splits, minutes):
             return plan, None
         image_s = measure(plan.run, splits, world)
-        budget = choose_budget(plan.run, splits, minutes=minutes, image_s=image_s, typed=list_typed_fields(asked))
+        budget = choose_budget(plan.run, splits, minutes=minutes, image_s=image_s, typed=setting_names(asked.settings))
     run = with_changes(plan.run, budget.settings)
     chosen = plan.why if plan.explain is None else plan.explain(run)
     return replace(plan, run=run, why=(*chosen, *explain_budget(budget, run, asked))), budget
@@ -76,34 +77,23 @@ def apply_budget(
 def find_minutes(asked: RunCommand, world: World, kept: TimeBudget | None, *, started: bool) -> float:
     """How many minutes a run may take, 0 for any number. Where nobody says, it is a few for a fine-tuning on a CPU
     whose length nobody chose; a run that was `started` already stays as it is, with the budget it `kept` or none."""
-    length = sorted(list_typed_fields(asked) & set(LENGTH))
-    if asked.minutes:
-        if length:
-            raise ConfigError(
-                f"--minutes {asked.minutes:g} and {length[0]} both set the length of the run; give one of them"
-            )
-        if asked.sweep is not None:
-            raise ConfigError(f"--minutes {asked.minutes:g} is for one run; with --sweep give --set steps=N instead")
-        return asked.minutes
-    plain = asked.verb == "finetune" and not asked.recipe
+    length = sorted(setting_names(asked.settings) & set(LENGTH))
+    if asked.minutes and length:
+        raise ConfigError(f"--minutes {asked.minutes:g} and {length[0]} both set the length of the run; give one")
+    if asked.minutes and asked.sweep is not None:
+        raise ConfigError(f"--minutes {asked.minutes:g} is for one run; with --sweep give --set steps=N instead")
     if asked.minutes is not None or length or asked.sweep is not None:
-        return 0.0
+        return asked.minutes or 0.0
     if started:
         return 0.0 if kept is None else kept.minutes
-    return CPU_MINUTES if plain and world.device.type == "cpu" else 0.0
-
-
-def list_typed_fields(asked: RunCommand) -> set[str]:
-    return {text.partition("=")[0].strip() for text in asked.settings}
+    return CPU_MINUTES if asked.verb == "finetune" and not asked.recipe and world.device.type == "cpu" else 0.0
 
 
 def surely_fits(run: Run, splits: DataSplits, minutes: float) -> bool:
     """Whether even a slow machine is done in time, so that nothing need be measured."""
     images = count_steps(run, splits) * run.batch
-    return (
-        training_flops(run.objective.macs_per_image(run.model), images) / SURE_FLOPS + images * SURE_READ_S
-        < 60 * minutes
-    )
+    flops = training_flops(run.objective.macs_per_image(run.model), images)
+    return flops / SURE_FLOPS + images * SURE_READ_S < 60 * minutes
 
 
 def choose_budget(
@@ -116,11 +106,9 @@ def choose_budget(
     forward ones, all blocks alike."""
     full_steps, limit = count_steps(run, splits), 60 * minutes
     full = image_s * full_steps * run.batch + estimate_scoring(run, splits, image_s, WHOLE_SCORINGS)
+    whole = TimeBudget(minutes, image_s, full_steps, full_steps, full, full, ())
     if full <= limit:
-        return TimeBudget(
-            minutes=minutes, image_s=image_s, steps=full_steps, full_steps=full_steps, seconds=full, full_seconds=full,
-            settings=(),
-        )  # fmt: skip
+        return whole
     scoring = estimate_scoring(run, splits, image_s, SCORINGS)
     settings: dict[str, str] = {}
     share, steps = 1.0, int((limit - scoring) / (image_s * run.batch))
@@ -142,15 +130,8 @@ def choose_budget(
     settings["schedule.warmup"] = str(warmup)
     if not run.evaluation.every:
         settings["evaluation.every"] = str(-(-steps // SCORINGS))
-    return TimeBudget(
-        minutes=minutes,
-        image_s=image_s,
-        steps=steps,
-        full_steps=full_steps,
-        seconds=share * image_s * steps * run.batch + scoring,
-        full_seconds=full,
-        settings=tuple(f"{name}={value}" for name, value in settings.items() if name not in typed),
-    )
+    kept = tuple(f"{name}={value}" for name, value in settings.items() if name not in typed)
+    return replace(whole, steps=steps, seconds=share * image_s * steps * run.batch + scoring, settings=kept)
 
 
 def count_steps(run: Run, splits: DataSplits) -> int:
@@ -168,19 +149,12 @@ def estimate_scoring(run: Run, splits: DataSplits, image_s: float, scorings: int
 
 def read_budget(out: Path) -> TimeBudget | None:
     """The budget that the run in a folder was started with."""
-    if not (out / COMMAND).exists():
-        return None
-    found = read_command(out).get("budget")
+    found = read_command(out).get("budget") if (out / COMMAND).exists() else None
     if not isinstance(found, dict):
         return None
     values = cast(dict[str, Any], found)
     values["settings"] = tuple(values["settings"])
     return TimeBudget(**values)
-
-
-def to_record(budget: TimeBudget | None) -> dict[str, Any]:
-    """What command.json keeps of it."""
-    return {} if budget is None else {"budget": asdict(budget)}
 
 
 def explain_budget(budget: TimeBudget, run: Run, asked: RunCommand) -> tuple[str, ...]:
@@ -189,32 +163,27 @@ def explain_budget(budget: TimeBudget, run: Run, asked: RunCommand) -> tuple[str
     whence = " (the default on a CPU; --minutes N sets another, --minutes none lifts it)" if default else ""
     head = f"time budget {budget.minutes:g} min{whence}"
     if not budget.settings:
-        return (f"{head}: the full recipe fits, about {format_clock(budget.full_seconds)}",)
-    cuts = [f"{budget.steps:,} of {budget.full_steps:,} steps"]
+        return (f"{head}: the full recipe fits, about {format_duration(budget.full_seconds)}",)
+    cuts, changed = [f"{budget.steps:,} of {budget.full_steps:,} steps"], setting_names(budget.settings)
     if "start=closed-form" in budget.settings:
         cuts.append("the head starts from the closed form")
-    if any(text.startswith("optim.lr") for text in budget.settings):
+    if "optim.lr" in changed:
         cuts.append(f"a tenth of the learning rate ({run.optim.lr:g})")
-    if any(text.startswith("optim.freeze") for text in budget.settings):
-        cuts.append(
-            f"the first {run.optim.freeze.removeprefix('blocks:')} of {run.model.layers} blocks stay as they are"
-        )
-    return (
-        f"{head}: {', '.join(cuts)}; about {format_clock(budget.seconds)} instead of "
-        f"{format_clock(budget.full_seconds)} at {1 / budget.image_s:,.1f} images/s",
-    )
+    if "optim.freeze" in changed:
+        frozen = run.optim.freeze.removeprefix("blocks:")
+        cuts.append(f"the first {frozen} of {run.model.layers} blocks stay as they are")
+    times = f"about {format_duration(budget.seconds)} instead of {format_duration(budget.full_seconds)}"
+    return (f"{head}: {', '.join(cuts)}; {times} at {1 / budget.image_s:,.1f} images/s",)
 
 
 def describe_full_run(budget: TimeBudget | None, asked: RunCommand) -> str:
     """What more time would buy, and the command for it; nothing where nothing was cut."""
     if budget is None or not budget.settings:
         return ""
-    layers = ", with every layer," if any(text.startswith("optim.freeze") for text in budget.settings) else ""
-    return (
-        f"trained {budget.steps:,} of the full recipe's {budget.full_steps:,} steps, for a time budget of "
-        f"{budget.minutes:g} min. All of them{layers} take about {format_clock(budget.full_seconds)}: "
-        f"{full_command(asked)}"
-    )
+    layers = ", with every layer," if "optim.freeze" in setting_names(budget.settings) else ""
+    steps = f"trained {budget.steps:,} of the full recipe's {budget.full_steps:,} steps"
+    more = f"All of them{layers} take about {format_duration(budget.full_seconds)}: {full_command(asked)}"
+    return f"{steps}, for a time budget of {budget.minutes:g} min. {more}"
 
 
 def full_command(asked: RunCommand) -> str:
@@ -229,10 +198,3 @@ def full_command(asked: RunCommand) -> str:
     words += ["--seed", str(asked.seed)] if asked.seed is not None else []
     words += [word for text in asked.settings for word in ("--set", text)]
     return shlex.join([*words, "--minutes", "none"])
-
-
-def format_clock(seconds: float) -> str:
-    """ "40 s", "12 min" or "3.5 h"."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,13 +1,13 @@
 """What `vitrail finetune WEIGHTS DATA` does when nothing else is said.
 
-run, why = for_data(config, preprocessing, weights="deit.safetensors", source="pets/", samples=3680, classes=37)
+run = choose_defaults(config, preprocessing, weights="deit.safetensors", source="pets/", samples=3680, classes=37)
 """
 
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Final
 
 from vitrail.core.errors import ConfigError
-from vitrail.core.text import Pair, format_size, pair
+from vitrail.core.text import Pair, format_size, pair, pluralise
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.crop import InceptionCrop
@@ -29,13 +29,6 @@ PAPER: Final = (0.05, 1.0)
 OPTIM: Final = Optim(kind="sgd", lr=RATE, momentum=0.9, clip=1.0)
 
 
-class FinetuneDefaults(NamedTuple):
-    """A run, and a line for each of its choices that says why."""
-
-    run: Run
-    why: tuple[str, ...]
-
-
 def choose_defaults(
     config: ModelConfig,
     preprocessing: Preprocessing,
@@ -44,16 +37,15 @@ def choose_defaults(
     source: str,
     samples: int,
     classes: int,
-    picture: Pair | None = None,
     image_size: int | Pair | None = None,
     has_val: bool = False,
     multi_label: bool = False,
     has_classes: bool = True,
-) -> FinetuneDefaults:
+) -> Run:
     """The run for weights of a config and preprocessing, and a training split of so many samples and classes; of
     a task that chooses none (`has_classes`), of so many outputs.
 
-    - Image size: the weights' own, unless one is given. `picture` is the typical size of the images, for a remark.
+    - Image size: the weights' own, unless one is given.
     - Held out: 10 % of train where there is no val split; this part chooses the best weights. Fewer than 20 images
       are too few for that, and the last weights count.
     - Batch: the paper's 512 for 8,192 images or more, below that the power of two that leaves 16 steps or
@@ -66,19 +58,16 @@ def choose_defaults(
       5 % of an image seldom shows what it is of and small sets do not average that out.
     - Loss: softmax, or, where images may have several labels, sigmoid: each class is a question of its own.
     - Pixels: normalised and scored as the weights were, but antialiased, as the training crops are."""
-    least = 2 if has_classes else 1  # a number has nothing to be told from
-    if samples < 2 or classes < least:
+    if samples < 2 or classes < (2 if has_classes else 1):  # a number has nothing to be told from
         raise ConfigError(f"{samples} images of {classes} classes: there must be two of each at least to train on")
     image = config.image if image_size is None else pair(image_size)
     adapt_config(config, classes=classes, image_size=image)  # a size that leaves pixels over is refused here
     dev = 0.0 if has_val or samples < FEW else DEV
     count = samples - round(samples * dev)
     batch = choose_batch(count)
-    seen = min(EPOCHS * count, SEEN if count < HUGE else 2 * SEEN)
-    steps = max(LEAST_STEPS, round(seen / batch))
-    area = MILD if count < LARGE else PAPER
+    steps = max(LEAST_STEPS, round(min(EPOCHS * count, SEEN if count < HUGE else 2 * SEEN) / batch))
     interpolation = "bicubic" if preprocessing.interpolation == "bicubic" else "bilinear"
-    crop = InceptionCrop(size=image, area=area, interpolation=interpolation)
+    crop = InceptionCrop(size=image, area=MILD if count < LARGE else PAPER, interpolation=interpolation)
     request = RunRequest(
         name="finetune",
         augmentation=Augmentation(crop=crop),
@@ -90,10 +79,7 @@ def choose_defaults(
         steps=steps,
     )
     run = start_from(request, weights, config, preprocessing)
-    run = replace(run, model=adapt_config(run.model, classes=classes))
-    return FinetuneDefaults(
-        run, explain_choices(run, config, count, picture, given=image_size is not None, has_val=has_val)
-    )
+    return replace(run, model=adapt_config(run.model, classes=classes))
 
 
 def choose_batch(count: int) -> int:
@@ -110,7 +96,8 @@ def choose_warmup(steps: int) -> int:
 def explain_choices(
     run: Run, config: ModelConfig, count: int, picture: Pair | None, *, given: bool, has_val: bool
 ) -> tuple[str, ...]:
-    """The choices of `for_data`, a line each, with what they follow from and how to have it otherwise."""
+    """The choices of `choose_defaults`, a line each, with what they follow from and how to have it otherwise. `picture`
+    is the typical size of the images."""
     image, steps = run.augmentation.size, run.steps or round(run.epochs * count / run.batch)
     size = "as asked for" if given else "the weights' own; change it with --image-size"
     if image != config.image:
@@ -121,24 +108,20 @@ def explain_choices(
     if run.data.dev:
         held = f"{100 * run.data.dev:g} % of the training images held out to choose the best weights"
     optim, crop = run.optim, run.augmentation.crop
-    warmup = f"{run.schedule.warmup} step{'' if run.schedule.warmup == 1 else 's'}"
+    warmup, epochs = pluralise(run.schedule.warmup, "step"), steps * run.batch / count
     rule = f"learning rate {optim.lr:g}, {optim.kind}, {run.schedule.decay} decay, gradients clipped at {optim.clip:g}"
     if (optim, run.schedule.decay) == (OPTIM, "cosine"):
         rule += ", as in the paper; change it with --lr, or try several with --sweep"
     cut = f"crops of {100 * crop.area[0]:g} to 100 % of an image" if isinstance(crop, InceptionCrop) else str(crop)
     flip = " and flips; --set augmentation.flip=0 if left and right differ" if run.augmentation.flip else ", no flips"
+    several = isinstance(run.objective, Classification) and run.objective.loss == "sigmoid"
     return (
         f"image size {format_size(image)}: {size}",
         held,
         f"batch {run.batch} for {count:,} training images; change it with --batch"
         + ("" if run.batch < BATCH else ". It is accumulated where memory is short"),
-        f"{steps:,} steps ({steps * run.batch / count:,.1f} epochs, {warmup} of warm-up); change it with "
-        "--epochs or --steps",
+        f"{steps:,} steps ({epochs:,.1f} epochs, {warmup} of warm-up); change it with --epochs or --steps",
         rule,
         f"{cut}{flip}",
-        *(["several labels an image: each class is scored by itself (sigmoid)"] if is_sigmoid(run) else []),
+        *(["several labels an image: each class is scored by itself (sigmoid)"] if several else []),
     )
-
-
-def is_sigmoid(run: Run) -> bool:
-    return isinstance(run.objective, Classification) and run.objective.loss == "sigmoid"

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from vitrail.core.errors import ConfigError
 from vitrail.distributed.process_group import World
-from vitrail.recipes.budget import TimeBudget, apply_budget, read_budget, to_record
+from vitrail.recipes.budget import TimeBudget, apply_budget, read_budget
 from vitrail.recipes.run_request import RunCommand, RunPlan, build_plan
 from vitrail.train.config import Run
 from vitrail.train.resume import adapt_to_machine, read_run
@@ -21,20 +21,10 @@ SHORT: Final = {"epochs": "epochs", "steps": "steps", "batch": "batch", "lr": "o
 LENGTHS: Final = {"epochs": ("steps",), "steps": ("epochs",)}  # and what they cannot stand next to
 
 
-def short_settings(
-    settings: Sequence[str],
-    *,
-    epochs: float | None = None,
-    steps: int | None = None,
-    batch: int | None = None,
-    lr: float | None = None,
-    option: str = "",
-    setting: str = "",
-) -> list[str]:
-    """The words that are settings by themselves, as settings; what contradicts `settings` is refused. `option` and
-    `setting` stand before the two in messages, as on the command line."""
-    values = {"epochs": epochs, "steps": steps, "batch": batch, "lr": lr}
-    given = {name: value for name, value in values.items() if value is not None}
+def short_settings(settings: Sequence[str], *, option: str = "", setting: str = "", **short: float | None) -> list[str]:
+    """The words of SHORT that have a value, as settings; what contradicts `settings` is refused. `option` and `setting`
+    stand before the two in messages, as on the command line."""
+    given = {name: value for name, value in short.items() if value is not None}
     typed = {text.partition("=")[0].strip(): text for text in settings}
     for name, value in given.items():
         if not 0 < value < math.inf:
@@ -43,8 +33,9 @@ def short_settings(
             if field in typed:
                 both = f"{option}{name} {value:g} and {setting}{typed[field]}"
                 raise ConfigError(f"{both} contradict each other; leave one out")
-    if "epochs" in given and "steps" in given:
-        raise ConfigError(f"{option}epochs {epochs:g} and {option}steps {steps} both say how long; leave one out")
+    if given.keys() >= {"epochs", "steps"}:
+        both = f"{option}epochs {given['epochs']:g} and {option}steps {given['steps']}"
+        raise ConfigError(f"{both} both say how long; leave one out")
     return [f"{SHORT[name]}={value!r}" for name, value in given.items()]
 
 
@@ -74,4 +65,5 @@ def resume_command(asked: RunCommand, out: Path) -> str:
 
 def record_command(asked: RunCommand, out: Path, budget: TimeBudget | None) -> dict[str, Any]:
     """What the run's folder records of the request."""
-    return {**asdict(asked), "go_on": resume_command(asked, out), **to_record(budget)}
+    chosen = {} if budget is None else {"budget": asdict(budget)}
+    return {**asdict(asked), "go_on": resume_command(asked, out), **chosen}

@@ -16,9 +16,9 @@ from vitrail.checkpoint.bundle import Card
 from vitrail.core.config_overrides import apply_settings
 from vitrail.core.errors import ConfigError
 from vitrail.core.text import Pair, pair
-from vitrail.data.datasets.catalogue import VTAB_TASKS, VtabTask
+from vitrail.data.datasets.catalogue import VTAB_TASKS
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.transforms.augmentation import Augmentation, Mix
+from vitrail.data.transforms.augmentation import Mix
 from vitrail.data.transforms.crop import Crop, ResizeCrop, Squash
 from vitrail.models.family import FAMILIES, ModelConfig
 from vitrail.models.zoo import ZOO, adapt_config, resolve_name
@@ -28,11 +28,16 @@ from vitrail.tasks.registry import find_task
 from vitrail.train.config import AnyRun, Run, RunRequest, to_stage
 
 
+def setting_names(settings: Iterable[str]) -> set[str]:
+    """The fields that settings are of."""
+    return {text.partition("=")[0].strip() for text in settings}
+
+
 def with_changes(run: AnyRun, settings: Iterable[str]) -> AnyRun:
     """A run with "optim.lr=3e-4" and the like applied. "model=ViT-B/32" takes a network by its name, "objective=MAE" an
     objective; "steps=500" alone takes the place of the epochs, and the other way round."""
     texts = list(settings)
-    named = {text.partition("=")[0].strip() for text in texts}
+    named = setting_names(texts)
     for one, other in (("steps", "epochs"), ("epochs", "steps")):
         if one in named and other not in named:
             texts.append(f"{other}=0")
@@ -45,12 +50,11 @@ def with_data(run: AnyRun, source: str) -> AnyRun:
     run = replace(run, data=replace(run.data, source=source))
     name = re.split("[:@]", source.removeprefix("vtab/"))[0]  # without the folder or the split
     task = VTAB_TASKS.get(name) if source.startswith("vtab/") else None
-    return run if task is None else replace(run, augmentation=keep_answer(run.augmentation, task))
-
-
-def keep_answer(augmentation: Augmentation, task: VtabTask) -> Augmentation:
-    crop = augmentation.crop if task.crop else Squash(size=augmentation.size)
-    return replace(augmentation, crop=crop, flip=augmentation.flip if task.flip else 0.0)
+    if task is None:
+        return run
+    crop = run.augmentation.crop if task.crop else Squash(size=run.augmentation.size)
+    flip = run.augmentation.flip if task.flip else 0.0
+    return replace(run, augmentation=replace(run.augmentation, crop=crop, flip=flip))
 
 
 def with_task(run: AnyRun, name: str) -> AnyRun:
@@ -71,9 +75,7 @@ def find_named_model(old: ModelConfig | None, text: str) -> Any:
     if text.strip().lower() in ("none", *(kind.__name__.lower() for kind in FAMILIES.values())):
         return NotImplemented
     config = ZOO[resolve_name(text.strip())]
-    if old is None:
-        return config
-    return config.configured_like(old)
+    return config if old is None else config.configured_like(old)
 
 
 def parse_class_names(old: tuple[str, ...], text: str) -> tuple[str, ...]:
@@ -115,21 +117,13 @@ def resize_preprocessing(preprocessing: Preprocessing, image: Pair) -> Preproces
 
 
 def start_from(run: RunRequest, weights: str, config: ModelConfig, preprocessing: Preprocessing) -> Run:
-    """A fine-tuning with its network: that of the weights, at the run's image size, with their own preprocessing."""
+    """A fine-tuning with its network: that of the weights, at the run's image size, with their own preprocessing, but
+    resized as the training crops are, which antialias: a network is scored as it was tuned."""
     image = run.augmentation.size
-    return to_stage(
-        Run,
-        run,
-        weights=weights,
-        model=adapt_config(config, image_size=image),
-        preprocessing=run.preprocessing or with_training_resize(resize_preprocessing(preprocessing, image)),
-    )
-
-
-def with_training_resize(preprocessing: Preprocessing) -> Preprocessing:
-    """The weights' own, but resized as the training crops are, which antialias: a network is scored as it was tuned."""
     interpolation = "bilinear" if preprocessing.interpolation == "area" else preprocessing.interpolation
-    return replace(preprocessing, antialias=True, interpolation=interpolation)
+    theirs = replace(resize_preprocessing(preprocessing, image), antialias=True, interpolation=interpolation)
+    model = adapt_config(config, image_size=image)
+    return to_stage(Run, run, weights=weights, model=model, preprocessing=run.preprocessing or theirs)
 
 
 Grid = dict[str, tuple[float, ...]]
@@ -156,10 +150,7 @@ GRIDS: Final[dict[str, Grid]] = {
 def find_sweep_grid(name: str) -> Grid:
     """What to vary in a recipe: its own grid, or the rates of Table 4 for any other fine-tuning."""
     name = find_recipe(name).name
-    if name in GRIDS:
-        return GRIDS[name]
-    if "finetune" in name:
-        return RATES
-    raise ConfigError(
-        f"{name} has no grid; give one, as in --sweep optim.lr=0.001,0.003 (recipes with one: {', '.join(GRIDS)})"
-    )
+    if name not in GRIDS and "finetune" not in name:
+        known = ", ".join(GRIDS)
+        raise ConfigError(f"{name} has no grid; give one: --sweep optim.lr=0.001,0.003 (recipes with one: {known})")
+    return GRIDS.get(name, RATES)

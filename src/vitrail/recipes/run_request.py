@@ -8,20 +8,12 @@ import numpy as np
 
 from vitrail.checkpoint.find_weights import find_weights
 from vitrail.core.errors import ConfigError, DataError, VitrailError
-from vitrail.core.text import Pair
+from vitrail.core.text import Pair, pair
 from vitrail.data.collection import open_collection
 from vitrail.data.dataset import ImageDataset
+from vitrail.recipes import run_overrides as change
 from vitrail.recipes.finetune import choose_defaults, choose_warmup, explain_choices
 from vitrail.recipes.registry import load_recipe
-from vitrail.recipes.run_overrides import (
-    RATES,
-    find_sweep_grid,
-    start_from,
-    with_changes,
-    with_data,
-    with_image_size,
-    with_task,
-)
 from vitrail.tasks.classification.task import CLASSIFICATION
 from vitrail.tasks.registry import find_task, recognise_task, task_of
 from vitrail.train.config import Run, RunRequest, configure
@@ -61,9 +53,7 @@ def read_run_command(command: Mapping[str, Any]) -> RunCommand:
     """What a run folder says was typed."""
     known = {field.name for field in fields(RunCommand)}
     values: dict[str, Any] = {name: value for name, value in command.items() if name in known}
-    for name in ("settings", "sweep"):
-        if values.get(name) is not None:
-            values[name] = tuple(values[name])
+    values |= {name: tuple(values[name]) for name in ("settings", "sweep") if values.get(name) is not None}
     return RunCommand(**values)
 
 
@@ -74,18 +64,18 @@ def build_plan(asked: RunCommand) -> RunPlan:
     base = load_recipe(asked.recipe)
     request = base
     if asked.data:
-        request = with_data(request, asked.data)
+        request = change.with_data(request, asked.data)
     if asked.image_size:
-        request = with_image_size(request, asked.image_size)
+        request = change.with_image_size(request, asked.image_size)
     if asked.verb == "finetune":
         bundle = find_weights(asked.weights)
-        run = start_from(request, asked.weights, bundle.config, bundle.card.preprocessing)
+        run = change.start_from(request, asked.weights, bundle.config, bundle.card.preprocessing)
     elif request.model is not None:
         run = configure(request)
     else:
         raise ConfigError(f"{asked.recipe} is a fine-tuning recipe: vitrail finetune WEIGHTS --recipe {asked.recipe}")
     task = asked.task or detect_task(run, asked.data)
-    run = apply_command(with_task(run, task) if task else run, asked)
+    run = apply_command(change.with_task(run, task) if task else run, asked)
     check_classes(run, asked.settings)
     return RunPlan(run=run, base=base)
 
@@ -109,27 +99,26 @@ def plan_finetune(asked: RunCommand) -> RunPlan:
     outputs = len(task.output_names(collection))
     picture, has_val = find_usual_size(whole), "val" in collection.splits
 
-    def chosen(samples: int) -> Run:
-        found = choose_defaults(
+    def choose(samples: int) -> Run:
+        run = choose_defaults(
             bundle.config,
             bundle.card.preprocessing,
             weights=asked.weights,
             source=asked.data,
             samples=samples,
             classes=outputs,
-            picture=picture,
             image_size=asked.image_size or None,
             has_val=has_val,
             multi_label=whole.labels.multi_label,
             has_classes=task.has_classes,
         )
-        return with_task(found.run, task.name)
+        return change.with_task(run, task.name)
 
-    train, _ = select_training_images(collection, apply_command(chosen(len(whole)), asked).data)
-    samples, base = len(train), chosen(len(train))
-    run = apply_command(with_data(replace(base, name=f"finetune-{collection.title}"), asked.data), asked)
-    count = samples - round(samples * run.data.dev)
-    if not any(text.partition("=")[0].strip() == "schedule.warmup" for text in asked.settings):
+    train, _ = select_training_images(collection, apply_command(choose(len(whole)), asked).data)
+    base = choose(len(train))
+    run = apply_command(change.with_data(replace(base, name=f"finetune-{collection.title}"), asked.data), asked)
+    count = len(train) - round(len(train) * run.data.dev)
+    if "schedule.warmup" not in change.setting_names(asked.settings):
         steps = run.steps or max(round(run.epochs * count / run.batch), 1)
         run = replace(run, schedule=replace(run.schedule, warmup=choose_warmup(steps)))
     check_classes(run, asked.settings)
@@ -143,14 +132,13 @@ def plan_finetune(asked: RunCommand) -> RunPlan:
 def apply_command(run: Run, asked: RunCommand) -> Run:
     if asked.seed is not None:
         run = replace(run, seed=asked.seed)
-    return with_changes(run, asked.settings)
+    return change.with_changes(run, asked.settings)
 
 
 def check_classes(run: Run, settings: Iterable[str]) -> None:
     """Refuses a number of classes that was typed where the data have another: the head has one output for each of
     theirs."""
-    typed = [text for text in settings if text.partition("=")[0].strip() == "model.classes"]
-    if not typed or run.model is None or not run.data.source:
+    if "model.classes" not in change.setting_names(settings) or not run.data.source:
         return
     asked = f"model.classes={run.model.classes}"
     if not run.objective.labelled:
@@ -158,10 +146,8 @@ def check_classes(run: Run, settings: Iterable[str]) -> None:
     task = task_of(run.objective)
     classes = 0 if task is None else len(task.output_names(open_collection(run.data.source)))
     if classes and run.model.classes != classes:
-        raise ConfigError(
-            f"{asked}, but {run.data.source} has {classes:,} classes, and the network gets an output for each of them; "
-            "leave model.classes out, or give data with other classes"
-        )
+        fault = f"{asked}, but {run.data.source} has {classes:,} classes, and the network gets an output for each"
+        raise ConfigError(f"{fault}; leave model.classes out, or give data with other classes")
 
 
 def find_usual_size(source: ImageDataset) -> Pair | None:
@@ -172,24 +158,20 @@ def find_usual_size(source: ImageDataset) -> Pair | None:
             sizes.append(source.open_image(index).size)
         except DataError:  # the run will say so
             continue
-    if not sizes:
-        return None
-    height, width = np.median(np.array(sizes), axis=0).astype(int).tolist()
-    return (height, width)
+    return pair(np.median(np.array(sizes), axis=0).astype(int).tolist()) if sizes else None
 
 
 def build_sweep_grid(asked: RunCommand, plan: RunPlan) -> dict[str, tuple[Any, ...]]:
     """What --sweep tries: as typed, FIELD=V,V each, or the recipe's own grid."""
-    if asked.sweep:
-        typed: dict[str, tuple[Any, ...]] = {}
-        for text in asked.sweep:
-            name, equals, values = text.partition("=")
-            if not equals or not values:
-                raise ConfigError(f"--sweep {text!r}: write FIELD=VALUE,VALUE, as in optim.lr=0.001,0.003")
-            typed[name] = tuple(values.split(","))
-        for name, values in typed.items():
-            for value in values:
-                setting = [f"{name}={value}"]
-                check_classes(with_changes(plan.run, setting), setting)  # mistakes are refused before the first run
-        return typed
-    return dict(find_sweep_grid(asked.recipe) if asked.recipe else RATES)
+    if not asked.sweep:
+        return dict(change.find_sweep_grid(asked.recipe) if asked.recipe else change.RATES)
+    typed: dict[str, tuple[Any, ...]] = {}
+    for text in asked.sweep:
+        name, equals, values = text.partition("=")
+        if not equals or not values:
+            raise ConfigError(f"--sweep {text!r}: write FIELD=VALUE,VALUE, as in optim.lr=0.001,0.003")
+        typed[name] = tuple(values.split(","))
+        for value in typed[name]:
+            setting = [f"{name}={value}"]
+            check_classes(change.with_changes(plan.run, setting), setting)  # mistakes are refused before the first run
+    return typed

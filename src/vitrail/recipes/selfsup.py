@@ -17,24 +17,14 @@ from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessin
 from vitrail.data.transforms.augmentation import Augmentation, cifar, reference_inception
 from vitrail.data.transforms.crop import InceptionCrop
 from vitrail.data.transforms.policy import Distort
-from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import adapt_config, model_config
 from vitrail.objectives.dino import DINO
 from vitrail.objectives.mae import MAE
 from vitrail.objectives.masked_patches import MaskedPatches
 from vitrail.objectives.moco import MoCo
 from vitrail.optim.config import Optim, Schedule
-from vitrail.train.config import Data, Run
-
-
-def _mini(*, image: int = 32) -> ModelConfig:
-    """The network of the recipe cifar10, without its head and regularisers; tokens are averaged."""
-    return model_config("ViT-Mini/4", classes=0, image_size=image, position="sincos2d", pool="mean", class_token=False)
-
-
-def _with_class_token(model: ModelConfig) -> ModelConfig:
-    """DINO's features are those of the class token, whose attention shows what it looks at."""
-    return adapt_config(model, class_token=True, pool="token")
+from vitrail.recipes.digits import digits
+from vitrail.train.config import Data, Evaluation, Run
 
 
 def masked_b16_jft() -> Run:
@@ -67,7 +57,9 @@ def mae_b16_imagenet() -> Run:
         name="selfsup/mae-b16-imagenet",
         model=model_config("ViT-B/16", classes=0, position="sincos2d"),
         augmentation=Augmentation(crop=crop),
-        preprocessing=_imagenet(),
+        preprocessing=Preprocessing(
+            image=(224, 224), resize=256, mean=IMAGENET_MEAN, std=IMAGENET_STD, interpolation="bicubic"
+        ),
         objective=MAE(),
         data=Data(source="imagenet", watch="val", test="val"),
         optim=Optim(kind="adamw", lr=2.4e-3, weight_decay=0.05, momentum=0.9, second=0.95),
@@ -77,10 +69,6 @@ def mae_b16_imagenet() -> Run:
     )
 
 
-def _imagenet() -> Preprocessing:
-    return Preprocessing(image=(224, 224), resize=256, mean=IMAGENET_MEAN, std=IMAGENET_STD, interpolation="bicubic")
-
-
 def moco_b16_imagenet() -> Run:
     """MoCo v3 of ViT-B/16 on ImageNet, 300 epochs (Chen et al. 2021, arXiv 2104.02057).
 
@@ -88,16 +76,12 @@ def moco_b16_imagenet() -> Run:
     momentum goes from 0.99 to 1. Adam at 1.5e-4 for 256 images, hence 2.4e-3; weight decay 0.1; 40 epochs of warm-up.
     All images of a batch are compared, so 4096 of them take as many devices as hold them at once."""
     crop = InceptionCrop(size=(224, 224), area=(0.08, 1.0), interpolation="bicubic")
-    return Run(
+    return replace(
+        mae_b16_imagenet(),
         name="selfsup/moco-b16-imagenet",
-        model=model_config("ViT-B/16", classes=0, position="sincos2d"),
         augmentation=Augmentation(crop=crop, policy=Distort()),
-        preprocessing=_imagenet(),
         objective=MoCo(),
-        data=Data(source="imagenet", watch="val", test="val"),
         optim=Optim(kind="adamw", lr=2.4e-3, weight_decay=0.1),
-        schedule=Schedule(decay="cosine", warmup=12_500),
-        batch=4096,
         epochs=300,
     )
 
@@ -109,24 +93,16 @@ def dino_s16_imagenet() -> Run:
     Adam at 5e-4 for 256 images, hence 2e-3, down to 1e-6; 10 epochs of warm-up. Theirs has a weight decay that grows
     from 0.04 to 0.4, ours stays at 0.1; they write weights of the teacher, and so do we."""
     crop = InceptionCrop(size=(224, 224), area=(0.4, 1.0), interpolation="bicubic")
-    return Run(
+    objective = DINO(outputs=65_536, local_size=96, teacher_start=0.04, teacher_temperature=0.07)
+    return replace(
+        mae_b16_imagenet(),
         name="selfsup/dino-s16-imagenet",
         model=model_config("ViT-S/16", classes=0, stochastic_depth=0.1),
         augmentation=Augmentation(crop=crop, policy=Distort()),
-        preprocessing=_imagenet(),
-        objective=DINO(
-            outputs=65_536,
-            local_size=96,
-            teacher_start=0.04,
-            teacher_temperature=0.07,
-            warmup=30 / 800,
-            freeze_last=1 / 800,
-        ),
-        data=Data(source="imagenet", watch="val", test="val"),
+        objective=replace(objective, warmup=30 / 800, freeze_last=1 / 800),
         optim=Optim(kind="adamw", lr=2e-3, weight_decay=0.1, clip=3.0),
         schedule=Schedule(decay="cosine", warmup=12_500, end=1e-6),
         batch=1024,
-        epochs=800,
     )
 
 
@@ -137,7 +113,7 @@ def masked_cifar10() -> Run:
     scratch (one H200, three seeds, docs/results.md)."""
     return Run(
         name="selfsup/masked-cifar10",
-        model=_mini(),
+        model=model_config("ViT-Mini/4", classes=0, position="sincos2d", pool="mean", class_token=False),
         augmentation=cifar(32),
         objective=MaskedPatches(),
         data=Data(source="cifar10", watch="any"),
@@ -176,12 +152,11 @@ def moco_cifar10() -> Run:
 def dino_cifar10() -> Run:
     """DINO on CIFAR-10 without its labels, 100 epochs: ViT-Mini/4 with a class token; two views of 32 px, four of 16.
 
-    Adam at 5e-4 for 256 images."""
-    base = masked_cifar10()
+    Adam at 5e-4 for 256 images. The features are those of the class token, whose attention shows what it looks at."""
     return replace(
-        base,
+        masked_cifar10(),
         name="selfsup/dino-cifar10",
-        model=_with_class_token(base.model),
+        model=model_config("ViT-Mini/4", classes=0, position="sincos2d"),
         augmentation=_small_views(),
         objective=DINO(hidden=1024, bottleneck=128, local_views=4, local_scale=(0.1, 0.4)),
         optim=Optim(kind="adamw", lr=5e-4, weight_decay=0.1, clip=3.0),
@@ -213,71 +188,45 @@ def mae_fashion_mnist() -> Run:
 def _on_fashion_mnist(base: Run, name: str) -> Run:
     crop = base.augmentation.crop
     small = replace(crop, size=(28, 28)) if isinstance(crop, InceptionCrop) else cifar(28, padding=2).crop
-    return replace(
-        base,
-        name=name,
-        model=adapt_config(base.model, image_size=28),
-        augmentation=replace(base.augmentation, crop=small),
-        data=replace(base.data, source="fashion-mnist"),
-        epochs=100,
-    )
+    model, augmentation = adapt_config(base.model, image_size=28), replace(base.augmentation, crop=small)
+    data = replace(base.data, source="fashion-mnist")
+    return replace(base, name=name, model=model, augmentation=augmentation, data=data, epochs=100)
 
 
 def masked_digits() -> Run:
     """Masked patches on the package's digits, 30 epochs at 16 px: half a minute of one core."""
     crop = InceptionCrop(size=(16, 16), area=(0.6, 1.0), aspect=(0.8, 1.25))
-    return Run(
+    run = digits()
+    return replace(
+        run,
         name="selfsup/masked-digits",
-        model=model_config(
-            "ViT-Nano/4",
-            classes=0,
-            image_size=16,
-            width=64,
-            depth=4,
-            mlp_width=128,
-            heads=4,
-            pool="mean",
-            class_token=False,
-        ),
+        model=adapt_config(run.model, classes=0, pool="mean", class_token=False),
         augmentation=Augmentation(crop=crop, flip=0.0),
         objective=MaskedPatches(),
         data=Data(source="digits", watch="any"),
-        optim=Optim(kind="adamw", lr=3e-3, weight_decay=0.05, clip=1.0),
-        schedule=Schedule(decay="cosine", warmup=50),
-        batch=64,
         epochs=30,
-        log=20,
+        evaluation=Evaluation(),
     )
 
 
 def mae_digits() -> Run:
     """MAE on the package's digits, 30 epochs at 16 px: an encoder that sees 4 of 16 patches."""
-    return replace(
-        masked_digits(),
-        name="selfsup/mae-digits",
-        objective=MAE(decoder_width=64, decoder_depth=2, decoder_heads=4),
-    )
+    objective = MAE(decoder_width=64, decoder_depth=2, decoder_heads=4)
+    return replace(masked_digits(), name="selfsup/mae-digits", objective=objective)
 
 
 def moco_digits() -> Run:
     """MoCo v3 on the package's digits, 30 epochs at 16 px: two crops of each, 64 digits compared."""
     base = masked_digits()
     crop = InceptionCrop(size=(16, 16), area=(0.4, 1.0), aspect=(0.8, 1.25))
-    return replace(
-        base,
-        name="selfsup/moco-digits",
-        augmentation=replace(base.augmentation, crop=crop),
-        objective=MoCo(hidden=128, width=32),
-        optim=replace(base.optim, lr=1e-3),
-    )
+    augmentation, optim = replace(base.augmentation, crop=crop), replace(base.optim, lr=1e-3)
+    objective = MoCo(hidden=128, width=32)
+    return replace(base, name="selfsup/moco-digits", augmentation=augmentation, objective=objective, optim=optim)
 
 
 def dino_digits() -> Run:
     """DINO on the package's digits, 30 epochs: two views of 16 px and two of 8 px of each; a minute of one core."""
     base = moco_digits()
-    return replace(
-        base,
-        name="selfsup/dino-digits",
-        model=_with_class_token(base.model),
-        objective=DINO(outputs=256, hidden=128, bottleneck=32, local_views=2, local_scale=(0.3, 0.6), momentum=0.99),
-    )
+    model = adapt_config(base.model, class_token=True, pool="token")
+    objective = DINO(outputs=256, hidden=128, bottleneck=32, local_views=2, local_scale=(0.3, 0.6), momentum=0.99)
+    return replace(base, name="selfsup/dino-digits", model=model, objective=objective)

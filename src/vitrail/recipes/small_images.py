@@ -10,6 +10,7 @@ Segmentation on the generated shapes: a network that learns the class of every p
 """
 
 from dataclasses import replace
+from typing import Any
 
 from vitrail.core.text import pair
 from vitrail.data.transforms.augmentation import Augmentation, Mix, RandomErasing, cifar
@@ -18,28 +19,16 @@ from vitrail.data.transforms.policy import RandAugment
 from vitrail.models.family import ModelConfig
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import ViTConfig
-from vitrail.models.zoo import SHAPES, SMALL_SHAPES, model_config, vit_config_of
+from vitrail.models.zoo import model_config
 from vitrail.optim.config import Optim, Schedule
 from vitrail.tasks.classification.objective import Classification
 from vitrail.tasks.segmentation.task import Segmentation
 from vitrail.train.config import Data, Evaluation, Run
 
 
-def _network(shape: str, *, image: int, patch: int, classes: int, depth: int | None = None) -> ModelConfig:
-    """A shape of the zoo on small images, with fixed positions and mean pooling."""
-    assert shape in SHAPES | SMALL_SHAPES
-    config = replace(vit_config_of("Mini", 4), image=pair(image), patch=pair(patch), classes=classes)
-    width, whole, mlp_width, heads = (SHAPES | SMALL_SHAPES)[shape]
-    return replace(
-        config,
-        width=width,
-        depth=depth or whole,
-        mlp_width=mlp_width,
-        heads=heads,
-        position="sincos2d",
-        pool="mean",
-        class_token=False,
-    )
+def _network(name: str, **fields: Any) -> ModelConfig:
+    """A network of the zoo with fixed positions, mean pooling and stochastic depth."""
+    return model_config(name, position="sincos2d", pool="mean", class_token=False, stochastic_depth=0.1, **fields)
 
 
 def cifar10() -> Run:
@@ -50,7 +39,7 @@ def cifar10() -> Run:
     exaFLOPs and 0.14 device-hours a seed. Public plain ViTs from scratch stand at 90 to 93.6."""
     return Run(
         name="cifar10",
-        model=replace(_network("Mini", image=32, patch=4, classes=10), stochastic_depth=0.1),
+        model=_network("ViT-Mini/4", classes=10),
         augmentation=replace(cifar(32), policy=RandAugment(ops=2, magnitude=9), erase=RandomErasing()),
         objective=Classification(smoothing=0.1),
         data=Data(source="cifar10", watch="any"),
@@ -79,7 +68,7 @@ def tiny() -> Run:
     return replace(
         cifar10(),
         name="tiny",
-        model=replace(_network("S", image=64, patch=8, classes=200), stochastic_depth=0.1),
+        model=_network("ViT-S/16", classes=200, image_size=64, patch=8),
         augmentation=replace(cifar(64, padding=8), policy=RandAugment(ops=2, magnitude=9), erase=RandomErasing()),
         data=Data(source=""),
         schedule=Schedule(decay="cosine", warmup=7800),
@@ -91,16 +80,9 @@ def svhn() -> Run:
     """SVHN (cropped digits of 32 px) from scratch, 60 epochs: as CIFAR-10, without flips or mixed images.
 
     A public plain ViT of 6 layers has 96.2."""
-    run = cifar10()
-    crop = cifar(32).crop
-    return replace(
-        run,
-        name="svhn",
-        augmentation=Augmentation(crop=crop, flip=0.0, policy=RandAugment(ops=2, magnitude=9)),
-        mix=Mix(),
-        data=replace(run.data, source="svhn"),
-        epochs=60,
-    )
+    augmentation = replace(cifar(32), flip=0.0, policy=RandAugment(ops=2, magnitude=9))
+    data = Data(source="svhn", watch="any")
+    return replace(cifar10(), name="svhn", augmentation=augmentation, mix=Mix(), data=data, epochs=60)
 
 
 def fashion_mnist() -> Run:
@@ -109,18 +91,15 @@ def fashion_mnist() -> Run:
     On one H200: 94.96 ± 0.04 over three seeds (95.00, 94.97, 94.91), 9.1 minutes each with all three on one card;
     on the way 91.4 after 38 epochs, 93.2 after 64, 94.5 after 115, 94.7 after 140 (more in docs/results.md). 0.017
     exaFLOPs and 0.15 device-hours a seed. Public plain ViTs stand at 92.3 to 94."""
-    return Run(
+    return replace(
+        cifar10(),
         name="fashion-mnist",
-        model=replace(_network("Mini", image=28, patch=4, classes=10), stochastic_depth=0.1),
+        model=_network("ViT-Mini/4", classes=10, image_size=28),
         augmentation=replace(cifar(28, padding=2), erase=RandomErasing(probability=0.25)),
-        objective=Classification(smoothing=0.1),
         data=Data(source="fashion-mnist", watch="any"),
         mix=Mix(mixup=0.2, cutmix=1.0, probability=0.5),
-        optim=Optim(kind="adamw", lr=5e-4, weight_decay=0.06, clip=1.0),
         schedule=Schedule(decay="cosine", warmup=4700),
-        batch=128,
         epochs=255,
-        average=0.9998,
     )
 
 
@@ -129,14 +108,8 @@ def mnist() -> Run:
 
     Public plain ViTs have 99.4 to 99.5."""
     run = fashion_mnist()
-    return replace(
-        run,
-        name="mnist",
-        augmentation=replace(run.augmentation, flip=0.0),
-        mix=Mix(),
-        data=replace(run.data, source="mnist"),
-        epochs=30,
-    )
+    augmentation, data = replace(run.augmentation, flip=0.0), replace(run.data, source="mnist")
+    return replace(run, name="mnist", augmentation=augmentation, mix=Mix(), data=data, epochs=30)
 
 
 def quick_cifar10() -> Run:
@@ -186,8 +159,7 @@ def quick_fashion_mnist() -> Run:
 def quick_mnist() -> Run:
     """MNIST on two cores: as quick-fashion-mnist, 3 epochs without flips."""
     run = quick_fashion_mnist()
-    augmentation = replace(run.augmentation, flip=0.0)
-    data = replace(run.data, source="mnist")
+    augmentation, data = replace(run.augmentation, flip=0.0), replace(run.data, source="mnist")
     return replace(run, name="quick-mnist", augmentation=augmentation, data=data, epochs=3)
 
 
@@ -197,29 +169,12 @@ def segment_shapes() -> Run:
     Seeds 0 and 1 reach 87.1 and 89.1 % mIoU on the 2,000 test images; docs/results.md says how long that takes."""
     image = pair(64)
     stem = ResNetConfig(
-        image=image,
-        blocks=(3,),
-        factor=0.5,
-        groups=4,
-        classes=0,
-        unit="postactivation",
-        pool_padding="infinity",
+        image=image, blocks=(3,), factor=0.5, groups=4, classes=0, unit="postactivation", pool_padding="infinity"
     )
+    model = ViTConfig(image=image, patch=(1, 1), backbone=stem, width=64, depth=2, heads=2, mlp_width=128, classes=9)
     return Run(
         name="segment-shapes",
-        model=ViTConfig(
-            image=image,
-            patch=(1, 1),
-            backbone=stem,
-            width=64,
-            depth=2,
-            heads=2,
-            mlp_width=128,
-            classes=9,
-            head="patches",
-            pool="mean",
-            class_token=False,
-        ),
+        model=replace(model, head="patches", pool="mean", class_token=False),
         augmentation=Augmentation(crop=Squash(size=image)),
         objective=Segmentation(),
         data=Data(source="shapes", watch="test"),

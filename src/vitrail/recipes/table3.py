@@ -25,6 +25,7 @@ is held out; the validation set is what the numbers are of.
 from dataclasses import replace
 from typing import Final
 
+from vitrail.core.paper_tables import JFT_CLASSES
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.splits import DEV
 from vitrail.data.transforms.augmentation import Mix, reference_inception
@@ -35,13 +36,11 @@ from vitrail.optim.config import Optim, Schedule
 from vitrail.tasks.classification.objective import Classification
 from vitrail.train.config import Data, Run
 
-JFT_CLASSES: Final = 18_291
 IMAGENET21K_CLASSES: Final = 21_843
 
 
 def _network(name: str, classes: int, dropout: float) -> ModelConfig:
-    config = model_config(name, classes=classes)
-    return with_known_fields(config, head="tanh", dropout=dropout)
+    return with_known_fields(model_config(name, classes=classes), head="tanh", dropout=dropout)
 
 
 def _with(base: Run, name: str, network: str, *, lr: float | None = None) -> Run:
@@ -49,11 +48,6 @@ def _with(base: Run, name: str, network: str, *, lr: float | None = None) -> Run
     dropout = getattr(base.model, "dropout", 0.0)
     optim = base.optim if lr is None else replace(base.optim, lr=lr)
     return replace(base, name=name, model=_network(network, base.model.classes, dropout), optim=optim)
-
-
-def _for(base: Run, name: str, epochs: int) -> Run:
-    """The same pre-training for longer or shorter."""
-    return replace(base, name=name, epochs=epochs)
 
 
 def vit_b16_jft() -> Run:
@@ -99,7 +93,7 @@ def vit_l16_jft_14ep() -> Run:
 
     ReaL 89.99, CIFAR-10 99.38, CIFAR-100 94.04, Pets 97.11, Flowers 99.56. At 512 px with averaged weights 87.76 on
     ImageNet (Table 2)."""
-    return _for(vit_l16_jft(), "vit-l16-jft-14ep", 14)
+    return replace(vit_l16_jft(), name="vit-l16-jft-14ep", epochs=14)
 
 
 def vit_h14_jft() -> Run:
@@ -107,7 +101,7 @@ def vit_h14_jft() -> Run:
 
     ReaL 90.36, CIFAR-10 99.50, CIFAR-100 94.71, Pets 97.11, Flowers 99.71 (Table 6; Table 5 has 88.04 on ImageNet). At
     518 px with averaged weights 88.55 on ImageNet (Table 2)."""
-    return _for(_with(vit_b16_jft(), "vit-h14-jft", "ViT-H/14", lr=3e-4), "vit-h14-jft", 14)
+    return replace(_with(vit_b16_jft(), "vit-h14-jft", "ViT-H/14", lr=3e-4), epochs=14)
 
 
 def bit_r50x1_jft() -> Run:
@@ -177,7 +171,7 @@ def r50_vit_l16_jft_14ep() -> Run:
     """R50+ViT-L/16 on JFT-300M, 14 epochs: 87.12 on ImageNet, 1,668 exaFLOPs.
 
     ReaL 89.76, CIFAR-10 99.31, CIFAR-100 93.89, Pets 97.36, Flowers 99.11."""
-    return _for(r50_vit_l16_jft(), "r50-vit-l16-jft-14ep", 14)
+    return replace(r50_vit_l16_jft(), name="r50-vit-l16-jft-14ep", epochs=14)
 
 
 def vit_b16_imagenet21k() -> Run:
@@ -185,16 +179,13 @@ def vit_b16_imagenet21k() -> Run:
 
     ReaL 88.35, CIFAR-10 98.95, CIFAR-100 91.67, Flowers 99.38, Pets 94.43. The released weights have 47.88 upstream
     (precision at 1)."""
-    return Run(
+    return replace(
+        vit_b16_jft(),
         name="vit-b16-imagenet21k",
         model=_network("ViT-B/16", IMAGENET21K_CLASSES, 0.1),
-        augmentation=reference_inception(224),
-        preprocessing=Preprocessing(image=(224, 224), resize=256),
-        objective=Classification(loss="sigmoid", head_bias=-10.0),
         data=Data(source="imagenet21k"),
         optim=Optim(kind="adamw", lr=1e-3, weight_decay=0.03, momentum=0.9, second=0.999),
         schedule=Schedule(decay="linear", warmup=10_000, end=1e-5),
-        batch=4096,
         epochs=90,
     )
 
@@ -217,7 +208,7 @@ def vit_l16_imagenet21k() -> Run:
 
 def vit_l16_imagenet21k_30ep() -> Run:
     """ViT-L/16 on ImageNet-21k, 30 epochs (Table 3's shorter one; no number of its own)."""
-    return _for(vit_l16_imagenet21k(), "vit-l16-imagenet21k-30ep", 30)
+    return replace(vit_l16_imagenet21k(), name="vit-l16-imagenet21k-30ep", epochs=30)
 
 
 def vit_l32_imagenet21k() -> Run:
@@ -229,7 +220,7 @@ def vit_l32_imagenet21k() -> Run:
 
 def vit_l32_imagenet21k_30ep() -> Run:
     """ViT-L/32 on ImageNet-21k, 30 epochs (Table 3's shorter one; no number of its own)."""
-    return _for(vit_l32_imagenet21k(), "vit-l32-imagenet21k-30ep", 30)
+    return replace(vit_l32_imagenet21k(), name="vit-l32-imagenet21k-30ep", epochs=30)
 
 
 def vit_b16_imagenet() -> Run:
@@ -237,15 +228,14 @@ def vit_b16_imagenet() -> Run:
 
     ReaL 83.57, CIFAR-10 98.13, CIFAR-100 87.13, Flowers 89.49, Pets 93.81. A maintainer later told of a sigmoid loss
     with label smoothing 1e-4 (unverified); ours is softmax."""
-    return Run(
+    return replace(
+        vit_b16_jft(),
         name="vit-b16-imagenet",
         model=_network("ViT-B/16", 1000, 0.1),
-        augmentation=reference_inception(224),
-        preprocessing=Preprocessing(image=(224, 224), resize=256),
+        objective=Classification(),
         data=Data(source="imagenet", watch="val", test="val"),
         optim=Optim(kind="adamw", lr=3e-3, weight_decay=0.3, momentum=0.9, second=0.999, clip=1.0),
         schedule=Schedule(decay="cosine", warmup=10_000),
-        batch=4096,
         epochs=300,
     )
 
@@ -275,15 +265,14 @@ def plain_vit_s16_90ep() -> Run:
     """ViT-S/16 on ImageNet, 90 epochs: 76.5 at 224 px, published as 6 to 7 hours on 8 TPUv3 cores.
 
     With model.head=linear they give 76.7."""
-    return Run(
+    return replace(
+        vit_b16_imagenet(),
         name="plain-vit-s16-90ep",
         model=model_config("ViT-S/16", head="tanh", position="sincos2d", pool="mean", class_token=False),
         augmentation=replace(reference_inception(224), policy=RandAugment(ops=2, magnitude=10, bins=11)),
-        preprocessing=Preprocessing(image=(224, 224), resize=256),
         data=Data(source="imagenet", dev=DEV["imagenet"], test="val"),
         mix=Mix(mixup=0.2),
         optim=Optim(kind="adamw", lr=1e-3, weight_decay=0.1, momentum_type="bfloat16", clip=1.0),
-        schedule=Schedule(decay="cosine", warmup=10_000),
         batch=1024,
         epochs=90,
     )

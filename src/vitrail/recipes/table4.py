@@ -72,8 +72,7 @@ def finetune_cifar10() -> RunRequest:
 
 def finetune_cifar100() -> RunRequest:
     """Fine-tuning on CIFAR-100 at 384 px, 10,000 steps: 94.55, 93.90, 93.25."""
-    data = Data(source="cifar100", dev=DEV["cifar100"])
-    return replace(finetune_cifar10(), name="finetune-cifar100", data=data)
+    return replace(finetune_cifar10(), name="finetune-cifar100", data=Data(source="cifar100", dev=DEV["cifar100"]))
 
 
 def finetune_pets() -> RunRequest:
@@ -99,9 +98,8 @@ def finetune_vtab() -> RunRequest:
 
     One setting for all tasks, trained on the thousand images and scored on the whole of test; DATA, vtab/TASK, says
     which, and goes without a crop or a flip where it would change the answer. The warm-up is unverified."""
-    return replace(
-        finetune_cifar10(), name="finetune-vtab", data=Data(source="", train="trainval1000", watch="none"), steps=2_500
-    )
+    data = Data(source="", train="trainval1000", watch="none")
+    return replace(finetune_cifar10(), name="finetune-vtab", data=data, steps=2_500)
 
 
 SMALL_AREA = 96 * 96
@@ -139,9 +137,7 @@ def by_rule(name: str, source: str, *, side: int, samples: int) -> RunRequest:
         mix=Mix(mixup=rule.mixup),
         data=Data(source=source, dev=DEV[source], test="val" if source == "imagenet" else "auto"),
         optim=Optim(kind="sgd", lr=0.003, momentum=0.9),
-        schedule=Schedule(
-            decay="steps", warmup=rule.warmup, milestones=tuple(step / rule.steps for step in rule.decays)
-        ),
+        schedule=Schedule(decay="steps", warmup=rule.warmup, milestones=tuple(at / rule.steps for at in rule.decays)),
         batch=512,
         steps=rule.steps,
     )
@@ -159,8 +155,7 @@ def bit_finetune_cifar10() -> RunRequest:
 
 def bit_finetune_cifar100() -> RunRequest:
     """A BiT ResNet on CIFAR-100 by the HyperRule: 128 px, 10,000 steps, MixUp 0.1."""
-    data = Data(source="cifar100", dev=DEV["cifar100"])
-    return replace(bit_finetune_cifar10(), name="bit-finetune-cifar100", data=data)
+    return by_rule("bit-finetune-cifar100", "cifar100", side=32, samples=50_000)
 
 
 def bit_finetune_pets() -> RunRequest:

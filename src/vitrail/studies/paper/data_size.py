@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from vitrail.core.paper_tables import JFT_IMAGES, TABLE_5
+from vitrail.core.paper_tables import JFT_CLASSES, JFT_IMAGES, TABLE_5
 from vitrail.core.text import join_words
 from vitrail.models.vit_config import vit_config
 from vitrail.models.zoo import model_config, slug, with_known_fields
-from vitrail.recipes.table3 import IMAGENET21K_CLASSES, JFT_CLASSES
+from vitrail.recipes.table3 import IMAGENET21K_CLASSES
 from vitrail.studies import base_runs as base
 from vitrail.studies import statistics as stats
 from vitrail.studies.definition import Findings, JudgedClaim, ResultTable, Scale, judge_gap

@@ -9,13 +9,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from vitrail.core.paper_tables import AVERAGE_5, TABLE_6, Compute
+from vitrail.core.paper_tables import AVERAGE_5, JFT_CLASSES, TABLE_6, Compute
 from vitrail.core.text import join_words
 from vitrail.models.family import ModelConfig
 from vitrail.models.vit_config import vit_config
 from vitrail.models.zoo import model_config, slug
 from vitrail.recipes.run_overrides import with_image_size
-from vitrail.recipes.table3 import JFT_CLASSES
 from vitrail.studies import base_runs as base
 from vitrail.studies import statistics as stats
 from vitrail.studies.definition import Findings, JudgedClaim, ResultTable, Scale, seed_cells
