@@ -113,7 +113,7 @@ def test_suggested_commands_are_commands() -> None:
 def test_short_options_are_settings() -> None:
     options = parsed("finetune W D --epochs 3 --lr 0.003 --batch 8 --set log=2")
     assert training.short_options(options) == ["epochs=3.0", "batch=8", "optim.lr=0.003"]
-    asked = training.build_request(options, "finetune", "W")
+    asked = training.build_request(options, "finetune")
     assert asked.settings == ("log=2", "epochs=3.0", "batch=8", "optim.lr=0.003")
     assert training.short_options(parsed("pretrain R --steps 7")) == ["steps=7"]
 

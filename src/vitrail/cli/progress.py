@@ -9,6 +9,7 @@ A wait inside another one adds a line to the same display. Short waits show noth
 """
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Callable, Generator
@@ -149,3 +150,20 @@ def on_interrupt(text: str) -> Generator[None]:
     except KeyboardInterrupt:
         print(f"stopped; {text}", file=sys.stderr, flush=True)
         raise
+
+
+def exit_after(work: Callable[[], int], stopped: str) -> int:
+    """The status of a training. An interrupt prints and exits without waiting for a checkpoint that is being written:
+    it is complete or absent. One of several processes exits at once: all is written and the group is left; what the
+    interpreter would still take down are threads of the group that a mesh holds on to, and now and then that aborts a
+    run that is done."""
+    try:
+        status = work()
+    except KeyboardInterrupt:
+        print(stopped, file=sys.stderr, flush=True)
+        os._exit(130)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status

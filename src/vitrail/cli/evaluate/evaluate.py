@@ -1,6 +1,5 @@
 """`vitrail evaluate` scores weights on a data set, `vitrail vtab` fine-tunes them on the 19 tasks of VTAB-1k."""
 
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,9 +12,8 @@ from vitrail.checkpoint.weights import build_network
 from vitrail.cli.inputs import check_batch, load_subject, open_data, read_labels, weights_line
 from vitrail.cli.options.evaluate import EvaluateOptions, VtabOptions
 from vitrail.cli.options.grammar import format_command, pass_options
-from vitrail.cli.progress import bars
+from vitrail.cli.progress import bars, exit_after
 from vitrail.cli.train.display import make_observer
-from vitrail.cli.train.training import exit_now
 from vitrail.core.atomic_files import check_writable, write_file
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError, DataError, TrainingError
@@ -181,12 +179,7 @@ def run_vtab(options: VtabOptions) -> int:
         settings=settings,
         go_on=format_command("vtab", options),
     )
-    try:
-        status = start_vtab(study, facts, options)
-        return exit_now(status) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else status
-    except KeyboardInterrupt:
-        print(f"stopped immediately; resume with: {study.go_on}", file=sys.stderr, flush=True)
-        os._exit(130)  # without waiting for a checkpoint that is being written: it is complete or absent
+    return exit_after(lambda: start_vtab(study, facts, options), f"stopped immediately; resume with: {study.go_on}")
 
 
 def select_tasks(named: Sequence[str]) -> tuple[str, ...]:

@@ -2,14 +2,13 @@
 
 import csv
 import io
-import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitrail.cli.options.evaluate import CompareOptions, StudyOptions
 from vitrail.cli.options.grammar import format_command
+from vitrail.cli.progress import exit_after
 from vitrail.core.atomic_files import write_file
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
@@ -67,13 +66,13 @@ def run_study(options: StudyOptions) -> int:
 
     if data:
         open_collection(data)  # reports a misspelt name once instead of in every cell
-    try:
+
+    def start() -> int:
         with make_watcher() as watching:
             report = run_study(plan, places=places, watcher=watching, present=present)
-    except KeyboardInterrupt:
-        print(f"stopped immediately; resume with: {plan.go_on}", file=sys.stderr, flush=True)
-        os._exit(130)  # without waiting for a checkpoint that is being written: it is complete or absent
-    return show_study(plan, report)
+        return show_study(plan, report)
+
+    return exit_after(start, f"stopped immediately; resume with: {plan.go_on}")
 
 
 def list_cells(plan: "StudyPlan", costs: "dict[str, CellCost]", speed: "DeviceSpeed") -> int:
