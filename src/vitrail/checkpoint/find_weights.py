@@ -13,7 +13,7 @@ from vitrail.checkpoint.bundle import Bundle, Card, name_imagenet, parse_descrip
 from vitrail.checkpoint.download_weights import apply_pin
 from vitrail.checkpoint.files.read_weights import RawWeights, read_weights
 from vitrail.checkpoint.formats import huggingface, timm
-from vitrail.checkpoint.formats.key_table import TensorShapes, identity_table, import_tensors
+from vitrail.checkpoint.formats.key_table import TensorShapes, copy, expected_shapes, import_tensors
 from vitrail.checkpoint.formats.registry import Format, recognise
 from vitrail.checkpoint.known_weights import BUNDLED, bundled_file, is_bundled
 from vitrail.core.atomic_files import similar_paths
@@ -59,7 +59,7 @@ def _inside(folder: Path) -> tuple[Path, dict[str, Any] | None]:
 def _own(raw: RawWeights, facts: dict[str, Any]) -> Bundle:
     config, card = parse_description(raw.description or {})
     config = adapt_config(config, **facts)
-    table = identity_table(raw.path, config, raw.tensors)
+    table = [copy(name, name) for name in expected_shapes(raw.path, config, raw.tensors)]
     return Bundle(config=config, tensors=import_tensors(raw.path, config, table, raw.tensors), card=card)
 
 

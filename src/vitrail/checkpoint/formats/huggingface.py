@@ -4,27 +4,18 @@ Files are written with the tensor names of transformers 4, which 5 reads too; bo
 whose tensors stand without the `vit.` in front, may carry a pooler: a hidden tanh layer without a classifier.
 """
 
-import re
-from functools import singledispatch
 from typing import Any, cast
 
-from vitrail.checkpoint.formats.key_table import (
-    KeyEntry,
-    Tensors,
-    TensorShapes,
-    block_entries,
-    copy,
-    position_entry,
-    require_plain,
-    split_qkv,
-    weight_and_bias,
-)
+import torch
+
+from vitrail.checkpoint.formats import key_table as keys
+from vitrail.checkpoint.formats.key_table import KeyEntry, Tensors, TensorShapes, copy, weight_and_bias
 from vitrail.core.errors import ExportRefused, MismatchedWeights
 from vitrail.core.text import Pair, pair
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.family import ModelConfig
 from vitrail.models.resnet_config import ResNetConfig
-from vitrail.models.vit_config import ViTConfig
+from vitrail.models.vit_config import ViTConfig, vit_config
 
 NAME = "huggingface"
 MULTI_LABEL = "multi_label_classification"  # what its config.json calls a problem of several labels
@@ -36,13 +27,24 @@ BLOCK = {
     "mlp.expand": "intermediate.dense",
     "mlp.contract": "output.dense",
 }
-FIVE = {
-    r"attention\.q_proj\.": "attention.attention.query.",
-    r"attention\.k_proj\.": "attention.attention.key.",
-    r"attention\.v_proj\.": "attention.attention.value.",
-    r"attention\.o_proj\.": "attention.output.dense.",
-    r"mlp\.fc1\.": "intermediate.dense.",
-    r"mlp\.fc2\.": "output.dense.",
+# Names of transformers 5: those of 4.
+FIVE = (
+    {"attention.q_proj.": "attention.attention.query.", "attention.k_proj.": "attention.attention.key."}
+    | {"attention.v_proj.": "attention.attention.value.", "attention.o_proj.": "attention.output.dense."}
+    | {"mlp.fc1.": "intermediate.dense.", "mlp.fc2.": "output.dense."}
+)
+# Fields of a ViT: what config.json calls them, and the value that it need not state.
+WHOLE = {
+    "width": ("hidden_size", 768),
+    "depth": ("num_hidden_layers", 12),
+    "mlp_width": ("intermediate_size", 3072),
+    "heads": ("num_attention_heads", 12),
+    "channels": ("num_channels", 3),
+}
+NUMBERS = {
+    "dropout": ("hidden_dropout_prob", 0.0),
+    "attention_dropout": ("attention_probs_dropout_prob", 0.0),
+    "norm_eps": ("layer_norm_eps", 1e-12),
 }
 
 
@@ -54,17 +56,16 @@ def modernise(tensors: Tensors) -> Tensors:
     """Names of transformers 5, and of bare `ViTModel` and `BitModel` folders, to those of transformers 4."""
     if "embedder.convolution.weight" in tensors:
         return {f"bit.{name}": tensor for name, tensor in tensors.items()}
-    return {_four(name): tensor for name, tensor in tensors.items()}
-
-
-def _four(name: str) -> str:
-    if name.startswith(("embeddings.", "encoder.", "layers.", "layernorm.", "pooler.")):
-        name = f"vit.{name}"
-    if name.startswith("vit.layers."):
-        name = "vit.encoder.layer." + name.removeprefix("vit.layers.")
-        for five, four in FIVE.items():
-            name = re.sub(five, four, name)
-    return name
+    out: Tensors = {}
+    for name, tensor in tensors.items():
+        if name.startswith(("embeddings.", "encoder.", "layers.", "layernorm.", "pooler.")):
+            name = f"vit.{name}"
+        if name.startswith("vit.layers."):
+            name = "vit.encoder.layer." + name.removeprefix("vit.layers.")
+            for five, four in FIVE.items():
+                name = name.replace(five, four)
+        out[name] = tensor
+    return out
 
 
 def infer(shapes: TensorShapes) -> ModelConfig:
@@ -81,79 +82,63 @@ class ConfigReader:
     def __init__(self, shapes: TensorShapes, values: dict[str, Any]):
         self.shapes, self.values = shapes, values
 
-    def whole(self, name: str, default: int | None = None) -> int:
+    def refuse(self, cause: str) -> MismatchedWeights:
+        return MismatchedWeights(f"{self.shapes.path}: {cause}")
+
+    def whole(self, name: str, default: int) -> int:
         value = self.values.get(name, default)
         if type(value) is not int or not 0 < value < 2**20:
-            raise MismatchedWeights(
-                f"{self.shapes.path}: config.json says {name}={value!r}, expected a whole number above 0"
-            )
+            raise self.refuse(f"config.json says {name}={value!r}, expected a whole number above 0")
         return value
 
     def size(self, name: str, default: int) -> Pair:
         value = self.values.get(name, default)
         numbers = [value, value] if type(value) is int else value
         if not isinstance(numbers, list) or [type(n) for n in cast(list[object], numbers)] != [int, int]:
-            raise MismatchedWeights(
-                f"{self.shapes.path}: config.json says {name}={value!r}, expected one or two whole numbers"
-            )
+            raise self.refuse(f"config.json says {name}={value!r}, expected one or two whole numbers")
         return pair(cast(list[int], numbers))
 
     def number(self, name: str, default: float) -> float:
         value = self.values.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise MismatchedWeights(f"{self.shapes.path}: config.json says {name}={value!r}, expected a number")
+            raise self.refuse(f"config.json says {name}={value!r}, expected a number")
         return float(value)
 
 
 def _infer_vit(get: ConfigReader) -> ViTConfig:
     shapes, settings = get.shapes, get.values
-    if settings.get("model_type", "vit") not in ("vit", "deit"):
-        raise MismatchedWeights(
-            f"{shapes.path}: model_type {settings.get('model_type')!r} is not a ViT or BiT of the paper"
-        )
-    act = settings.get("hidden_act", "gelu")
+    kind, act = settings.get("model_type", "vit"), settings.get("hidden_act", "gelu")
+    if kind not in ("vit", "deit"):
+        raise get.refuse(f"model_type {kind!r} is not a ViT or BiT of the paper")
     if act not in GELU:
-        raise MismatchedWeights(f"{shapes.path}: hidden_act {act!r} is not a GELU; known: {', '.join(GELU)}")
-    depth, found = get.whole("num_hidden_layers", 12), shapes.count("vit.encoder.layer.{}.layernorm_before.weight")
-    if depth != found:
-        raise MismatchedWeights(f"{shapes.path}: config.json says num_hidden_layers={depth}, the tensors make {found}")
+        raise get.refuse(f"hidden_act {act!r} is not a GELU; known: {', '.join(GELU)}")
+    fields: dict[str, Any] = {field: get.whole(*known) for field, known in WHOLE.items()}
+    if fields["depth"] != (found := shapes.count("vit.encoder.layer.{}.layernorm_before.weight")):
+        raise get.refuse(f"config.json says num_hidden_layers={fields['depth']}, the tensors make {found}")
+    fields |= {field: get.number(*known) for field, known in NUMBERS.items()}
     classes = shapes.get("classifier.weight", 2)[0] if "classifier.weight" in shapes else 0
     pooler = "vit.pooler.dense.weight" in shapes
     if pooler and settings.get("pooler_act", "tanh") != "tanh":
-        raise MismatchedWeights(f"{shapes.path}: pooler_act {settings['pooler_act']!r} is not the paper's tanh")
+        raise get.refuse(f"pooler_act {settings['pooler_act']!r} is not the paper's tanh")
     return ViTConfig(
-        width=get.whole("hidden_size", 768),
-        depth=depth,
-        mlp_width=get.whole("intermediate_size", 3072),
-        heads=get.whole("num_attention_heads", 12),
+        **fields,
         image=shapes.image or get.size("image_size", 224),
         patch=get.size("patch_size", 16),
-        channels=get.whole("num_channels", 3),
         classes=classes,
         head="tanh" if pooler else "linear" if classes else "none",
         qkv_bias=bool(settings.get("qkv_bias", True)),
-        dropout=get.number("hidden_dropout_prob", 0.0),
-        attention_dropout=get.number("attention_probs_dropout_prob", 0.0),
         gelu="erf" if GELU[act] == "erf" else "tanh",
-        norm_eps=get.number("layer_norm_eps", 1e-12),
     )
 
 
 def _infer_bit(get: ConfigReader) -> ResNetConfig:
     shapes, settings = get.shapes, get.values
-    layers = "bit.encoder.stages.{}.layers.{}.conv1.weight"
-    stages = shapes.count("bit.encoder.stages.{}.layers.0.conv1.weight")
-    blocks = tuple(shapes.count(layers.replace("{}", str(stage), 1)) for stage in range(stages))
-    if settings.get("layer_type", "preactivation") != "preactivation" or any(
-        settings.get(name) for name in ("global_padding", "embedding_dynamic_padding")
-    ):
-        raise MismatchedWeights(
-            f"{shapes.path}: only the pre-activation BiT with its own padding is a network of the paper"
-        )
+    blocks = shapes.count_units("bit.encoder.stages.{}.layers.{}.conv1.weight")
+    padded = settings.get("global_padding") or settings.get("embedding_dynamic_padding")
+    if padded or settings.get("layer_type", "preactivation") != "preactivation":
+        raise get.refuse("only the pre-activation BiT with its own padding is a network of the paper")
     if tuple(settings.get("depths", (3, 4, 6, 3))) != blocks:
-        raise MismatchedWeights(
-            f"{shapes.path}: config.json says depths={settings.get('depths')}, the tensors make {blocks}"
-        )
+        raise get.refuse(f"config.json says depths={settings.get('depths')}, the tensors make {blocks}")
     width, channels, *_ = shapes.get("bit.embedder.convolution.weight", 4)
     classes = shapes.get("classifier.1.weight", 2)[0] if "classifier.1.weight" in shapes else 0
     groups = get.whole("num_groups", 32)
@@ -162,42 +147,32 @@ def _infer_bit(get: ConfigReader) -> ResNetConfig:
     )
 
 
-@singledispatch
 def build_table(config: ModelConfig) -> list[KeyEntry]:
-    c = require_plain(NAME, config, heads=("none", "linear", "tanh"), free=("qkv_bias",))
+    if isinstance(config, ResNetConfig):
+        return _bit_table(config)
+    c = keys.require_plain(NAME, config, free=("qkv_bias",))
     if c.head == "tanh" and c.classes:
         raise ExportRefused(
             "huggingface has no classifier behind a hidden tanh layer: field head='tanh' goes with classes=0"
         )
-    rows = [copy("class_token", "vit.embeddings.cls_token"), position_entry(c, "vit.embeddings.position_embeddings")]
+    rows = [copy("class_token", "vit.embeddings.cls_token")]
+    rows += [keys.position_entry(c, "vit.embeddings.position_embeddings")]
     rows += weight_and_bias("embedding.projection", "vit.embeddings.patch_embeddings.projection")
-    rows += block_entries(c.depth, "vit.encoder.layer.{}.", BLOCK)
+    rows += keys.block_entries(c.depth, "vit.encoder.layer.{}.", BLOCK)
     for i in range(c.depth):
-        ours, inner = f"blocks.{i}.", f"vit.encoder.layer.{i}.attention.attention."
-        for p in ("weight", "bias")[: 2 if c.qkv_bias else 1]:
-            rows += [
-                split_qkv(f"{ours}attention.qkv.{p}", (f"{inner}query.{p}", f"{inner}key.{p}", f"{inner}value.{p}"))
-            ]
+        for p in ("weight", "bias") if c.qkv_bias else ("weight",):
+            # q, k and v stacked in one matrix here, three of their own there
+            theirs = [f"vit.encoder.layer.{i}.attention.attention.{part}.{p}" for part in ("query", "key", "value")]
+            rows += [KeyEntry(f"blocks.{i}.attention.qkv.{p}", tuple(theirs), lambda t: t.chunk(3), torch.cat)]
     rows += weight_and_bias("norm", "vit.layernorm")
     rows += weight_and_bias("head.hidden", "vit.pooler.dense") if c.head == "tanh" else []
     return rows + (weight_and_bias("head.classifier", "classifier") if c.classes else [])
 
 
-@build_table.register
 def _bit_table(c: ResNetConfig) -> list[KeyEntry]:
-    if (c.unit, c.root, c.mixing) != ("preactivation", "7x7", "convolution"):
-        raise ExportRefused(
-            f"huggingface's BiT has no place for field unit={c.unit!r}, root={c.root!r} or mixing={c.mixing!r}"
-        )
-    rows = [copy("trunk.root.weight", "bit.embedder.convolution.weight")]
-    for stage, count in enumerate(c.blocks):
-        for block in range(count):
-            here, there = f"trunk.stages.{stage}.{block}.", f"bit.encoder.stages.{stage}.layers.{block}."
-            for part in (1, 2, 3):
-                rows += [copy(f"{here}conv{part}.weight", f"{there}conv{part}.weight")]
-                rows += weight_and_bias(f"{here}norm{part}", f"{there}norm{part}")
-            if block == 0:
-                rows += [copy(f"{here}project.weight", f"{there}downsample.conv.weight")]
+    keys.require_bit(NAME, c)
+    rows = keys.kernel("trunk.root", "bit.embedder.convolution")
+    rows += keys.unit_entries(c, "trunk.", "bit.encoder.stages.{0}.layers.{1}.", {"project": "downsample.conv"})
     rows += weight_and_bias("norm", "bit.norm")
     return rows + (weight_and_bias("head", "classifier.1") if c.classes else [])
 
@@ -217,41 +192,27 @@ def build_settings(
     return _network_settings(c) | common
 
 
-@singledispatch
-def _network_settings(c: ModelConfig) -> dict[str, Any]:
-    raise ExportRefused(f"huggingface has no such network: {c.title}")
-
-
-@_network_settings.register
-def _(c: ResNetConfig) -> dict[str, Any]:
-    return {
-        "model_type": "bit",
-        "architectures": ["BitForImageClassification"],
-        "layer_type": "preactivation",
-        "depths": list(c.blocks),
-        "embedding_size": c.root_width,
-        "hidden_sizes": [4 * c.bottleneck(stage) for stage in range(len(c.blocks))],
-        "num_groups": c.groups,
-        "global_padding": None,
-        "width_factor": 1,
-    }
-
-
-@_network_settings.register
-def _(c: ViTConfig) -> dict[str, Any]:
+def _network_settings(config: ModelConfig) -> dict[str, Any]:
+    if isinstance(config, ResNetConfig):
+        return {
+            "model_type": "bit",
+            "architectures": ["BitForImageClassification"],
+            "layer_type": "preactivation",
+            "depths": list(config.blocks),
+            "embedding_size": config.root_width,
+            "hidden_sizes": [4 * config.bottleneck(stage) for stage in range(len(config.blocks))],
+            "num_groups": config.groups,
+            "global_padding": None,
+            "width_factor": 1,
+        }
+    c = vit_config(config, NAME)
     return {
         "model_type": "vit",
         "architectures": ["ViTForImageClassification" if c.classes else "ViTModel"],
-        "hidden_size": c.width,
-        "num_hidden_layers": c.depth,
-        "num_attention_heads": c.heads,
-        "intermediate_size": c.mlp_width,
-        "hidden_act": "gelu" if c.gelu == "erf" else "gelu_pytorch_tanh",
-        "hidden_dropout_prob": c.dropout,
-        "attention_probs_dropout_prob": c.attention_dropout,
-        "layer_norm_eps": c.norm_eps,
+        **{name: getattr(c, field) for field, (name, _) in (WHOLE | NUMBERS).items()},
         "image_size": c.image[0] if c.image[0] == c.image[1] else list(c.image),
         "patch_size": c.patch[0] if c.patch[0] == c.patch[1] else list(c.patch),
+        "hidden_act": "gelu" if c.gelu == "erf" else "gelu_pytorch_tanh",
         "qkv_bias": c.qkv_bias,
     }
 
@@ -259,10 +220,10 @@ def _(c: ViTConfig) -> dict[str, Any]:
 def read_labels(settings: dict[str, Any], classes: int) -> tuple[str, ...] | None:
     """Class names, unless they are the LABEL_0, LABEL_1, ... that stand for none."""
     names: Any = settings.get("id2label")
-    if not isinstance(names, dict) or not classes:
+    if not isinstance(names, dict) or not classes or len(cast(dict[str, Any], names)) != classes:
         return None
     found = tuple(str(cast(dict[str, Any], names).get(str(i))) for i in range(classes))
-    return None if len(cast(dict[str, Any], names)) != classes or found[0] == "LABEL_0" else found
+    return None if found[0] == "LABEL_0" else found
 
 
 RESAMPLE = {"bilinear": 2, "bicubic": 3}  # Pillow's numbers
@@ -272,9 +233,7 @@ BOX = 4  # the nearest of them to "area", which it is not
 def build_preprocessor(p: Preprocessing) -> dict[str, Any]:
     """The folder's `preprocessor_config.json`; a centre crop needs BiT's image processor."""
     common: dict[str, Any] = {
-        "do_resize": True,
-        "do_rescale": True,
-        "do_normalize": True,
+        **dict.fromkeys(("do_resize", "do_rescale", "do_normalize"), True),
         "rescale_factor": 1 / 255,
         "resample": RESAMPLE.get(p.interpolation, BOX),
         "image_mean": list(p.mean),
@@ -283,14 +242,8 @@ def build_preprocessor(p: Preprocessing) -> dict[str, Any]:
     box = {"height": p.image[0], "width": p.image[1]}
     if p.resize is None:
         return {"image_processor_type": "ViTImageProcessor", "size": box, **common}
-    size = {"shortest_edge": p.resize}
-    return {
-        "image_processor_type": "BitImageProcessor",
-        "size": size,
-        "crop_size": box,
-        "do_center_crop": True,
-        **common,
-    }
+    crop = {"size": {"shortest_edge": p.resize}, "crop_size": box, "do_center_crop": True}
+    return {"image_processor_type": "BitImageProcessor", **crop, **common}
 
 
 def read_preprocessor(values: dict[str, Any], image: Pair) -> Preprocessing | None:

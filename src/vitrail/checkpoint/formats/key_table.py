@@ -7,6 +7,7 @@ construction. An entry moves numbers and never computes with them.
 formats that hold one kind of ViT: class token, learned positions at the stem, full attention, no backbone.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.checkpoint.files.checks import check_budget, shorten
@@ -21,10 +23,23 @@ from vitrail.core.errors import ExportRefused, MismatchedWeights
 from vitrail.core.text import Pair, format_size, pair
 from vitrail.models.build import tensor_shapes
 from vitrail.models.family import ModelConfig
+from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import SHAPES, SMALL_SHAPES
 
 Tensors: TypeAlias = dict[str, Tensor]
+Layer: TypeAlias = Callable[[str, str], "list[KeyEntry]"]  # the tensors of a layer by its name here and there
+
+UNIT = (
+    "conv1",
+    "norm1",
+    "conv2",
+    "norm2",
+    "conv3",
+    "norm3",
+    "project",
+    "norm_project",
+)  # the layers of a ResNet's unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +61,6 @@ def weight_and_bias(ours: str, theirs: str) -> list[KeyEntry]:
     return [copy(f"{ours}.{part}", f"{theirs}.{part}") for part in ("weight", "bias")]
 
 
-def split_qkv(ours: str, names: tuple[str, str, str]) -> KeyEntry:
-    """q, k and v stacked in one matrix here, three of their own there."""
-    return KeyEntry(ours, names, lambda t: t.chunk(3), torch.cat)
-
-
 def block_entries(depth: int, theirs: str, names: dict[str, str]) -> list[KeyEntry]:
     """Weights and biases of all encoder layers; `theirs` holds the number of the layer as {}."""
     return [
@@ -61,27 +71,40 @@ def block_entries(depth: int, theirs: str, names: dict[str, str]) -> list[KeyEnt
     ]
 
 
-def as_pointwise(ours: str, theirs: str) -> KeyEntry:
-    """A matrix here, a 1x1 convolution there."""
-    return KeyEntry(ours, (theirs,), lambda t: (t[:, :, None, None],), lambda ts: ts[0].flatten(1))
+def kernel(ours: str, theirs: str) -> list[KeyEntry]:
+    """The weight of a layer without a bias."""
+    return weight_and_bias(ours, theirs)[:1]
 
 
-def add_class_row(ours: str, theirs: str) -> KeyEntry:
-    """Positions of patches alone here; there the class token has a row too, which stays zero and adds nothing."""
+def unit_entries(
+    c: ResNetConfig, ours: str, theirs: str, names: dict[str, str], conv: Layer = kernel, norm: Layer = weight_and_bias
+) -> list[KeyEntry]:
+    """The layers of all units of a ResNet. `theirs` holds the numbers of stage and unit as {0} and {1}, or counted from
+    one as {2} and {3}; `names` are the layers that have another name there."""
+    rows: list[KeyEntry] = []
+    for stage, unit in ((stage, unit) for stage, count in enumerate(c.blocks) for unit in range(count)):
+        here, there = f"{ours}stages.{stage}.{unit}.", theirs.format(stage, unit, stage + 1, unit + 1)
+        for layer in UNIT if c.unit == "postactivation" else UNIT[:-1]:
+            if unit == 0 or "project" not in layer:
+                rows += (norm if "norm" in layer else conv)(here + layer, there + names.get(layer, layer))
+    return rows
 
-    def out(t: Tensor) -> tuple[Tensor, ...]:
-        return (torch.cat([t.new_zeros(1, 1, t.shape[2]), t], dim=1),)
 
-    return KeyEntry(ours, (theirs,), out, lambda ts: ts[0][:, 1:])
+def position_entry(config: ViTConfig, theirs: str) -> KeyEntry:
+    """Learned positions where the format always has a row for the class token; where there is none here, it stays zero
+    and adds nothing."""
+    ours = "position.tables.0.table"
+    if config.position_prefix or not config.class_token:
+        return copy(ours, theirs)
+    return KeyEntry(ours, (theirs,), lambda t: (F.pad(t, (0, 0, 1, 0)),), lambda ts: ts[0][:, 1:])
 
 
-def export_tensors(table: Iterable[KeyEntry], tensors: Tensors) -> Tensors:
+def export_tensors(table: list[KeyEntry], tensors: Tensors) -> Tensors:
     """Ours to theirs. A network with tensors that the table does not know is refused: it would be read as another."""
     out: Tensors = {}
-    entries = list(table)
-    if left := set(tensors) - {entry.ours for entry in entries}:
+    if left := set(tensors) - {entry.ours for entry in table}:
         raise ExportRefused(f"this format has no place for tensor {min(left)!r}; write a vitrail file instead")
-    for entry in entries:
+    for entry in table:
         parts = entry.to_theirs(tensors[entry.ours])
         out |= {name: part.contiguous() for name, part in zip(entry.names, parts, strict=True)}
     return out
@@ -101,25 +124,18 @@ def import_tensors(path: Path, config: ModelConfig, table: Iterable[KeyEntry], t
         )
         out[entry.ours] = entry.to_ours(parts).contiguous()
     if left:
-        name = next(iter(left))
-        more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+        name, more = next(iter(left)), f" and {len(left) - 1} more" if len(left) > 1 else ""
         raise MismatchedWeights(
-            f"{path}: tensor {name!r}{more} has no place in this network; it is another architecture, or another file"
+            f"{path}: tensor {name!r}{more} has no place in this network; is it another one's file?"
         )
     return {name: out[name] for name in shapes}
 
 
-def identity_table(path: Path, config: ModelConfig, theirs: Tensors) -> list[KeyEntry]:
-    """The table of our own files."""
-    return [copy(name, name) for name in expected_shapes(path, config, theirs)]
-
-
 def expected_shapes(path: Path, config: ModelConfig, theirs: Tensors) -> dict[str, tuple[int, ...]]:
     """What the network holds; a file that speaks of more layers than it has tensors is not taken at its word."""
-    layers = config.units
-    if layers > len(theirs):
+    if config.units > len(theirs):
         raise MismatchedWeights(
-            f"{path}: {len(theirs)} tensors cannot hold the {layers} layers that the file speaks of"
+            f"{path}: {len(theirs)} tensors cannot hold the {config.units} layers that it speaks of"
         )
     if config.fixed_bytes:
         held = sum(tensor.nbytes for tensor in theirs.values())
@@ -167,16 +183,34 @@ class TensorShapes:
             raise MismatchedWeights(f"{self.path}: tensor {name!r} has shape {list(shape)}, expected {rank} dimensions")
         return shape
 
-    def count(self, template: str, start: int = 0) -> int:
+    def count(self, template: str) -> int:
         """How many of `template.format(i)` there are, without a hole."""
-        i = start
-        while template.format(i) in self.tensors:
-            i += 1
-        if i == start:
-            raise MismatchedWeights(f"{self.path}: tensor {template.format(i)!r} is missing; the file is not whole")
-        return i - start
+        found = next(i for i in itertools.count() if template.format(i) not in self)
+        if not found:
+            raise MismatchedWeights(f"{self.path}: tensor {template.format(0)!r} is missing; the file is not whole")
+        return found
+
+    def count_units(self, template: str, start: int = 0) -> tuple[int, ...]:
+        """The units of each stage of a ResNet, by `template.format(stage, unit)`."""
+        units: list[int] = []
+        while template.format(len(units) + start, start) in self:
+            stage = len(units) + start
+            units.append(next(i for i in itertools.count() if template.format(stage, i + start) not in self))
+        return tuple(units)
 
 
+PLAIN = (
+    "attention",
+    "position",
+    "placed",
+    "backbone",
+    "registers",
+    "class_token",
+    "pool",
+    "norm_after_pool",
+    "qkv_bias",
+)
+PAPER = ViTConfig(width=64, depth=1, mlp_width=64, heads=1)  # plain: what formats of one kind of ViT have room for
 HEADS = {(width, mlp): heads for width, _, mlp, heads in (SHAPES | SMALL_SHAPES).values()}
 
 
@@ -187,61 +221,56 @@ def infer_heads(shapes: TensorShapes, width: int, mlp_width: int) -> int:
     if (width, mlp_width) in HEADS:
         return HEADS[width, mlp_width]
     if width % 64:
-        raise MismatchedWeights(
-            f"{shapes.path}: width {width} is not a published shape and the file gives no number of heads; pass heads="
-        )
+        raise MismatchedWeights(f"{shapes.path}: neither the file nor its width {width} tells the heads; pass heads=")
     return width // 64
+
+
+def infer_sizes(
+    shapes: TensorShapes, embedding: str, block: str, names: dict[str, str], head: str, heads: int | None = None
+) -> dict[str, Any]:
+    """The fields that the tensors of a ViT in torch's layout show, by the names of its patch embedding, its blocks
+    (with the number of the layer as {}), their layers, and its classifier."""
+    width, channels, *patch = shapes.get(f"{embedding}.weight", 4)
+    mlp_width = shapes.get(f"{block.format(0)}{names['mlp.expand']}.weight", 2)[0]
+    classes = shapes.get(f"{head}.weight", 2)[0] if f"{head}.weight" in shapes else 0
+    sizes = {"width": width, "channels": channels, "patch": (patch[0], patch[1]), "mlp_width": mlp_width}
+    sizes |= {"depth": shapes.count(f"{block}{names['norm_attention']}.weight")}
+    sizes |= {"heads": infer_heads(shapes, width, mlp_width) if heads is None else heads}
+    return sizes | {"classes": classes, "head": "linear" if classes else "none", "gelu": "erf"}
 
 
 def infer_image(shapes: TensorShapes, rows: int, patch: Pair, class_token: bool) -> tuple[Pair, int]:
     """The image that a position table is for, and how many of its rows belong to the class token."""
-    path, image = shapes.path, shapes.image
     for prefix in (1, 0) if class_token else (0,):
-        if image is not None:
-            if (image[0] // patch[0]) * (image[1] // patch[1]) == rows - prefix:
-                return image, prefix
-            continue
-        side = math.isqrt(max(rows - prefix, 0))
-        if side and side * side == rows - prefix:
-            return (side * patch[0], side * patch[1]), prefix
-    if image is None:
-        raise MismatchedWeights(
-            f"{path}: {rows} positions make no square grid; pass image=(height, width) of the training images"
-        )
-    raise MismatchedWeights(
-        f"{path}: {rows} positions do not fit {format_size(image)} pixels at patch {format_size(patch)}"
-    )
+        side = max(1, math.isqrt(max(rows - prefix, 0)))
+        image = shapes.image or (side * patch[0], side * patch[1])
+        if (image[0] // patch[0]) * (image[1] // patch[1]) == rows - prefix:
+            return image, prefix
+    fault = "make no square grid; pass image=(height, width) of the training images"
+    if shapes.image is not None:
+        fault = f"do not fit {format_size(shapes.image)} pixels at patch {format_size(patch)}"
+    raise MismatchedWeights(f"{shapes.path}: {rows} positions {fault}")
 
 
-def require_plain(
-    format_name: str, config: ModelConfig, heads: tuple[str, ...], *, free: tuple[str, ...] = ()
-) -> ViTConfig:
+def require_plain(format_name: str, config: ModelConfig, *, free: tuple[str, ...] = ()) -> ViTConfig:
     """The config as a plain ViT, or a refusal that names the first field the format has no place for."""
     if not isinstance(config, ViTConfig):
         raise ExportRefused(f"{format_name} holds ViTs; this network is a {config.title}")
-    rules: dict[str, tuple[object, ...]] = {
-        "attention": ("full",),
-        "position": ("learned",),
-        "placed": ("stem",),
-        "backbone": (None,),
-        "registers": (0,),
-        "class_token": (True,),
-        "pool": ("token",),
-        "norm_after_pool": (False,),
-        "head": heads,
-        "qkv_bias": (True,),
-    }
+    rules = {name: [getattr(PAPER, name)] for name in PLAIN if name not in free} | {"head": ["none", "linear", "tanh"]}
     for rule, allowed in rules.items():
-        value = getattr(config, rule)
-        if value not in allowed and rule not in free:
+        if (value := getattr(config, rule)) not in allowed:
             name = "placement" if rule == "placed" else rule
-            raise ExportRefused(
-                f"{format_name} has no place for field {name}={value!r}; it holds {name} in {list(allowed)}"
-            )
+            raise ExportRefused(f"{format_name} has no place for field {name}={value!r}; it holds {name} in {allowed}")
     return config
 
 
-def position_entry(config: ViTConfig, theirs: str) -> KeyEntry:
-    """Learned positions where the format always has a row for the class token."""
-    own = config.position_prefix or not config.class_token
-    return (copy if own else add_class_row)("position.tables.0.table", theirs)
+def require_bit(format_name: str, config: ModelConfig) -> ResNetConfig:
+    """The config as one of BiT's ResNets, or a refusal."""
+    if not isinstance(config, ResNetConfig):
+        raise ExportRefused(f"{format_name} holds BiT ResNets; this network is a {config.title}")
+    fields = {name: getattr(config, name) for name in ("unit", "root", "mixing")}
+    if list(fields.values()) != ["preactivation", "7x7", "convolution"]:
+        raise ExportRefused(
+            f"{format_name} has no place for field {', '.join(f'{k}={v!r}' for k, v in fields.items())}"
+        )
+    return config

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from vitrail.checkpoint.formats import google, huggingface, timm, torchvision
-from vitrail.checkpoint.formats import google as google_bit
+from vitrail.checkpoint.formats import google, timm
+from vitrail.checkpoint.formats import huggingface as hf
+from vitrail.checkpoint.formats import torchvision as tv
 from vitrail.checkpoint.formats.key_table import KeyEntry, Tensors, TensorShapes
 from vitrail.core.errors import unknown_name
 from vitrail.core.text import Pair
@@ -25,8 +26,7 @@ def google_squash(image: Pair) -> Preprocessing:
 
 def big_vision_crop(image: Pair) -> Preprocessing:
     """resize_small(256)|central_crop(224) in big_vision's configs, 448 and 384 after transfer."""
-    side = min(image)
-    resize = 448 if side == 384 else round(side * 256 / 224)
+    resize = 448 if min(image) == 384 else round(min(image) * 256 / 224)
     return replace(google_squash(image), resize=resize, interpolation="area")
 
 
@@ -36,7 +36,7 @@ def imagenet_crop(image: Pair) -> Preprocessing:
     return Preprocessing(image=image, resize=resize, interpolation="bicubic", mean=IMAGENET_MEAN, std=IMAGENET_STD)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Format:
     """How one format names its tensors, what a file of it says of the network, and how its images are prepared."""
 
@@ -45,60 +45,33 @@ class Format:
     table: Callable[[ModelConfig], list[KeyEntry]]
     infer: Callable[[TensorShapes], ModelConfig]
     modern: Callable[[Tensors], Tensors] = dict
+    preprocessing: Callable[[Pair], Preprocessing] = half_squash  # what its own weights expect, unless a card says
     refuse_unreadable: Callable[[ModelConfig], None] = lambda config: None  # by the format's own code, at export
     describe_inferred: Callable[[ModelConfig], str | None] = lambda config: None
-    preprocessing: Callable[[Pair], Preprocessing] = half_squash  # what its own weights expect, unless a card says
 
 
 def _google(layout: google.NpzLayout) -> Format:
     return Format(
-        name=layout.name,
-        recognises=lambda names: google.recognises(names) and google.find_layout(names) is layout,
-        table=partial(google.build_table, layout=layout),
-        infer=google.infer,
-        modern=google.modernise,
-        refuse_unreadable=partial(google.refuse_unreadable, layout=layout),
-        describe_inferred=google.describe_inferred,
-        preprocessing=big_vision_crop if layout is google.BIG_VISION else google_squash,
+        layout.name,
+        lambda names: google.recognises(names) and google.find_layout(names) is layout,
+        partial(google.build_table, layout=layout),
+        google.infer,
+        google.modernise,
+        big_vision_crop if layout is google.BIG_VISION else google_squash,
+        partial(google.refuse_unreadable, layout=layout),
+        google.describe_inferred,
     )
 
 
-FORMATS: dict[str, Format] = {
-    f.name: f
-    for f in (
-        Format(
-            name=timm.NAME,
-            recognises=timm.recognises,
-            table=timm.build_table,
-            infer=timm.infer,
-            preprocessing=imagenet_crop,
-        ),
-        Format(
-            name=huggingface.NAME,
-            recognises=huggingface.recognises,
-            table=huggingface.build_table,
-            infer=huggingface.infer,
-            modern=huggingface.modernise,
-        ),
-        Format(
-            name=torchvision.NAME,
-            recognises=torchvision.recognises,
-            table=torchvision.build_table,
-            infer=torchvision.infer,
-            modern=torchvision.modernise,
-            preprocessing=imagenet_crop,
-        ),
-        *(_google(layout) for layout in google.LAYOUTS),
-        Format(
-            name=google_bit.NAME,
-            recognises=google_bit.recognises_bit,
-            table=google_bit.bit_table,
-            infer=google_bit.infer_bit,
-            modern=google_bit.modernise_bit,
-            preprocessing=google_squash,
-        ),
-    )
-}
+# A new format is one module here and one row: name, recognises, table, infer, modern names, preprocessing.
+_ROWS = (
+    Format(timm.NAME, timm.recognises, timm.build_table, timm.infer, preprocessing=imagenet_crop),
+    Format(hf.NAME, hf.recognises, hf.build_table, hf.infer, hf.modernise),
+    Format(tv.NAME, tv.recognises, tv.build_table, tv.infer, tv.modernise, imagenet_crop),
+    *(_google(layout) for layout in google.LAYOUTS),
+    Format(google.BIT, google.recognises_bit, google.bit_table, google.infer_bit, google.modernise_bit, google_squash),
+)
+FORMATS = {row.name: row for row in _ROWS}
 SHORT = {"hf": "huggingface", "google": "npz", "bit": "npz-bit"}
 
 

@@ -1,17 +1,7 @@
 """torchvision's `vit_*` state dicts, with today's names; the `mlp.linear_1` of older files is read too."""
 
-from vitrail.checkpoint.formats.key_table import (
-    KeyEntry,
-    Tensors,
-    TensorShapes,
-    block_entries,
-    copy,
-    infer_heads,
-    infer_image,
-    position_entry,
-    require_plain,
-    weight_and_bias,
-)
+from vitrail.checkpoint.formats import key_table as keys
+from vitrail.checkpoint.formats.key_table import KeyEntry, Tensors, TensorShapes, copy, weight_and_bias
 from vitrail.models.family import ModelConfig
 from vitrail.models.vit_config import ViTConfig
 
@@ -36,31 +26,17 @@ def modernise(tensors: Tensors) -> Tensors:
 
 
 def infer(shapes: TensorShapes) -> ModelConfig:
-    width, channels, *patch = shapes.get("conv_proj.weight", 4)
-    mlp_width = shapes.get(LAYER.format(0) + "mlp.0.weight", 2)[0]
-    rows = shapes.get("encoder.pos_embedding", 3)[1]
-    size, _ = infer_image(shapes, rows, (patch[0], patch[1]), True)
-    classes = shapes.get("heads.head.weight", 2)[0] if "heads.head.weight" in shapes else 0
-    tanh = "heads.pre_logits.weight" in shapes
-    return ViTConfig(
-        width=width,
-        depth=shapes.count(LAYER + "ln_1.weight"),
-        mlp_width=mlp_width,
-        heads=infer_heads(shapes, width, mlp_width),
-        image=size,
-        patch=(patch[0], patch[1]),
-        channels=channels,
-        classes=classes,
-        head="tanh" if tanh else "linear" if classes else "none",
-        gelu="erf",
-    )
+    sizes = keys.infer_sizes(shapes, "conv_proj", LAYER, BLOCK, "heads.head")
+    sizes["image"], _ = keys.infer_image(shapes, shapes.get("encoder.pos_embedding", 3)[1], sizes["patch"], True)
+    sizes |= {"head": "tanh"} if "heads.pre_logits.weight" in shapes else {}
+    return ViTConfig(**sizes)
 
 
 def build_table(config: ModelConfig) -> list[KeyEntry]:
-    c = require_plain(NAME, config, heads=("none", "linear", "tanh"))
-    rows = [copy("class_token", "class_token"), position_entry(c, "encoder.pos_embedding")]
+    c = keys.require_plain(NAME, config)
+    rows = [copy("class_token", "class_token"), keys.position_entry(c, "encoder.pos_embedding")]
     rows += weight_and_bias("embedding.projection", "conv_proj")
-    rows += block_entries(c.depth, LAYER, BLOCK)
+    rows += keys.block_entries(c.depth, LAYER, BLOCK)
     for i in range(c.depth):
         ours, theirs = f"blocks.{i}.", LAYER.format(i)
         rows += [copy(f"{ours}attention.qkv.{p}", f"{theirs}self_attention.in_proj_{p}") for p in ("weight", "bias")]
