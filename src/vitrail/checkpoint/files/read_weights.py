@@ -22,16 +22,9 @@ from typing import IO, Any, Literal
 import torch
 from torch import Tensor
 
+from vitrail.checkpoint.files import torch_file
 from vitrail.checkpoint.files.checks import DOWNLOAD_AGAIN, RESAVE, corrupt, quote, refuse, shorten
 from vitrail.checkpoint.files.safetensors import MOST_AXES, first_unsound, is_count, read_safetensors
-from vitrail.checkpoint.files.torch_file import (
-    PICKLE,
-    open_archive,
-    open_member,
-    read_pieces,
-    read_torch_stream,
-    read_torch_zip,
-)
 from vitrail.core.errors import CorruptWeights, MismatchedWeights, UnsafeWeights, WeightsError, WeightsNotFound
 
 NPY_SUFFIX = ".npy"
@@ -40,23 +33,16 @@ HEADER_LIMIT = 1 << 16  # bytes
 FIELD = re.compile(r"'(descr|fortran_order|shape)' ?: ?('[^']{1,16}'|True|False|\((?:\d{1,20}, ?)*(?:\d{1,20})?\))")
 FRAME = re.compile(r"\{ ?, ?, ?,? ?\}\s*")  # what is left of an honest header once its three fields are taken out
 
-KINDS: dict[str, torch.dtype] = {
+_FLOATS = {
     "f2": torch.float16,
     "f4": torch.float32,
     "f8": torch.float64,
-    "c8": torch.complex64,
-    "c16": torch.complex128,
-    "i1": torch.int8,
-    "i2": torch.int16,
-    "i4": torch.int32,
-    "i8": torch.int64,
-    "u1": torch.uint8,
-    "u2": torch.uint16,
-    "u4": torch.uint32,
-    "u8": torch.uint64,
-    "b1": torch.bool,
-    "V2": torch.bfloat16,  # NumPy has no name for it; JAX saves it as two opaque bytes
-}
+    "V2": torch.bfloat16,
+}  # JAX saves the last as opaque bytes
+_COMPLEX = {"c8": torch.complex64, "c16": torch.complex128}
+_SIGNED = {"i1": torch.int8, "i2": torch.int16, "i4": torch.int32, "i8": torch.int64, "b1": torch.bool}
+_UNSIGNED = {"u1": torch.uint8, "u2": torch.uint16, "u4": torch.uint32, "u8": torch.uint64}
+KINDS = _FLOATS | _COMPLEX | _SIGNED | _UNSIGNED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +66,7 @@ def read_npz(path: Path, archive: zipfile.ZipFile) -> dict[str, Tensor]:
         if not member.filename.endswith(NPY_SUFFIX):
             cause = f"member {quote(member.filename)} is not a {NPY_SUFFIX} array"
             raise refuse(CorruptWeights, path, cause, "re-save with numpy.savez, arrays only")
-        with open_member(path, archive, member) as stream:
+        with torch_file.open_member(path, archive, member) as stream:
             tensors[member.filename.removesuffix(NPY_SUFFIX)] = _read_array(path, stream, member)
     return tensors
 
@@ -92,7 +78,7 @@ def _read_array(path: Path, stream: IO[bytes], member: zipfile.ZipInfo) -> Tenso
         raise corrupt(path, f"{cause} but its member holds {member.file_size - header_size}")
     content = torch.empty(layout.size, dtype=torch.uint8)
     view, filled = content.numpy().data, 0
-    for piece in read_pieces(path, stream, member, layout.size):
+    for piece in torch_file.read_pieces(path, stream, member, layout.size):
         view[filled : filled + len(piece)] = piece
         filled += len(piece)
     stream.read(1)  # an empty array has not reached its CRC yet
@@ -113,11 +99,11 @@ def _read_layout(path: Path, stream: IO[bytes], member: zipfile.ZipInfo) -> tupl
     if len(start) != len(NPY_MAGIC) + 2 or not start.startswith(NPY_MAGIC) or start[-2] not in (1, 2, 3):
         raise corrupt(path, f"member {name} is not a NumPy array")
     form = "<H" if start[-2] == 1 else "<I"
-    length = int(struct.unpack(form, b"".join(read_pieces(path, stream, member, struct.calcsize(form))))[0])
+    length = int(struct.unpack(form, b"".join(torch_file.read_pieces(path, stream, member, struct.calcsize(form))))[0])
     if length > HEADER_LIMIT:
         cause = f"array {name} declares a header of {length} bytes, over the limit of {HEADER_LIMIT}"
         raise refuse(UnsafeWeights, path, cause, RESAVE)
-    text = b"".join(read_pieces(path, stream, member, length)).decode("latin-1")
+    text = b"".join(torch_file.read_pieces(path, stream, member, length)).decode("latin-1")
     return _parse_layout(path, name, text), len(start) + struct.calcsize(form) + length
 
 
@@ -144,6 +130,7 @@ def _parse_layout(path: Path, name: str, text: str) -> _ArrayLayout:
 
 ZIP_START = b"PK\x03\x04"
 PICKLE_START = b"\x80"
+READS = "vitrail reads .safetensors, .npz and files of torch.save"
 WRAPPERS = ("module.", "_orig_mod.")  # put before every name by DistributedDataParallel and torch.compile
 
 # What often lies where a weight file should, by its first bytes, and what to do about it.
@@ -203,48 +190,35 @@ def _read(path: Path, file: BufferedReader) -> RawWeights:
         tensors, description = read_safetensors(path, file, size)
         return RawWeights(path, "safetensors", tensors, description)
     if start.startswith(ZIP_START):
-        return _read_zip(path, file, size)
+        with torch_file.open_archive(path, file, size) as archive:
+            names = archive.namelist()
+            if any(name.endswith(torch_file.PICKLE) for name in names):
+                return RawWeights(path, "torch", torch_file.read_torch_zip(path, file, size, archive))
+            if any(name.endswith(NPY_SUFFIX) for name in names):
+                return RawWeights(path, "npz", read_npz(path, archive))
+        raise refuse(CorruptWeights, path, f"is a zip without tensors ({quote(', '.join(names[:5]))})", READS)
     if start.startswith(PICKLE_START):
-        return RawWeights(path, "torch", read_torch_stream(path, file, size))
+        return RawWeights(path, "torch", torch_file.read_torch_stream(path, file, size))
     if not start.strip(b"\0"):
-        what = "is empty" if not size else "starts with zeros where its header should be"
-        raise corrupt(path, what)
+        raise corrupt(path, "starts with zeros where its header should be" if size else "is empty")
     for magic, what, remedy in MISTAKEN:
         if start.lstrip().startswith(magic):
             raise refuse(CorruptWeights, path, f"{what}, not a weight file", remedy)
-    cause = f"is not a weight file: it starts with {start[:8]!r}"
-    raise refuse(CorruptWeights, path, cause, "vitrail reads .safetensors, .npz and files of torch.save")
-
-
-def _read_zip(path: Path, file: BufferedReader, size: int) -> RawWeights:
-    with open_archive(path, file, size) as archive:
-        names = archive.namelist()
-        if any(name.endswith(PICKLE) for name in names):
-            return RawWeights(path, "torch", read_torch_zip(path, file, size, archive))
-        if any(name.endswith(NPY_SUFFIX) for name in names):
-            return RawWeights(path, "npz", read_npz(path, archive))
-    remedy = "vitrail reads .safetensors, .npz and files of torch.save"
-    raise refuse(CorruptWeights, path, f"is a zip without tensors ({quote(', '.join(names[:5]))})", remedy)
+    raise refuse(CorruptWeights, path, f"is not a weight file: it starts with {start[:8]!r}", READS)
 
 
 def _check_sound(found: RawWeights) -> RawWeights:
     """Names without their wrapper, and the assurance that there are tensors and that they hold numbers."""
     if not found.tensors:
         raise corrupt(found.path, "holds no tensors")
-    tensors = found.tensors if found.description is not None else _strip_wrappers(found.tensors)
-    unsound = first_unsound(tensors)
-    if unsound is not None:
-        name, what = unsound
+    tensors = found.tensors
+    for wrapper in () if found.description is not None else WRAPPERS * 2:
+        # A prefix that only some names have belongs to the model.
+        if all(name.startswith(wrapper) and name != wrapper for name in tensors):
+            tensors = {name.removeprefix(wrapper): tensor for name, tensor in tensors.items()}
+    if unsound := first_unsound(tensors):
         remedy = "take an earlier checkpoint or fetch the file again"
-        raise refuse(CorruptWeights, found.path, f"tensor {quote(name)} holds {what}", remedy)
+        raise refuse(CorruptWeights, found.path, f"tensor {quote(unsound[0])} holds {unsound[1]}", remedy)
     if "" in tensors:
         raise refuse(MismatchedWeights, found.path, "holds a tensor without a name", "name it and save again")
     return replace(found, tensors=tensors)
-
-
-def _strip_wrappers(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Strips prefixes that all names share; a prefix that only some have belongs to the model."""
-    for wrapper in WRAPPERS * 2:
-        if all(name.startswith(wrapper) and name != wrapper for name in tensors):
-            tensors = {name.removeprefix(wrapper): tensor for name, tensor in tensors.items()}
-    return tensors

@@ -20,6 +20,7 @@ import json
 import math
 import re
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from io import BufferedReader
@@ -32,40 +33,18 @@ from torch import Tensor
 
 from vitrail.checkpoint.files.checks import RESAVE, corrupt, quote, refuse, shorten
 from vitrail.core.atomic_files import WriteFailed, ignore_point, replace_on_success
-from vitrail.core.errors import (
-    ConfigError,
-    CorruptWeights,
-    MismatchedWeights,
-    UnsafeWeights,
-    WeightsError,
-    describe_error,
-)
+from vitrail.core.errors import ConfigError, CorruptWeights, MismatchedWeights, UnsafeWeights, WeightsError
 
 LENGTH_BYTES = 8
 HEADER_LIMIT = 100_000_000  # bytes; the format's own bound
 MOST_AXES = 64  # torch's own bound
 
-DTYPES: dict[str, torch.dtype] = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
-    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
-    "F8_E8M0": torch.float8_e8m0fnu,
-    "C64": torch.complex64,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U64": torch.uint64,
-    "U32": torch.uint32,
-    "U16": torch.uint16,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
+_FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_EIGHT_BITS = {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu}
+_EIGHT_BITS_ONE_NAN = {"F8_E4M3FNUZ": torch.float8_e4m3fnuz, "F8_E5M2FNUZ": torch.float8_e5m2fnuz}
+_SIGNED = {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "C64": torch.complex64}
+_UNSIGNED = {"U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool}
+DTYPES = _FLOATS | _EIGHT_BITS | _EIGHT_BITS_ONE_NAN | _SIGNED | _UNSIGNED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,43 +67,34 @@ class SafetensorsHeader:
     metadata: dict[str, str]
 
 
-def header_length(path: Path, first_bytes: bytes, file_size: int) -> int:
-    """The length that the file declares for its header, once it is known to be possible."""
-    length = int(struct.unpack("<Q", first_bytes)[0])
-    if length > HEADER_LIMIT:
-        raise refuse(
-            UnsafeWeights, path, f"declares a header of {length} bytes, over the limit of {HEADER_LIMIT}", RESAVE
-        )
-    if LENGTH_BYTES + length > file_size:
-        raise corrupt(path, f"ends inside its header ({file_size} bytes, header of {length})")
-    return length
-
-
 def parse_header(path: Path, raw: bytes, data_size: int) -> SafetensorsHeader:
     """Read the header in ``raw`` (length bytes first) of a file with ``data_size`` bytes of data behind it."""
     try:
-        content = json.loads(raw[LENGTH_BYTES:].decode("utf-8"), object_pairs_hook=unique_pairs)
+        fields = parse_object(raw[LENGTH_BYTES:].decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise corrupt(path, f"header is not JSON as it should be ({describe_error(error)})") from None
-    if not isinstance(content, dict):
-        raise corrupt(path, "header is not a JSON object")
-    fields = cast(dict[str, Any], content)
-    metadata = fields.pop("__metadata__", None)
-    if metadata is not None and not _texts(metadata):
+        raise corrupt(path, f"header is not JSON as it should be ({shorten(error)})") from None
+    metadata: Any = fields.pop("__metadata__", None)
+    metadata = {} if metadata is None else metadata
+    if not isinstance(metadata, dict) or {type(text) for text in cast(dict[str, Any], metadata).values()} - {str}:
         raise corrupt(path, "header metadata is not a table of texts")
     entries = [_parse_entry(path, name, value) for name, value in fields.items()]
     _check_cover(path, entries, data_size)
-    return SafetensorsHeader(raw=raw, entries=entries, metadata=cast(dict[str, str], metadata or {}))
+    return SafetensorsHeader(raw=raw, entries=entries, metadata=cast(dict[str, str], metadata))
+
+
+def parse_object(text: str) -> dict[str, Any]:
+    """A JSON object in which no name appears twice; which of two values counts is otherwise up to the reader."""
+    content: object = json.loads(text, object_pairs_hook=unique_pairs)
+    if not isinstance(content, dict):
+        raise ValueError("not a JSON object")
+    return cast(dict[str, Any], content)
 
 
 def unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object in which no name appears twice; which of two values counts is otherwise up to the reader."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
+    if len(dict(pairs)) != len(pairs):
+        (twice, _), *_ = Counter(name for name, _ in pairs).most_common()
         raise ValueError(f"name {quote(twice)} appears twice")
-    return found
+    return dict(pairs)
 
 
 def is_count(value: object) -> bool:
@@ -132,33 +102,22 @@ def is_count(value: object) -> bool:
     return type(value) is int and 0 <= value < 1 << 63
 
 
-def _texts(value: object) -> bool:
-    if not isinstance(value, dict):
-        return False
-    return all(isinstance(text, str) for text in cast(dict[str, Any], value).values())
-
-
-def _counts(value: object) -> list[int] | None:
-    if not isinstance(value, list) or not all(is_count(item) for item in cast(list[object], value)):
-        return None
-    return cast(list[int], value)
-
-
 def _parse_entry(path: Path, name: str, value: object) -> TensorEntry:
     """One tensor's line of the header, with its size recomputed from type and shape."""
     fields = cast(dict[str, Any], value) if isinstance(value, dict) else {}
-    shape, offsets = _counts(fields.get("shape")), _counts(fields.get("data_offsets"))
-    well_formed = set(fields) == {"dtype", "shape", "data_offsets"} and isinstance(fields["dtype"], str)
-    if not well_formed or shape is None or offsets is None or len(offsets) != 2 or len(shape) > MOST_AXES:
+    kind, shape, offsets = (fields.get(part) for part in ("dtype", "shape", "data_offsets"))
+    if len(fields) != 3 or not (isinstance(kind, str) and isinstance(shape, list) and isinstance(offsets, list)):
         raise corrupt(path, f"tensor {quote(name)} is not described by dtype, shape and offsets")
-    dtype = DTYPES.get(cast(str, fields["dtype"]))
-    if dtype is None:
-        cause = f"tensor {quote(name)} has type {quote(fields['dtype'])}, which vitrail does not read"
+    shape, offsets = cast(list[int], shape), cast(list[int], offsets)
+    if len(offsets) != 2 or len(shape) > MOST_AXES or not all(is_count(number) for number in shape + offsets):
+        raise corrupt(path, f"tensor {quote(name)} is not described by dtype, shape and offsets")
+    if (dtype := DTYPES.get(kind)) is None:
+        cause = f"tensor {quote(name)} has type {quote(kind)}, which vitrail does not read"
         raise refuse(MismatchedWeights, path, cause, f"convert it to one of {', '.join(DTYPES)}")
     start, stop = offsets
-    if math.prod(shape) * dtype.itemsize != stop - start:
-        cause = f"tensor {quote(name)} of shape {shape} needs {math.prod(shape) * dtype.itemsize} bytes"
-        raise corrupt(path, f"{cause} but has the range {start} to {stop}")
+    if (size := math.prod(shape) * dtype.itemsize) != stop - start:
+        cause = f"tensor {quote(name)} of shape {shape} needs {size} bytes but has the range {start} to {stop}"
+        raise corrupt(path, cause)
     return TensorEntry(name=name, dtype=dtype, shape=tuple(shape), start=start, stop=stop)
 
 
@@ -168,13 +127,11 @@ def _check_cover(path: Path, entries: Iterable[TensorEntry], data_size: int) -> 
     for entry in sorted(entries, key=lambda e: (e.start, e.stop)):
         if entry.start != reached:
             kind = "overlaps the one before it" if entry.start < reached else "leaves a hole before it"
-            cause = f"tensor {quote(entry.name)} starts at byte {entry.start}, which {kind} (expected {reached})"
-            raise corrupt(path, cause)
+            raise corrupt(path, f"tensor {quote(entry.name)} starts at byte {entry.start}, which {kind} ({reached})")
         reached = entry.stop
     if reached != data_size:
-        kind = "too few" if reached > data_size else "trailing"
-        cause = f"{abs(data_size - reached)} bytes {kind}: its tensors take {reached}, the file holds {data_size}"
-        raise corrupt(path, cause)
+        fault = f"{abs(data_size - reached)} bytes {'too few' if reached > data_size else 'trailing'}"
+        raise corrupt(path, f"{fault}: its tensors take {reached}, the file holds {data_size}")
 
 
 # The eight-bit floats are not checked: torch has no such test for them, and some have no infinity to find.
@@ -194,8 +151,7 @@ def first_unsound(tensors: Mapping[str, Tensor]) -> tuple[str, str] | None:
 def _finite(tensor: Tensor) -> bool:
     """Through the extremes, which a NaN anywhere turns into NaN: no temporaries, and many times as quick."""
     numbers = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-    least, most = torch.aminmax(numbers)
-    return bool(torch.isfinite(least) and torch.isfinite(most))
+    return all(bool(extreme.isfinite()) for extreme in torch.aminmax(numbers))
 
 
 KEY = "vitrail"
@@ -226,13 +182,15 @@ def open_seal(path: Path, header: SafetensorsHeader) -> Seal | None:
             raise _altered_error(path, f"carries a seal but no {KEY!r} entry")
         return None
     try:
-        content = cast(object, json.loads(text, object_pairs_hook=unique_pairs))
+        fields = parse_object(text)
     except (ValueError, RecursionError) as error:
         raise _altered_error(path, f"its description is not JSON ({shorten(error)})") from None
-    if not isinstance(content, dict):
-        raise _altered_error(path, "its description is not a JSON object")
-    fields = cast(dict[str, Any], content)
-    _check_format(path, fields.get("format"))
+    version = fields.get("format")
+    if type(version) is not int or version < 1:
+        raise _altered_error(path, f"its format is {quote(version)}")
+    if version > FORMAT:
+        cause = f"written by a newer vitrail (format {version}, this one reads up to {FORMAT})"
+        raise refuse(WeightsError, path, cause, "upgrade vitrail")
     found = list(SEAL_TEXT.finditer(header.raw))
     if len(found) != 1 or fields.get("seal") != found[0][1].decode():
         raise _altered_error(path, "its seal is missing or not in its place")
@@ -265,16 +223,19 @@ def write_sealed(
     _apply_seal(path, header)
     try:
         with replace_on_success(path, reached) as file:
-            reached("before write")
-            file.write(header)
-            for name, tensor in ordered.items():
-                content = _bytes_of(tensor)
-                checksums[name] = hashlib.sha256(content).hexdigest()
+
+            def write(content: bytes | memoryview) -> None:
                 reached("before write")
                 file.write(content)
+
+            write(header)
+            for name, tensor in ordered.items():
+                dense = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
+                content = dense.reshape(-1).view(torch.uint8).numpy().data
+                checksums[name] = hashlib.sha256(content).hexdigest()
+                write(content)
             file.seek(0)
-            reached("before write")
-            file.write(_apply_seal(path, _build_header(path, ordered, description, checksums)))
+            write(_apply_seal(path, _build_header(path, ordered, description, checksums)))
             reached("after write")
     except WriteFailed as error:
         cause = f"is written, but its folder could not be put on disk ({error.strerror or shorten(error)})"
@@ -288,20 +249,9 @@ def _altered_error(path: Path, cause: str) -> CorruptWeights:
     return corrupt(path, f"altered since vitrail wrote it: {cause}")
 
 
-def _check_format(path: Path, found: object) -> None:
-    if type(found) is not int or found < 1:
-        raise _altered_error(path, f"its format is {quote(found)}")
-    if found > FORMAT:
-        cause = f"written by a newer vitrail (format {found}, this one reads up to {FORMAT})"
-        raise refuse(WeightsError, path, cause, "upgrade vitrail")
-
-
 def _seal_of(header: bytes, at: int) -> str:
     """The digest over length and header, the seal's own digits counted as zeros."""
-    digest = hashlib.sha256(memoryview(header)[:at])
-    digest.update(UNSEALED.encode())
-    digest.update(memoryview(header)[at + len(UNSEALED) :])
-    return digest.hexdigest()
+    return hashlib.sha256(header[:at] + UNSEALED.encode() + header[at + len(UNSEALED) :]).hexdigest()
 
 
 def _apply_seal(path: Path, header: bytes) -> bytes:
@@ -317,15 +267,12 @@ def _build_header(
     path: Path, tensors: Mapping[str, Tensor], description: Mapping[str, Any], checksums: Mapping[str, str]
 ) -> bytes:
     """Length and header; its length does not depend on the digests, so it can be written before they are known."""
-    reserved = sorted(set(RESERVED) & set(description))
-    if reserved:
-        raise ConfigError(f"description field {reserved[0]!r} is vitrail's own; rename it")
+    if reserved := set(RESERVED) & set(description):
+        raise ConfigError(f"description field {min(reserved)!r} is vitrail's own; rename it")
     try:
         own = json.dumps(dict(description), sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"the description of {path} cannot be written as JSON ({shorten(error)}); use plain values"
-        ) from None
+        raise ConfigError(f"{path}: its description is not JSON ({shorten(error)}); use plain values") from None
     rest = json.dumps({"checksums": checksums, "seal": UNSEALED}, separators=(",", ":"))
     text = f'{{"format":{FORMAT},{own[1:-1]}{"," if description else ""}{rest[1:]}'
     content: dict[str, Any] = {"__metadata__": {KEY: text}}
@@ -338,12 +285,6 @@ def _build_header(
     if len(header) > HEADER_LIMIT:
         raise refuse(WeightsError, path, f"its header would take {len(header)} bytes", "shorten the description")
     return struct.pack("<Q", len(header)) + header
-
-
-def _bytes_of(tensor: Tensor) -> memoryview:
-    """A tensor's bytes in row-major order, without a copy where it already lies so in host memory."""
-    dense = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
-    return dense.reshape(-1).view(torch.uint8).numpy().data
 
 
 def _check_writable(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -360,8 +301,7 @@ def _check_writable(path: Path, tensors: Mapping[str, Tensor]) -> None:
         if tensor.dtype not in DTYPE_NAMES or tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
             cause = f"tensor {quote(name)} ({tensor.dtype}, {tensor.layout}, on {tensor.device}) cannot be stored"
             raise refuse(MismatchedWeights, path, cause, "make it a dense tensor of a plain type")
-    unsound = first_unsound(tensors)
-    if unsound is not None:
+    if unsound := first_unsound(tensors):
         cause = f"tensor {quote(unsound[0])} holds {unsound[1]}"
         raise refuse(CorruptWeights, path, cause, "nothing was written; go back to an earlier state")
 
@@ -381,7 +321,12 @@ def read_header(path: Path, file: BufferedReader, size: int) -> SafetensorsHeade
     """The header, as two parsers agree on it."""
     file.seek(0)
     first_bytes = file.read(LENGTH_BYTES)
-    length = header_length(path, first_bytes, size)
+    length = int(struct.unpack("<Q", first_bytes)[0])
+    if length > HEADER_LIMIT:
+        cause = f"declares a header of {length} bytes, over the limit of {HEADER_LIMIT}"
+        raise refuse(UnsafeWeights, path, cause, RESAVE)
+    if LENGTH_BYTES + length > size:
+        raise corrupt(path, f"ends inside its header ({size} bytes, header of {length})")
     verdict = _library_verdict(path)
     if verdict is not None and length > DIAGNOSED:
         raise corrupt(path, verdict)
@@ -408,12 +353,8 @@ def read_tensor(path: Path, file: BufferedReader, data_start: int, entry: Tensor
     content = torch.empty(entry.stop - entry.start, dtype=torch.uint8)
     view = content.numpy().data
     file.seek(data_start + entry.start)
-    filled = 0
-    while filled < len(view):
-        count = file.readinto(view[filled:])
-        if not count:
-            raise corrupt(path, f"ends inside tensor {quote(entry.name)}")
-        filled += count
+    if file.readinto(view) != len(view):
+        raise corrupt(path, f"ends inside tensor {quote(entry.name)}")
     if seal is not None and hashlib.sha256(view).hexdigest() != seal.checksums[entry.name]:
         raise corrupt(path, f"tensor {quote(entry.name)} does not match its checksum")
     return content.view(entry.dtype).reshape(entry.shape)

@@ -3,6 +3,11 @@
 Before torch sees the file, its CRCs are compared (torch does not), its pickle is scanned and every storage is checked
 against the bytes in the file. A file that fails is refused; there is no second, unsafe attempt.
 
+``torch.load(weights_only=True)`` runs a small machine on the file's instructions. It keeps code out, but it calls
+what is on its own list with the file's arguments (``bytearray(10**12)`` is on it), trusts a storage's declared size
+in the old format and hashes tuples nested however deep. `scan_pickle` walks through the same instructions with
+placeholders first, so that torch is only ever handed a pickle that names nothing but tensors and plain containers.
+
 Zip archives (.npz, .pth) are opened here, too. Two programs can read one zip differently: by its end or by its start,
 by the first or the last of two equal names. An archive that leaves room for that is refused, so that what was checked
 here is what is read later.
@@ -10,19 +15,19 @@ here is what is read later.
 
 import contextlib
 import io
-import math
+import pickletools
 import struct
 import warnings
 import zipfile
 from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast
+from typing import IO, Any, BinaryIO, Final, cast
 
 import torch
 from torch import Tensor
 
 from vitrail.checkpoint.files.checks import RESAVE, check_budget, corrupt, quote, refuse, shorten
-from vitrail.checkpoint.files.pickle_scan import scan_pickle
 from vitrail.core.errors import CorruptWeights, MismatchedWeights, UnsafeWeights, WeightsError
 
 END_MARK = b"PK\x05\x06"
@@ -68,10 +73,8 @@ def _check_member(path: Path, member: zipfile.ZipInfo) -> None:
         raise refuse(CorruptWeights, path, f"member {name} is encrypted", "re-save without a password")
     if member.external_attr & FOLDER or member.is_dir():
         raise corrupt(path, f"member {name} is marked as a folder")
-    if member.compress_type not in METHODS:
-        raise refuse(
-            UnsafeWeights, path, f"member {name} is packed by method {member.compress_type}", "re-save uncompressed"
-        )
+    if (method := member.compress_type) not in METHODS:
+        raise refuse(UnsafeWeights, path, f"member {name} is packed by method {method}", "re-save uncompressed")
     if member.compress_type == zipfile.ZIP_STORED and member.compress_size != member.file_size:
         raise corrupt(path, f"member {name} is stored in {member.compress_size} bytes but declares {member.file_size}")
 
@@ -126,16 +129,14 @@ def read_torch_zip(path: Path, file: BinaryIO, size: int, archive: zipfile.ZipFi
             raise refuse(UnsafeWeights, path, cause, "re-save uncompressed with torch.save")
     if sum(member.file_size for member in members.values()) > size:
         raise refuse(UnsafeWeights, path, "its members overlap", RESAVE)
-    content = b""
+    content = bytearray()
     for name, member in members.items():
         with open_member(path, archive, member) as stream:
-            if name == pickled[0]:
-                if member.file_size > PICKLE_LIMIT:
-                    raise refuse(UnsafeWeights, path, f"its pickle takes {member.file_size} bytes", RESAVE)
-                content = b"".join(read_pieces(path, stream, member, member.file_size))
-            else:
-                for _ in read_pieces(path, stream, member, member.file_size):
-                    pass  # the CRC is compared on the way
+            if name == pickled[0] and member.file_size > PICKLE_LIMIT:
+                raise refuse(UnsafeWeights, path, f"its pickle takes {member.file_size} bytes", RESAVE)
+            for piece in read_pieces(path, stream, member, member.file_size):  # the CRC is compared on the way
+                if name == pickled[0]:
+                    content += piece
             stream.read(1)
     for key, wanted in scan_pickle(path, io.BytesIO(content)).storages.items():
         member = members.get(f"{root}/data/{key}")
@@ -218,10 +219,164 @@ def _check_views(path: Path, size: int, state: dict[str, Tensor]) -> None:
     """A view may show one stored number many times over; copied out, it would fill the memory."""
     total = 0
     for name, tensor in state.items():
-        wanted = math.prod(tensor.shape) * tensor.dtype.itemsize
-        held = tensor.untyped_storage().nbytes()
+        wanted, held = tensor.nbytes, tensor.untyped_storage().nbytes()
         if wanted > held:
             cause = f"tensor {quote(name)} of shape {tuple(tensor.shape)} repeats a storage of {held} bytes"
             raise refuse(UnsafeWeights, path, cause, "re-save it after .contiguous()")
         total += wanted
     check_budget(path, size, total)
+
+
+MOST_STEPS: Final = 2_000_000  # instructions; a ViT-L with its optimiser takes under a hundred thousand
+MOST_NESTING: Final = 64  # tuples within tuples; hashing them recurses in C without a guard
+
+_ITEM: Final = {"Double": 8, "Float": 4, "Half": 2, "BFloat16": 2, "ComplexFloat": 8, "ComplexDouble": 16}
+_WHOLE_ITEM: Final = {"Long": 8, "Int": 4, "Short": 2, "Char": 1, "Byte": 1, "Bool": 1}
+STORAGE_ITEM: Final = {f"torch {kind}Storage": size for kind, size in (_ITEM | _WHOLE_ITEM).items()}
+STORAGE_ITEM["torch.storage UntypedStorage"] = 1
+DTYPE_NAMES: Final = (
+    *("float64", "float32", "float16", "bfloat16", "complex64", "complex128", "bool", "int8", "int16", "int32"),
+    *("int64", "uint8", "uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz"),
+    *("float8_e5m2fnuz", "float8_e8m0fnu"),
+)
+ALLOWED: Final = {
+    *STORAGE_ITEM,
+    *(f"torch {name}" for name in (*DTYPE_NAMES, "Size", "device")),
+    *(f"torch._utils _rebuild_{kind}" for kind in ("tensor", "tensor_v2", "tensor_v3", "parameter")),
+    *("collections OrderedDict", "collections Counter", "__builtin__ set"),
+}
+UNREADABLE: Final = {
+    "torch._utils _rebuild_sparse_tensor": ("is sparse", "save it after .to_dense()"),
+    "torch._utils _rebuild_sparse_csr_tensor": ("is sparse", "save it after .to_dense()"),
+    "torch._utils _rebuild_qtensor": ("is quantised", "save it after .dequantize()"),
+    "torch._utils _rebuild_meta_tensor_no_storage": ("has no data (meta device)", "save it from a real device"),
+    "torch._utils _rebuild_nested_tensor": ("is nested", "save it as a padded tensor"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Global:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Tuple:
+    items: tuple[object, ...]
+    depth: int
+
+
+_PLACEHOLDER: Final = object()  # stands for every value that the scan need not tell apart
+
+
+@dataclass(kw_only=True, slots=True)
+class Scan:
+    """What a pickle was found to ask for."""
+
+    storages: dict[str, int] = field(default_factory=dict)  # key -> bytes
+    texts: list[str] = field(default_factory=list)  # every text pushed, in order
+    value: object = None  # the result where it is a number or a text
+
+
+def scan_pickle(path: Path, stream: io.BytesIO) -> Scan:
+    """Walk through one pickle up to its end; refuse all that plain weights do not need."""
+    machine = _Machine(path)
+    try:
+        for steps, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
+            if steps > MOST_STEPS:
+                raise refuse(UnsafeWeights, path, f"its pickle takes over {MOST_STEPS} instructions", RESAVE)
+            machine.step(opcode.name, argument)
+    except (WeightsError, MemoryError):
+        raise
+    except Exception as error:  # a damaged pickle provokes ValueError, IndexError, KeyError, UnicodeDecodeError, ...
+        raise corrupt(path, f"its pickle is damaged ({shorten(error)})") from None
+    return machine.scan
+
+
+class _Machine:
+    """The instructions that torch's restricted unpickler knows, on placeholders."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.scan = Scan()
+        self.stack: list[object] = []
+        self.outer: list[list[object]] = []  # stacks set aside at a mark
+        self.memo: dict[int, object] = {}
+
+    def step(self, name: str, argument: object) -> None:
+        """One instruction."""
+        if name in ("BINUNICODE", "SHORT_BINSTRING"):
+            self.scan.texts.append(str(argument))
+            self.stack.append(argument)
+        elif name in ("BININT", "BININT1", "BININT2", "LONG1"):
+            self.stack.append(argument)
+        elif name in ("BINPUT", "LONG_BINPUT"):
+            self.memo[int(str(argument))] = self.stack[-1]
+        elif name in ("BINGET", "LONG_BINGET"):
+            self.stack.append(self.memo[int(str(argument))])
+        elif name == "GLOBAL":
+            self.stack.append(self._check_global(str(argument)))
+        elif name in ("EMPTY_DICT", "EMPTY_LIST", "EMPTY_SET", "NEWTRUE", "NEWFALSE", "BINFLOAT"):
+            self.stack.append(_PLACEHOLDER)
+        elif name == "NONE":
+            self.stack.append(None)
+        elif name == "MARK":
+            self.outer.append(self.stack)
+            self.stack = []
+        elif name in ("TUPLE", "EMPTY_TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"):
+            self._tuple(name)
+        elif name in ("SETITEMS", "APPENDS"):
+            self._pop_mark()
+        elif name in ("REDUCE", "NEWOBJ", "BUILD", "APPEND"):
+            self.stack.pop()
+            self.stack[-1] = _PLACEHOLDER
+        elif name == "SETITEM":
+            del self.stack[-2:]
+        elif name == "BINPERSID":
+            self._storage(self.stack.pop())
+            self.stack.append(_PLACEHOLDER)
+        elif name == "STOP":
+            self.scan.value = self.stack.pop()
+        elif name != "PROTO":
+            # Newer protocols reach other ways for code; torch does not write them, so none is followed.
+            cause = f"its pickle holds the instruction {name}, which torch.save does not write"
+            raise refuse(UnsafeWeights, self.path, cause, "nothing of it was run; " + RESAVE)
+
+    def _pop_mark(self) -> list[object]:
+        items, self.stack = self.stack, self.outer.pop()
+        return items
+
+    def _tuple(self, name: str) -> None:
+        count = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}.get(name)
+        items = self._pop_mark() if count is None else [self.stack.pop() for _ in range(count)][::-1]
+        depth = 1 + max((item.depth for item in items if isinstance(item, _Tuple)), default=0)
+        if depth > MOST_NESTING:
+            raise refuse(UnsafeWeights, self.path, f"nests tuples over {MOST_NESTING} deep", RESAVE)
+        self.stack.append(_Tuple(tuple(items), depth))
+
+    def _check_global(self, name: str) -> _Global:
+        if name in UNREADABLE:
+            what, remedy = UNREADABLE[name]
+            raise refuse(MismatchedWeights, self.path, f"tensor {self._owner()} {what}", remedy)
+        if name not in ALLOWED:
+            cause = f"asks for {quote(name.replace(' ', '.'))} near {self._owner()}, which could run code"
+            raise refuse(UnsafeWeights, self.path, cause, "nothing of it was run; " + RESAVE)
+        return _Global(name)
+
+    def _storage(self, identity: object) -> None:
+        """A storage is asked for by ('storage', type, key, device, count); the old format adds None."""
+        items = identity.items if isinstance(identity, _Tuple) else ()
+        if len(items) == 6 and items[5] is None:
+            items = items[:5]
+        if len(items) != 5 or items[0] != "storage":
+            raise refuse(CorruptWeights, self.path, f"storage of {self._owner()} is not named as torch does", RESAVE)
+        _, kind, key, _, count = items
+        item = STORAGE_ITEM.get(kind.name) if isinstance(kind, _Global) else None
+        if item is None or not isinstance(key, str) or not isinstance(count, int) or count < 0:
+            raise refuse(CorruptWeights, self.path, f"storage of {self._owner()} has no type or size", RESAVE)
+        if self.scan.storages.setdefault(key, count * item) != count * item:
+            raise refuse(CorruptWeights, self.path, f"storage {quote(key)} is declared with two sizes", RESAVE)
+
+    def _owner(self) -> str:
+        """The name that the value now being built will have: the nearest text on the stack."""
+        values = (value for stack in (self.stack, *reversed(self.outer)) for value in reversed(stack))
+        return next((quote(value) for value in values if isinstance(value, str) and value != "storage"), "the start")
