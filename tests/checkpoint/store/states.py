@@ -26,7 +26,7 @@ def state(seed: int) -> dict[str, Tensor]:
 
 
 def whole(tensors: Mapping[str, Tensor]) -> dict[str, TensorPiece]:
-    return {name: TensorPiece.of_whole(tensor) for name, tensor in tensors.items()}
+    return {name: TensorPiece(tensor, tuple(tensor.shape)) for name, tensor in tensors.items()}
 
 
 def shared(tensors: Mapping[str, Tensor], rank: int, world: int) -> dict[str, TensorPiece]:
@@ -36,7 +36,7 @@ def shared(tensors: Mapping[str, Tensor], rank: int, world: int) -> dict[str, Te
     for name, tensor in tensors.items():
         if tensor.dim() == 0:
             if rank == 0:
-                pieces[name] = TensorPiece.of_whole(tensor)
+                pieces[name] = TensorPiece(tensor, tuple(tensor.shape))
             continue
         each = -(-len(tensor) // world)
         start = min(rank * each, len(tensor))

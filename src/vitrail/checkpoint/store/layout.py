@@ -27,8 +27,9 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -43,18 +44,14 @@ reached: Callable[[str], None] = ignore_point
 """Told of each point as a save comes to it. A test puts its own here; nothing else does."""
 
 
-def crash_point(what: str) -> Callable[[str], None]:
-    """Tells `reached` of the moments of one thing that is written."""
-
-    def tell(moment: str) -> None:
-        reached(f"{what}: {moment}")
-
-    return tell
+def crash_point(what: str, moment: str) -> None:
+    """Tells `reached` of one moment of what is written."""
+    reached(f"{what}: {moment}")
 
 
 FOLDER: Final = "checkpoints"
 MANIFEST: Final = "checkpoint.json"
-STEP_FOLDER: Final = re.compile(r"[0-9]{8,}")
+STEP_FOLDER: Final = re.compile(r"([0-9]{8,})")
 REPLACED_FOLDER: Final = re.compile(r"\.replaced-([0-9]{8,})-.*")
 
 
@@ -62,41 +59,26 @@ def step_name(step: int) -> str:
     return f"{step:08d}"
 
 
-def shard_name(rank: int, world: int) -> str:
-    return f"shard-{rank:05d}-of-{world:05d}.safetensors"
-
-
 def part_name(rank: int) -> str:
     """The note in which a process reports its shard to the first one; removed once the checkpoint is complete."""
     return f"part-{rank:05d}.json"
-
-
-def saving_folder(folder: Path, step: int, token: str) -> Path:
-    return folder / f".saving-{step_name(step)}-{token}"
 
 
 def list_checkpoints(folder: Path) -> dict[int, Path]:
     """Where the checkpoint of each step lies, newest first. One that made room counts while its successor has not
     taken the name."""
     found: dict[int, Path] = {}
-    try:
-        entries = sorted(folder.iterdir())  # names with a dot sort first, so a plain one has the last word
-    except FileNotFoundError:
-        return {}
-    for entry in entries:
-        if aside := REPLACED_FOLDER.fullmatch(entry.name):
-            found[int(aside[1])] = entry
-        elif STEP_FOLDER.fullmatch(entry.name):
-            found[int(entry.name)] = entry
+    with contextlib.suppress(FileNotFoundError):
+        for entry in sorted(folder.iterdir()):  # names with a dot sort first, so a plain one has the last word
+            if name := STEP_FOLDER.fullmatch(entry.name) or REPLACED_FOLDER.fullmatch(entry.name):
+                found[int(name[1])] = entry
     return dict(sorted(found.items(), reverse=True))
 
 
 def list_unfinished(folder: Path) -> list[int]:
     """The steps whose save was cut off, or is going on."""
-    if not folder.is_dir():
-        return []
-    names = (entry.name.split("-") for entry in folder.iterdir() if entry.name.startswith(".saving-"))
-    return sorted(int(parts[1]) for parts in names if len(parts) == 3 and parts[1].isdigit())
+    names = [re.fullmatch(r"\.saving-(\d+)-[^-]*", entry.name) for entry in folder.glob(".saving-*")]
+    return sorted(int(name[1]) for name in names if name)
 
 
 def commit(source: Path, target: Path, token: str) -> None:
@@ -105,42 +87,42 @@ def commit(source: Path, target: Path, token: str) -> None:
     aside = target.with_name(f".replaced-{target.name}-{token}")
     standing = target.exists()
     if standing:
-        crash_point("replaced")("before rename")
+        crash_point("replaced", "before rename")
         os.rename(target, aside)
-        crash_point("replaced")("after rename")
+        crash_point("replaced", "after rename")
     try:
-        crash_point("checkpoint")("before rename")
+        crash_point("checkpoint", "before rename")
         os.rename(source, target)
     except BaseException:
         if standing:
             os.rename(aside, target)
         raise
-    crash_point("checkpoint")("after rename")
+    crash_point("checkpoint", "after rename")
     sync_folder(target.parent)
-    crash_point("checkpoint")("after folder sync")
+    crash_point("checkpoint", "after folder sync")
 
 
 def discard(checkpoint: Path) -> None:
     """Remove a checkpoint. It loses its name first, so that a half-removed one is never taken for whole."""
     doomed = checkpoint.with_name(f".removing-{checkpoint.name.strip('.')}-{secrets.token_hex(4)}")
-    crash_point("old")("before rename")
+    crash_point("old", "before rename")
     os.rename(checkpoint, doomed)
     sync_folder(checkpoint.parent)
-    crash_point("old")("after rename")
+    crash_point("old", "after rename")
     remove(doomed)
 
 
 def remove(folder: Path) -> None:
     """Remove a folder whose name promises nothing."""
     for entry in sorted(folder.iterdir()):
-        crash_point("old")("before unlink")
+        crash_point("old", "before unlink")
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
         else:
             entry.unlink()
-        crash_point("old")("after unlink")
+        crash_point("old", "after unlink")
     folder.rmdir()
-    crash_point("old")("after remove")
+    crash_point("old", "after remove")
 
 
 def tidy(folder: Path, token: str) -> None:
@@ -176,13 +158,13 @@ class ShardNote:
     header: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """What `checkpoint.json` says."""
 
     step: int
-    world: int
-    shards: tuple[ShardNote, ...]
+    world: int  # how many processes wrote it; any number may read it
+    notes: tuple[ShardNote, ...]
     facts: dict[str, Any]
 
 
@@ -192,52 +174,52 @@ def encode_facts(facts: Mapping[str, Any]) -> str:
     try:
         return json.dumps(_encode_floats(facts), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"the facts of a checkpoint cannot be written as JSON ({shorten(error)}); use plain values"
-        ) from None
+        raise ConfigError(f"the facts of a checkpoint are not JSON ({shorten(error)}); use plain values") from None
 
 
 def write_manifest(path: Path, *, step: int, world: int, shards: list[ShardNote], facts: str) -> None:
     """Write `checkpoint.json`, on disk when this returns."""
-    content = {
-        "format": FORMAT,
-        "step": step,
-        "world": world,
-        "shards": [asdict(shard) for shard in shards],
-        "facts": json.loads(facts),
-        "checksum": ZEROS.decode(),
-    }
+    content = {"format": FORMAT, "step": step, "world": world, "shards": [asdict(shard) for shard in shards]}
+    content |= {"facts": json.loads(facts), "checksum": ZEROS.decode()}
     raw = json.dumps(content, indent=1, allow_nan=False).encode("ascii") + b"\n"
     digest = hashlib.sha256(raw).hexdigest().encode()
-    tell = crash_point("manifest")
-    with replace_on_success(path, tell) as file:
-        tell("before write")
-        file.write(raw[: -len(ZEROS + AFTER)] + digest + AFTER)
-        tell("after write")
+    write(path, "manifest", raw[: -len(ZEROS + AFTER)] + digest + AFTER)
+
+
+def write(path: Path, what: str, content: bytes, *, folder_too: bool = True) -> None:
+    """Writes a small file; `reached` is told of `what` it is."""
+    with replace_on_success(path, partial(crash_point, what), folder_too=folder_too) as file:
+        crash_point(what, "before write")
+        file.write(content)
+        crash_point(what, "after write")
+
+
+@contextlib.contextmanager
+def unreadable_is_damage(path: Path) -> Generator[None]:
+    """A part of a checkpoint that is missing or cannot be read counts as damaged."""
+    try:
+        yield
+    except OSError as error:
+        fault = f"cannot be read ({error.strerror or shorten(error)})"
+        cause = "is missing" if isinstance(error, FileNotFoundError) else fault
+        raise refuse(CorruptWeights, path, cause, REMEDY) from error
 
 
 def read_manifest(path: Path) -> Manifest:
     """Read `checkpoint.json` and hold it to its checksum."""
-    try:
+    with unreadable_is_damage(path):
         raw = path.read_bytes()
-    except OSError as error:
-        cause = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
-        raise refuse(CorruptWeights, path, cause, REMEDY) from error
     head, digest = raw[: -len(ZEROS + AFTER)], raw[-len(ZEROS + AFTER) : -len(AFTER)]
     if not head.endswith(BEFORE) or not raw.endswith(AFTER):
         raise refuse(CorruptWeights, path, "is cut short, or no list of a checkpoint", REMEDY)
     if hashlib.sha256(head + ZEROS + AFTER).hexdigest().encode() != digest:
         raise refuse(CorruptWeights, path, "does not match its checksum", REMEDY)
-    content = cast(dict[str, Any], json.loads(raw))  # as it was written: the checksum says so
+    content = json.loads(raw, object_hook=_decode_float)  # as it was written: the checksum says so
     if content["format"] != FORMAT:
         cause = f"has format {quote(content['format'])}, and this vitrail reads {FORMAT}"
         raise refuse(WeightsError, path, cause, "upgrade vitrail")
-    return Manifest(
-        step=content["step"],
-        world=content["world"],
-        shards=tuple(ShardNote(**shard) for shard in content["shards"]),
-        facts=_decode_floats(content["facts"]),
-    )
+    notes = tuple(ShardNote(**shard) for shard in content["shards"])
+    return Manifest(step=content["step"], world=content["world"], notes=notes, facts=content["facts"])
 
 
 def _encode_floats(value: Any) -> Any:
@@ -253,15 +235,8 @@ def _encode_floats(value: Any) -> Any:
     return value
 
 
-def _decode_floats(value: Any) -> Any:
-    if isinstance(value, dict):
-        fields = cast(dict[str, Any], value)
-        if set(fields) == {FLOAT}:
-            return float(fields[FLOAT])
-        return {name: _decode_floats(item) for name, item in fields.items()}
-    if isinstance(value, list):
-        return [_decode_floats(item) for item in cast(list[Any], value)]
-    return value
+def _decode_float(value: dict[str, Any]) -> Any:
+    return float(value[FLOAT]) if set(value) == {FLOAT} else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,37 +248,19 @@ class TensorPiece:
     shape: tuple[int, ...]
     start: int = 0
 
-    @staticmethod
-    def of_whole(tensor: Tensor) -> "TensorPiece":
-        """A tensor that one process holds alone."""
-        return TensorPiece(tensor, tuple(tensor.shape))
-
 
 @dataclass(slots=True)
 class Snapshot:
     """Host copies of pieces, which hold their values once `settle` has returned."""
 
     tensors: dict[str, Tensor]
-    where: dict[str, tuple[tuple[int, ...], int]]  # shape and start
+    where: dict[str, dict[str, Any]]  # shape and start
     copied: list[torch.cuda.Event]
 
     def settle(self) -> None:
         """Wait until the device has finished the copies. Called where waiting harms nobody."""
         for event in self.copied:
             event.synchronize()
-
-    def description(self) -> dict[str, object]:
-        return {name: {"shape": list(shape), "start": start} for name, (shape, start) in self.where.items()}
-
-
-def check_piece(name: str, piece: TensorPiece) -> None:
-    """A piece must be rows of the whole that it names."""
-    shape, start, local = piece.shape, piece.start, tuple(piece.tensor.shape)
-    fits = local == shape and start == 0
-    if shape and len(local) == len(shape) and start >= 0:
-        fits = local[1:] == shape[1:] and start + local[0] <= shape[0]
-    if not fits:
-        raise MismatchedWeights(f"piece {name!r} of shape {local} at row {start} does not lie in a tensor of {shape}")
 
 
 def take_snapshot(pieces: Mapping[str, TensorPiece]) -> Snapshot:
@@ -312,7 +269,12 @@ def take_snapshot(pieces: Mapping[str, TensorPiece]) -> Snapshot:
     tensors: dict[str, Tensor] = {}
     devices: set[torch.device] = set()
     for name, piece in pieces.items():
-        check_piece(name, piece)
+        shape, start, local = piece.shape, piece.start, tuple(piece.tensor.shape)
+        fits = local == shape and start == 0
+        if shape and len(local) == len(shape) and start >= 0:
+            fits = local[1:] == shape[1:] and start + local[0] <= shape[0]
+        if not fits:
+            raise MismatchedWeights(f"piece {name!r} of shape {local} at row {start} does not lie in {shape}")
         tensor = piece.tensor.detach()
         if tensor.is_cuda:
             devices.add(tensor.device)
@@ -325,4 +287,5 @@ def take_snapshot(pieces: Mapping[str, TensorPiece]) -> Snapshot:
         event = torch.cuda.Event(blocking=True)
         event.record(torch.cuda.current_stream(device))
         copied.append(event)
-    return Snapshot(tensors, {name: (piece.shape, piece.start) for name, piece in pieces.items()}, copied)
+    where = {name: {"shape": list(piece.shape), "start": piece.start} for name, piece in pieces.items()}
+    return Snapshot(tensors, where, copied)

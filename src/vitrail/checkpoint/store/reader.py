@@ -12,7 +12,16 @@ from torch import Tensor
 
 from vitrail.checkpoint.files.checks import DOWNLOAD_AGAIN, quote, refuse, shorten
 from vitrail.checkpoint.files.safetensors import Seal, TensorEntry, open_seal, read_header, read_tensor
-from vitrail.checkpoint.store.layout import MANIFEST, REMEDY, ShardNote, list_checkpoints, read_manifest, step_name
+from vitrail.checkpoint.store.layout import (
+    MANIFEST,
+    REMEDY,
+    Manifest,
+    ShardNote,
+    list_checkpoints,
+    read_manifest,
+    step_name,
+    unreadable_is_damage,
+)
 from vitrail.core.errors import CorruptWeights, MismatchedWeights, WeightsError
 
 
@@ -57,17 +66,13 @@ class Rows(NamedTuple):
     entry: TensorEntry
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SavedCheckpoint:
+@dataclass(frozen=True, kw_only=True)
+class SavedCheckpoint(Manifest):
     """A checkpoint whose headers are intact and whose shards together hold every tensor whole. `names` tells the shape
     and type of each."""
 
     path: Path
-    step: int
-    world: int  # how many processes wrote it; any number may read it
-    facts: dict[str, Any]
     names: dict[str, Spec]
-    notes: tuple[ShardNote, ...]
     shards: tuple[CheckpointShard, ...]
     rows: dict[str, list[Rows]]
 
@@ -90,20 +95,13 @@ class SavedCheckpoint:
             count = min(rows.stop, stop) - at
             found.append(rows.shard.read_rows(rows.entry, at - rows.start, count))
             at += count
-        if len(found) == 1:
-            return found[0]
-        whole = torch.empty((stop - start, *spec.shape[1:]), dtype=spec.dtype)
-        at = 0
-        for piece in found:
-            whole[at : at + len(piece)].copy_(piece)
-            at += len(piece)
-        return whole
+        return found[0] if len(found) == 1 else torch.cat([torch.empty((0, *spec.shape[1:]), dtype=spec.dtype), *found])
 
 
 def open_saved(path: Path) -> SavedCheckpoint:
     """Open the checkpoint in a folder and check all of it but the tensors' bytes, which `verify` reads."""
     manifest = read_manifest(path / MANIFEST)
-    shards = tuple(_open_shard(path, note, manifest.step) for note in manifest.shards)
+    shards = tuple(_open_shard(path, note, manifest.step) for note in manifest.notes)
     names: dict[str, Spec] = {}
     rows: dict[str, list[Rows]] = {}
     for shard in shards:
@@ -119,16 +117,7 @@ def open_saved(path: Path) -> SavedCheckpoint:
         at, end = 0, spec.shape[0] if spec.shape else 1
         while at < end:
             at = _holding(path, name, rows[name], at).stop
-    return SavedCheckpoint(
-        path=path,
-        step=manifest.step,
-        world=manifest.world,
-        facts=manifest.facts,
-        names=names,
-        notes=manifest.shards,
-        shards=shards,
-        rows=rows,
-    )
+    return SavedCheckpoint(**vars(manifest), path=path, names=names, shards=shards, rows=rows)
 
 
 def describe_shard(path: Path) -> ShardNote:
@@ -148,18 +137,9 @@ def verify(saved: SavedCheckpoint, part: int = 0, parts: int = 1) -> None:
     for shard, entry in entries:
         middle = at + (entry.stop - entry.start) / 2
         at += entry.stop - entry.start
-        if min(int(middle * parts / max(total, 1)), parts - 1) != part:
-            continue
-        try:
-            shard.read(entry)
-        except OSError as error:
-            cause = f"cannot be read ({error.strerror or shorten(error)})"
-            raise refuse(CorruptWeights, shard.path, cause, REMEDY) from error
-
-
-def alone(said: str | None) -> str | None:
-    """What a process agrees on with itself."""
-    return said
+        if min(int(middle * parts / max(total, 1)), parts - 1) == part:
+            with unreadable_is_damage(shard.path):
+                shard.read(entry)
 
 
 def latest(
@@ -169,7 +149,7 @@ def latest(
     before: int | None = None,
     part: int = 0,
     parts: int = 1,
-    agree: Callable[[str | None], str | None] = alone,
+    agree: Callable[[str | None], str | None] = lambda said: said,
 ) -> SavedCheckpoint | None:
     """The newest checkpoint that is whole, every byte of it checked; None where there is none at all.
 
@@ -189,9 +169,16 @@ def latest(
             break
         step = int(chosen)
         place = list_checkpoints(folder).get(step, folder / step_name(step))  # again: the first process may have tidied
-        found, fault = _try_open(place, step, part, parts)
-        fault = agree(fault)
-        if fault is not None:
+        fault: str | None = None
+        try:
+            found = open_saved(place)
+            if found.step != step:
+                raise refuse(CorruptWeights, place, f"holds step {found.step}", REMEDY)
+            verify(found, part, parts)
+        except (CorruptWeights, OSError) as error:
+            # What is not damage, such as a newer format, is raised: an older checkpoint would throw a sound one away.
+            fault = describe_fault(error)
+        if (fault := agree(fault)) is not None:
             bad.append((step, fault))
             found = None
     if found is None and bad:
@@ -216,34 +203,16 @@ def describe_fault(error: BaseException) -> str:
     return f"{type(error).__name__}: {shorten(error)}"
 
 
-def _try_open(path: Path, step: int, part: int, parts: int) -> tuple[SavedCheckpoint | None, str | None]:
-    """A checkpoint and no fault, or none and its fault. What is not damage, such as a newer format, is raised:
-    going back to an older checkpoint would throw a sound one away."""
-    try:
-        saved = open_saved(path)
-        if saved.step != step:
-            raise refuse(CorruptWeights, path, f"holds step {saved.step}", REMEDY)
-        verify(saved, part, parts)
-    except (CorruptWeights, OSError) as error:
-        return None, describe_fault(error)
-    return saved, None
-
-
 def _open_shard(folder: Path, note: ShardNote, step: int) -> CheckpointShard:
     path = folder / note.file
     try:
-        with path.open("rb") as file:
+        with unreadable_is_damage(path), path.open("rb") as file:
             size = file.seek(0, 2)
             if size != note.size:
                 raise refuse(CorruptWeights, path, f"has {size} bytes instead of {note.size}", REMEDY)
             header = read_header(path, file, size)
-    except CorruptWeights:
-        raise
     except WeightsError as error:  # "unsafe" or "mismatched" is what a flipped bit makes of a file that was neither
         raise CorruptWeights(str(error)) from error
-    except OSError as error:
-        cause = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
-        raise refuse(CorruptWeights, path, cause, REMEDY) from error
     if hashlib.sha256(header.raw).hexdigest() != note.header:
         raise refuse(CorruptWeights, path, "its header does not match the checkpoint's list", REMEDY)
     seal = open_seal(path, header)

@@ -12,31 +12,15 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from vitrail.checkpoint.files.safetensors import write_sealed
-from vitrail.checkpoint.store.layout import (
-    MANIFEST,
-    ShardNote,
-    Snapshot,
-    TensorPiece,
-    commit,
-    crash_point,
-    discard,
-    encode_facts,
-    list_checkpoints,
-    part_name,
-    remove,
-    saving_folder,
-    shard_name,
-    step_name,
-    take_snapshot,
-    tidy,
-    write_manifest,
-)
+from vitrail.checkpoint.store import layout
+from vitrail.checkpoint.store.layout import ShardNote, Snapshot, TensorPiece, crash_point, list_checkpoints, part_name
 from vitrail.checkpoint.store.reader import describe_fault, describe_shard, open_saved, verify
-from vitrail.core.atomic_files import replace_on_success, sync_folder
+from vitrail.core.atomic_files import sync_folder
 from vitrail.core.errors import ConfigError, WeightsError
 
 FIRST_RETRY: Final = 30.0  # seconds after a save that failed; doubled each time
@@ -76,16 +60,15 @@ class CheckpointWriter:
         folder.mkdir(parents=True, exist_ok=True)
         if rank == 0:
             try:
-                tidy(folder, token)
+                layout.tidy(folder, token)
             except OSError as error:
                 tell(f"what an earlier crash left in {folder} could not be cleared ({describe_fault(error)})")
             self.last = next(iter(list_checkpoints(folder)), None)
 
     def newest(self) -> int | None:
         """The newest step that is safe, and whose checkpoint has not been removed since."""
-        return (
-            self.last if self.last in list_checkpoints(self.folder) else next(iter(list_checkpoints(self.folder)), None)
-        )
+        standing = list_checkpoints(self.folder)
+        return self.last if self.last in standing else next(iter(standing), None)
 
     @property
     def failing(self) -> bool:
@@ -95,7 +78,8 @@ class CheckpointWriter:
     def retry_due(self) -> bool:
         """Whether it is time to save again after a failure. The first process hears of every failure, so among several
         its answer is the one to follow; the others always say no."""
-        return self.rank == 0 and self.failing and not self._writing() and self.clock() >= self._retry
+        writing = self._thread is not None and self._thread.is_alive()
+        return self.rank == 0 and self.failing and not writing and self.clock() >= self._retry
 
     def save(self, step: int, pieces: Mapping[str, TensorPiece], facts: Mapping[str, Any]) -> None:
         """Copy the state as it is now and have it written. A save that is still being written is waited for first.
@@ -105,11 +89,9 @@ class CheckpointWriter:
         """
         self.wait()
         self._attempt += 1
-        snapshot, kept = take_snapshot(pieces), encode_facts(facts)
+        work = (step, layout.take_snapshot(pieces), layout.encode_facts(facts))
         # Not a daemon: a run that ends without `close` still finishes its last checkpoint.
-        self._thread = threading.Thread(
-            target=self._save, args=(step, snapshot, kept), name=f"checkpoint {step}", daemon=False
-        )
+        self._thread = threading.Thread(target=self._save, args=work, name=f"checkpoint {step}", daemon=False)
         self._thread.start()
 
     def wait(self) -> bool:
@@ -126,12 +108,9 @@ class CheckpointWriter:
             self._over.set()
         return self.wait()
 
-    def _writing(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
-
     def _save(self, step: int, snapshot: Snapshot, facts: str) -> None:
         """All work of the thread; failures are reported, and nothing is raised."""
-        place = saving_folder(self.folder, step, self.token)
+        place = self.folder / f".saving-{layout.step_name(step)}-{self.token}"
         try:
             self._write(place, step, snapshot, facts)
         except Exception as error:
@@ -144,48 +123,44 @@ class CheckpointWriter:
                 self._prune(step)
 
     def _write(self, place: Path, step: int, snapshot: Snapshot, facts: str) -> None:
-        crash_point("saving")("before make")
+        crash_point("saving", "before make")
         self.folder.mkdir(exist_ok=True)  # someone may have cleared it to make room
         place.mkdir(exist_ok=True)
-        crash_point("saving")("after make")
+        crash_point("saving", "after make")
         note = self._write_shard(place, step, snapshot)
         if self.rank:
             self._report(place, {"shard": None if note is None else asdict(note)})
             return
-        notes = [note, *self._gather(place)]
-        shards = [shard for shard in notes if shard is not None]
-        write_manifest(place / MANIFEST, step=step, world=self.world, shards=shards, facts=facts)
+        shards = [shard for shard in (note, *self._gather(place)) if shard is not None]
+        layout.write_manifest(place / layout.MANIFEST, step=step, world=self.world, shards=shards, facts=facts)
         for rank in range(1, self.world):
-            crash_point("part")("before unlink")
+            crash_point("part", "before unlink")
             (place / part_name(rank)).unlink()
-            crash_point("part")("after unlink")
+            crash_point("part", "after unlink")
         open_saved(place)  # nothing gets a name that could not be opened again
         sync_folder(place)
-        target = self.folder / step_name(step)
+        target = self.folder / layout.step_name(step)
         if target.exists() and _holds_same(target, place):
-            remove(place)
+            layout.remove(place)
             sync_folder(self.folder)
         else:
-            commit(place, target, self.token)
+            layout.commit(place, target, self.token)
 
     def _write_shard(self, place: Path, step: int, snapshot: Snapshot) -> ShardNote | None:
         """Write what this process holds; none where it holds nothing."""
         if not snapshot.tensors:
             return None
         snapshot.settle()
-        path = place / shard_name(self.rank, self.world)
-        description = {"step": step, "rank": self.rank, "world": self.world, "pieces": snapshot.description()}
-        write_sealed(path, snapshot.tensors, description, crash_point("shard"))
+        path = place / f"shard-{self.rank:05d}-of-{self.world:05d}.safetensors"
+        description = {"step": step, "rank": self.rank, "world": self.world, "pieces": snapshot.where}
+        write_sealed(path, snapshot.tensors, description, partial(crash_point, "shard"))
         snapshot.tensors.clear()  # the memory is free while the others are waited for
         return describe_shard(path)
 
     def _report(self, place: Path, what: dict[str, Any]) -> None:
         """Leave a note for the first process, which may commit the folder under its new name as soon as it sees it."""
-        tell = crash_point("part")
-        with replace_on_success(place / part_name(self.rank), tell, folder_too=False) as file:
-            tell("before write")
-            file.write(json.dumps({"attempt": self._attempt, **what}).encode())
-            tell("after write")
+        content = json.dumps({"attempt": self._attempt, **what}).encode()
+        layout.write(place / part_name(self.rank), "part", content, folder_too=False)
 
     def _gather(self, place: Path) -> list[ShardNote | None]:
         """Wait for the notes of the other processes, in order."""
@@ -215,17 +190,14 @@ class CheckpointWriter:
             pause = min(2 * pause, 0.25)
 
     def _report_failure(self, place: Path, step: int, error: Exception) -> None:
-        cause = (
-            describe_fault(error)
-            if not isinstance(error, OSError) or error.filename
-            else f"{place}: {describe_fault(error)}"
-        )
-        if self.rank == 0:
-            with contextlib.suppress(OSError):
-                remove(place)
-        else:
-            with contextlib.suppress(OSError):  # then the first process runs out of patience
+        cause = describe_fault(error)
+        if isinstance(error, OSError) and not error.filename:
+            cause = f"{place}: {cause}"
+        with contextlib.suppress(OSError):  # then the first process runs out of patience
+            if self.rank:
                 self._report(place, {"failed": cause})
+            else:
+                layout.remove(place)
         pause = min(FIRST_RETRY * 2**self._failures, LAST_RETRY)
         what = f"checkpoint of step {step} was not saved: {cause}"
         if self.rank:
@@ -240,17 +212,15 @@ class CheckpointWriter:
         """Leave the newest. One of a later step is from a course that this run has left, because it was damaged or
         because the run was sent back: going on from it would mix the two."""
         try:
-            tidy(self.folder, self.token)
+            layout.tidy(self.folder, self.token)
             standing = list_checkpoints(self.folder)
-            for later in [found for found in standing if found > step]:
-                self.tell(f"checkpoint of step {later} is of a course that this run has left; it is removed")
-                discard(standing[later])
-            for old in [found for found in standing if found <= step][self.keep :]:
-                discard(standing[old])
+            for found in [found for found in standing if found > step]:
+                self.tell(f"checkpoint of step {found} is of a course that this run has left; it is removed")
+                layout.discard(standing.pop(found))
+            for old in list(standing)[self.keep :]:
+                layout.discard(standing[old])
         except OSError as error:
-            self.tell(
-                f"an old checkpoint could not be removed ({describe_fault(error)}); it is tried again at the next save"
-            )
+            self.tell(f"an old checkpoint could not be removed ({describe_fault(error)}); the next save tries again")
 
 
 def _holds_same(standing: Path, fresh: Path) -> bool:
