@@ -221,7 +221,9 @@ def infer_heads(shapes: TensorShapes, width: int, mlp_width: int) -> int:
     if (width, mlp_width) in HEADS:
         return HEADS[width, mlp_width]
     if width % 64:
-        raise MismatchedWeights(f"{shapes.path}: neither the file nor its width {width} tells the heads; pass heads=")
+        raise MismatchedWeights(
+            f"{shapes.path}: width {width} is not a published shape and the file gives no number of heads; pass heads="
+        )
     return width // 64
 
 

@@ -72,7 +72,8 @@ def build_table(config: ModelConfig) -> list[KeyEntry]:
         raise ExportRefused(f"timm has no such network: {config.title}")
     c = config
     if c.head in ("tanh", "patches"):
-        raise ExportRefused(f"timm has linear heads on the image: field head={c.head!r} cannot be held; use vitrail's")
+        kind = "hidden tanh layer" if c.head == "tanh" else "head on patches"
+        raise ExportRefused(f"timm has no {kind}: field head={c.head!r} cannot be held; use head='linear' or vitrail's")
     if c.position != "learned" or c.placed != "stem" or c.attention != "full":
         field = f"position={c.position!r} at {c.placed!r}" if c.attention == "full" else f"attention={c.attention!r}"
         raise ExportRefused(
@@ -100,8 +101,10 @@ def _head_table() -> list[KeyEntry]:
 
 
 def _trunk_table(c: ResNetConfig, ours: str, theirs: str) -> list[KeyEntry]:
-    if c.mixing != "convolution" or c.root != "7x7":
-        raise ExportRefused(f"timm has no BiT of field root={c.root!r} and field mixing={c.mixing!r}")
+    if c.mixing != "convolution":
+        raise ExportRefused(f"timm has no axial ResNet: field mixing={c.mixing!r} cannot be held")
+    if c.root != "7x7":
+        raise ExportRefused(f"timm's BiT has a 7x7 root: field root={c.root!r} cannot be held")
     if not c.blocks:
         raise ExportRefused("timm keeps a root without stages under other names: field blocks=() cannot be held")
     rows = keys.kernel(f"{ours}root", f"{theirs}stem.conv")
