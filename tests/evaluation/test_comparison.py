@@ -172,10 +172,10 @@ def test_folders_are_looked_through_and_bad_files_named(tmp_path: Path) -> None:
     made("a").write(tmp_path / "one.json")
     made("b").write(tmp_path / "deep" / "two.json")
     (tmp_path / "config.json").write_text("{}")
-    found = gather_results([tmp_path, tmp_path / "one.json"])
-    assert [one.result.weights["name"] for one in found.found] == ["b", "a"]
-    assert len(found.passed_over) == 1
-    assert str(tmp_path / "config.json") in found.passed_over[0]
+    found, skipped = gather_results([tmp_path, tmp_path / "one.json"])
+    assert [one.result.weights["name"] for one in found] == ["b", "a"]
+    assert len(skipped) == 1
+    assert str(tmp_path / "config.json") in skipped[0]
     with pytest.raises(DataError):
         gather_results([tmp_path / "config.json"])
     (tmp_path / "empty").mkdir()

@@ -1,17 +1,18 @@
 """Results of any kind in one table: one row per set of weights, one column per measure and data set, and notes on
 numbers that are not comparable.
 
-table = compare(gather([Path("results")]).found)
-table.rows, table.columns, table.notes
+    found, skipped = gather_results([Path("results")])
+    table = compare_results(found)
+    table.rows, table.columns, table.notes
 
 The page of an evaluation shows which images count, the numbers, the sections of its task, and where they come from.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from vitrail.core.errors import DataError, unknown_name
 from vitrail.evaluation.result import Measure, Result, format_interval, format_value
@@ -33,24 +34,14 @@ SHORT: Final = 8  # characters of a hash
 CLASSIFICATION: Final = "classification"  # the task of evaluations that do not name one
 
 
-@dataclass(frozen=True, slots=True)
-class ResultFile:
+class ResultFile(NamedTuple):
     """A result and its file."""
 
     path: Path
     result: Result
 
 
-@dataclass(frozen=True, slots=True)
-class GatheredResults:
-    """All results found, and the files in folders that are not results, each with the reason."""
-
-    found: tuple[ResultFile, ...]
-    passed_over: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class MeasureColumn:
+class MeasureColumn(NamedTuple):
     """A measure of one command and task on one split."""
 
     kind: str
@@ -64,8 +55,7 @@ class MeasureColumn:
         return (self.kind, self.task, self.data)
 
 
-@dataclass(frozen=True, slots=True)
-class WeightsRow:
+class WeightsRow(NamedTuple):
     """One set of weights with one group of settings, and its cells by column."""
 
     name: str
@@ -81,9 +71,9 @@ class Comparison:
     def title(self, column: MeasureColumn, *, whole: bool = True) -> str:
         """The heading of a column; it names the command or the task only if two of them have a measure of that name."""
         twins = [other for other in self.columns if (other.data, other.measure) == (column.data, column.measure)]
-        kinds, tasks = len({other.kind for other in twins}), len({other.task for other in twins if other.task})
-        before = [*([column.kind] if kinds > 1 else []), *([column.task] if tasks > 1 and column.task else [])]
-        measure = " ".join([*before, column.measure])
+        kinds, tasks = {other.kind for other in twins}, {other.task for other in twins if other.task}
+        before = [column.kind if len(kinds) > 1 else "", column.task if len(tasks) > 1 else ""]
+        measure = " ".join(filter(None, [*before, column.measure]))
         return f"{column.data}: {measure}" if whole and column.data else measure
 
     def text(self, row: WeightsRow, column: MeasureColumn) -> str:
@@ -94,36 +84,34 @@ class Comparison:
         span = format_interval(measure)
         return f"{format_value(measure)} ({span})" if span else format_value(measure)
 
-    def part(self, columns: Sequence[MeasureColumn]) -> "Comparison":
-        """Some of the columns, and the rows that have values there."""
-        rows = tuple(row for row in self.rows if any(column in row.cells for column in columns))
-        return Comparison(tuple(columns), rows, self.notes)
-
     def groups(self) -> list[tuple[str, "Comparison"]]:
-        """One table per data set."""
-        names = dict.fromkeys(column.data for column in self.columns)
-        return [(name, self.part([column for column in self.columns if column.data == name])) for name in names]
+        """One table per data set, with the rows that have values there."""
+        found: list[tuple[str, Comparison]] = []
+        for name in dict.fromkeys(column.data for column in self.columns):
+            columns = tuple(column for column in self.columns if column.data == name)
+            rows = tuple(row for row in self.rows if not row.cells.keys().isdisjoint(columns))
+            found.append((name, Comparison(columns, rows, self.notes)))
+        return found
 
 
-def gather_results(paths: Iterable[Path]) -> GatheredResults:
-    """The results in files and, recursively, in folders. A file that is not a result is an error if it is named, and
-    skipped with a note if it is in a folder."""
+def gather_results(paths: Iterable[Path]) -> tuple[list[ResultFile], list[str]]:
+    """The results in files and, recursively, in folders, and why other files there are not results. A file that is not
+    a result is an error if it is named."""
     found: dict[Path, ResultFile] = {}
-    passed: list[str] = []
+    skipped: list[str] = []
     for path in paths:
-        if not path.is_dir():
-            found[path.absolute()] = ResultFile(path, Result.read(path))
-            continue
-        for inner in sorted(path.rglob("*.json")):
+        for inner in sorted(path.rglob("*.json")) if path.is_dir() else [path]:
             try:
                 found[inner.absolute()] = ResultFile(inner, Result.read(inner))
             except DataError as error:
-                passed.append(str(error))
+                if inner is path:
+                    raise
+                skipped.append(str(error))
     if not found:
-        looked = ", ".join(map(str, paths))
-        bad = f" ({'; '.join(passed[:3])})" if passed else ""
-        raise DataError(f"no result found in {looked}{bad}; `vitrail evaluate ... --out FILE.json` writes one")
-    return GatheredResults(tuple(found.values()), tuple(passed))
+        bad = f" ({'; '.join(skipped[:3])})" if skipped else ""
+        looked = f"{', '.join(map(str, paths))}{bad}"
+        raise DataError(f"no result found in {looked}; `vitrail evaluate ... --out FILE.json` writes one")
+    return list(found.values()), skipped
 
 
 def compare_results(found: Sequence[ResultFile], measures: Sequence[str] = ()) -> Comparison:
@@ -132,48 +120,41 @@ def compare_results(found: Sequence[ResultFile], measures: Sequence[str] = ()) -
     for name in measures:
         if name not in there:
             raise unknown_name("measure", name, there)
-    columns = [
+    columns = dict.fromkeys(
         make_column(one.result, measure)
         for one in found
         for measure in one.result.measures
         if not measures or measure.name in measures
-    ]
+    )
     # Measures of one result stay together, whatever the order of the files.
-    places = {group: at for at, group in enumerate(dict.fromkeys(column.group for column in columns))}
-    ordered = sorted(dict.fromkeys(columns), key=lambda column: places[column.group])
+    groups = list(dict.fromkeys(column.group for column in columns))
+    ordered = sorted(columns, key=lambda column: groups.index(column.group))
     by_row: dict[tuple[str, ...], list[ResultFile]] = {}
     for one in found:
         by_row.setdefault(make_row_key(one, found), []).append(one)
-    names = name_rows(by_row)
     notes: list[str] = []
-    rows = tuple(build_row(names[key], some, ordered, notes) for key, some in by_row.items())
-    rows = tuple(row for row in rows if row.cells)
+    names = name_rows(by_row)
+    every = [build_row(names[key], some, ordered, notes) for key, some in by_row.items()]
+    rows = tuple(row for row in every if row.cells)
     check_tasks(rows)
-    for group in dict.fromkeys(column.group for column in ordered):
-        notes += find_doubts(group, rows)
+    notes += [note for group in groups for note in find_doubts(group, rows)]
     return Comparison(tuple(ordered), rows, tuple(dict.fromkeys(notes)))
 
 
 def check_tasks(rows: Sequence[WeightsRow]) -> None:
     """Raises DataError for results of several tasks if no two numbers are comparable."""
-    if max((sum(column in row.cells for row in rows) for row in rows for column in row.cells), default=0) > 1:
-        return
-    examples: dict[str, Path] = {}
-    for row in rows:
-        for column, (_, one) in row.cells.items():
-            examples.setdefault(column.task, one.path)
-    if len(rows) > 1 and len(examples) > 1 and "" not in examples:
-        tasks = ", ".join(f"{path} is of {task}" for task, path in examples.items())
+    cells = [(column, one.path) for row in rows for column, (_, one) in row.cells.items()]
+    examples = {column.task: path for column, path in reversed(cells)}
+    comparable = len({column for column, _ in cells}) < len(cells)
+    if not comparable and len(rows) > 1 and len(examples) > 1 and "" not in examples:
+        tasks = ", ".join(f"{path} is of {task}" for task, path in reversed(examples.items()))
         raise DataError(f"no measure is in two results: {tasks}; compare results of one task")
 
 
 def make_column(result: Result, measure: Measure) -> MeasureColumn:
-    return MeasureColumn(result.kind, name_task(result), name_data(result), measure.name)
-
-
-def name_task(result: Result) -> str:
-    """The task of an evaluation, classification by default. Results of other commands have none."""
-    return str(result.config.get("task", CLASSIFICATION)) if result.kind == "evaluate" else ""
+    """Evaluations have a task, classification by default. Results of other commands have none."""
+    task = str(result.config.get("task", CLASSIFICATION)) if result.kind == "evaluate" else ""
+    return MeasureColumn(result.kind, task, name_data(result), measure.name)
 
 
 def build_row(name: str, some: Sequence[ResultFile], columns: Sequence[MeasureColumn], notes: list[str]) -> WeightsRow:
@@ -182,15 +163,13 @@ def build_row(name: str, some: Sequence[ResultFile], columns: Sequence[MeasureCo
     for one in sorted(some, key=lambda one: one.result.made):
         for measure in one.result.measures:
             column = make_column(one.result, measure)
-            if column not in columns:
-                continue
             if column in cells:
-                older = cells[column][1]
+                older, where = cells[column][1], f"{name}, {column.data or column.kind}"
                 same = one.result.data.get("fingerprint") == older.result.data.get("fingerprint")
-                other = "" if same else "; it is of other images"
-                where = f"{name}, {column.data or column.kind}"
-                notes.append(f"{where}: {one.path} is newer than {older.path} and counts{other}")
-            cells[column] = (measure, one)
+                newer = f"{one.path} is newer than {older.path} and counts"
+                notes.append(f"{where}: {newer}{'' if same else '; it is of other images'}")
+            if column in columns:
+                cells[column] = (measure, one)
     return WeightsRow(name, cells)
 
 
@@ -215,9 +194,10 @@ def make_row_key(one: ResultFile, found: Sequence[ResultFile]) -> tuple[str, ...
     """The key of a row: the weights and, if they were scored on the same data with several settings, as few of these as
     distinguish them."""
     mine, ways = identify_weights(one.result), dict[str, None]()
-    same = [other.result for other in found if identify_weights(other.result) == mine]
-    for group in dict.fromkeys((other.kind, name_data(other)) for other in same):
-        configs = [list_settings(other) for other in same if (other.kind, name_data(other)) == group]
+    by_data: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for other in (other.result for other in found if identify_weights(other.result) == mine):
+        by_data.setdefault((other.kind, name_data(other)), []).append(list_settings(other))
+    for configs in by_data.values():
         kept: list[str] = []
         for name in dict.fromkeys(name for config in configs for name in config):
             if len(distinct(configs, [*kept, name])) > len(distinct(configs, kept)):
@@ -234,12 +214,8 @@ def distinct(configs: Sequence[Mapping[str, str]], names: Sequence[str]) -> set[
 def list_settings(result: Result) -> dict[str, str]:
     """The chosen settings of a result by dotted name. A tuned penalty is not a choice."""
     every = flatten_config(result.config)
-    tuned = every.get("penalties", "[]") != "[]"
-    return {
-        name: value
-        for name, value in every.items()
-        if name not in ASIDE and not name.startswith("network.") and not (tuned and name.partition(".")[0] == "penalty")
-    }
+    own = ("network", "penalty") if every.get("penalties", "[]") != "[]" else ("network",)
+    return {name: value for name, value in every.items() if name not in ASIDE and name.partition(".")[0] not in own}
 
 
 def format_setting(name: str, value: str) -> str:
@@ -251,8 +227,7 @@ def flatten_config(config: Mapping[str, Any], before: str = "") -> dict[str, str
     out: dict[str, str] = {}
     for name, value in config.items():
         if isinstance(value, Mapping):
-            inner: Mapping[str, Any] = value
-            out |= flatten_config(inner, f"{before}{name}.")
+            out |= flatten_config(cast("Mapping[str, Any]", value), f"{before}{name}.")
         elif name == "image" and isinstance(value, list):
             out[f"{before}{name}"] = "x".join(str(side) for side in value)
         else:
@@ -288,30 +263,29 @@ def find_doubts(group: tuple[str, str, str], rows: Sequence[WeightsRow]) -> list
                 some[row.name] = one.result
                 units.add(measure.unit)
     where = group[2] or group[0]
-    facts = {
-        "the images themselves differ": {name: describe_images(one.data) for name, one in some.items()},
-        "what was learnt from differs": {name: describe_images(one.data.get("train")) for name, one in some.items()},
-        "copies were excluded from some trainings only": {
-            name: describe_deduplication(one) or "not known" for name, one in some.items()
-        },
+    facts: dict[str, Callable[[Result], str]] = {
+        "the images themselves differ": lambda one: describe_images(one.data),
+        "what was learnt from differs": lambda one: describe_images(one.data.get("train")),
+        "copies were excluded from some trainings only": lambda one: describe_deduplication(one) or "not known",
     }
     if units & set(MACHINE):
-        facts["the machine differs"] = {name: describe_machine(one) for name, one in some.items()}
-    notes = [
-        f"{where}: {what}: {group_by_value(values)}" for what, values in facts.items() if len(set(values.values())) > 1
-    ]
+        facts["the machine differs"] = describe_machine
+    notes: list[str] = []
+    for what, describe in facts.items():
+        values = {name: describe(one) for name, one in some.items()}
+        if len(set(values.values())) > 1:
+            notes.append(f"{where}: {what}: {group_by_value(values)}")
     configs = {name: list_settings(one) for name, one in some.items()}
     names = dict.fromkeys(name for config in configs.values() for name in config)
     # Settings in the names of the rows are not repeated; the crop's margin grows with the image.
-    said = {
-        name for name in names if all(format_setting(name, one.get(name, "")) in row for row, one in configs.items())
-    }
-    said |= {"preprocessing.resize"} if "image" in said else set()
-    other = [name for name in names if name not in said and len(distinct(list(configs.values()), [name])) > 1]
-    notes += [
-        f"{where}: {name} differs: {group_by_value({row: config.get(name, '') for row, config in configs.items()})}"
-        for name in other[:DETAILED]
-    ]
+    other: list[str] = []
+    for name in names:
+        values = {row: config.get(name, "") for row, config in configs.items()}
+        said = all(format_setting(name, value) in row for row, value in values.items())
+        said |= name == "preprocessing.resize" and all(f"{one.get('image')} px" in row for row, one in configs.items())
+        if len(set(values.values())) > 1 and not said:
+            other.append(name)
+            notes += [f"{where}: {name} differs: {group_by_value(values)}"] if len(other) <= DETAILED else []
     if other[DETAILED:]:
         notes.append(f"{where}: more settings differ: {', '.join(other[DETAILED:])}")
     return notes
@@ -339,38 +313,31 @@ def group_by_value(values: Mapping[str, str]) -> str:
 
 def evaluation_page(result: Result, found: "EvaluationOutcome", notes: Sequence[str], seen: Sequence[str]) -> str:
     """One self-contained HTML file. `seen` says which images the weights were trained on."""
+    tiles: list[Tile] = []
+    for measure in result.measures:
+        parts = (format_interval(measure), found.captions.get(measure.name, ""))
+        tiles.append(Tile(value=format_value(measure), label=measure.name, note="; ".join(filter(None, parts))))
     sections: list[Section] = [
         Notes(title="Seen in training", lines=list(seen)),
-        Tiles(tiles=[build_tile(measure, found.captions.get(measure.name, "")) for measure in result.measures]),
+        Tiles(tiles=tiles),
         *found.sections(),
         build_facts(result),
+        *([Notes(title="Notes", lines=list(notes))] if notes else []),
     ]
-    if notes:
-        sections.append(Notes(title="Notes", lines=list(notes)))
     intervals = "; with 95 % intervals" if any(format_interval(measure) for measure in result.measures) else ""
     lead = f"{name_data(result)}: {found.lead}{intervals}"
     style = "image_rows.css" if any(isinstance(section, ImageRows) for section in sections) else ""
     return render_page(split_name(str(result.weights["name"]))[-1], sections, lead=lead, style=style)
 
 
-def build_tile(measure: Measure, caption: str) -> Tile:
-    note = "; ".join(part for part in (format_interval(measure), caption) if part)
-    return Tile(value=format_value(measure), label=measure.name, note=note)
-
-
 def build_facts(result: Result) -> Facts:
     """Weights, images and settings behind the numbers."""
-    weights, data, config = result.weights, result.data, result.config
-    known = {True: "yes", False: "no", None: "not known"}[data["deduplicated"]]
+    weights, data, settings = result.weights, result.data, flatten_config(result.config)
     rows = [
         ("weights", f"{weights['hash'][:16]}, {weights['parameters']:,} parameters"),
-        ("pictures", f"{data['name']}@{data['split']}, {data['pictures']:,}, {data['fingerprint'][:16]}"),
-        ("copies excluded from training", known),
-        *(
-            (name.removeprefix("preprocessing."), value)
-            for name, value in flatten_config(config).items()
-            if name != "image"
-        ),
+        ("images", f"{data['name']}@{data['split']}, {data['pictures']:,}, {data['fingerprint'][:16]}"),
+        ("copies excluded from training", describe_deduplication(result) or "not known"),
+        *((name.removeprefix("preprocessing."), value) for name, value in settings.items() if name != "image"),
         ("vitrail, torch", f"{result.environment['vitrail']}, {result.environment['torch']}"),
         ("made", result.made),
     ]

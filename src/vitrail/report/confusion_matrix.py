@@ -6,13 +6,14 @@ What is taken for what: classes by how often they are recognised, and the most f
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.errors import ConfigError
-from vitrail.report.contact_sheet import RGB, Scheme, blend, read_palette, reads_white
+from vitrail.report.contact_sheet import RGB, blend, parse_colour, reads_white
+from vitrail.report.page import Scheme, read_palette
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +62,7 @@ LONGEST: Final = 18  # letters of a name
 WIDEST: Final = 900  # pixels up to which the style tells drawings apart that must be scrolled
 
 
-@dataclass(frozen=True, slots=True)
-class Shade:
+class Shade(NamedTuple):
     """All cells of one colour: a path, and how strong it is."""
 
     right: bool
@@ -70,8 +70,7 @@ class Shade:
     path: str
 
 
-@dataclass(frozen=True, slots=True)
-class Letter:
+class Letter(NamedTuple):
     x: float
     y: float
     text: str
@@ -86,8 +85,9 @@ def strength(level: int) -> float:
 
 def blend_cell(scheme: Scheme, right: bool, level: int) -> RGB:
     """The colour of a cell as it is seen."""
-    colours = read_palette(scheme)
-    return blend(colours["cobalt" if right else "ruby"], colours["paper"], strength(level))
+    palette = read_palette(scheme)
+    glass, paper = parse_colour(palette["cobalt" if right else "ruby"]), parse_colour(palette["paper"])
+    return blend(glass, paper, strength(level))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -128,7 +128,7 @@ class ConfusionSection:
         """Room for the names, left and above."""
         return 26 + self.length if self.has_names else 46
 
-    @property
+    @cached_property
     def length(self) -> int:
         """Of the longest name, in pixels."""
         return round((13 if self.cell >= 24 else 11) * 0.56 * max((len(name) for name in self.names), default=1))
@@ -161,21 +161,16 @@ class ConfusionSection:
     def side(self) -> int:
         return self.cell * len(self.classes)
 
-    @cached_property
-    def shares(self) -> NDArray[np.float64]:
-        totals = self.counts.sum(1, keepdims=True)
-        return self.counts / np.maximum(totals, 1)
-
     @property
     def empty(self) -> str:
         """The lattice of all cells, where they are few enough to be seen one by one."""
-        every = np.argwhere(np.ones(self.counts.shape, np.bool_)) if self.has_names else np.zeros((0, 2), np.int64)
-        return self.squares(every)
+        return self.squares(np.argwhere(self.counts >= 0)) if self.has_names else ""
 
     @cached_property
     def levels(self) -> NDArray[np.int64]:
         """The shade of each cell, from 0 for an empty one."""
-        return np.ceil(np.sqrt(self.shares) * LEVELS).astype(np.int64)
+        shares = self.counts / np.maximum(self.counts.sum(1, keepdims=True), 1)
+        return np.ceil(np.sqrt(shares) * LEVELS).astype(np.int64)
 
     @property
     def shades(self) -> list[Shade]:
@@ -189,36 +184,29 @@ class ConfusionSection:
 
     def squares(self, places: NDArray[np.int64]) -> str:
         """A path of cells, a lead's width apart."""
-        lead = 2 if self.cell >= 24 else 1
-        side = self.cell - lead
-        return "".join(
-            f"M{column * self.cell} {row * self.cell}h{side}v{side}h-{side}z" for row, column in places.tolist()
-        )
+        cell, side = self.cell, self.cell - (2 if self.cell >= 24 else 1)
+        return "".join(f"M{column * cell} {row * cell}h{side}v{side}h-{side}z" for row, column in places.tolist())
 
     @property
     def numbers(self) -> list[Letter]:
         """Counts inside the cells."""
         if len(self.classes) > COUNTED:
             return []
-        middle = (self.cell - 2) / 2
-        return [
-            Letter(
-                column * self.cell + middle,
-                row * self.cell + middle,
-                f"{self.counts[row, column]:,}",
-                light=reads_white(blend_cell("light", row == column, int(self.levels[row, column]))),
-                dark=reads_white(blend_cell("dark", row == column, int(self.levels[row, column]))),
-            )
-            for row, column in np.argwhere(self.counts > 0).tolist()
-        ]
+        found: list[Letter] = []
+        for row, column in np.argwhere(self.counts > 0).tolist():
+            x, y = ((at + 0.5) * self.cell - 1 for at in (column, row))
+            shade = row == column, int(self.levels[row, column])
+            light, dark = (reads_white(blend_cell(scheme, *shade)) for scheme in get_args(Scheme))
+            found.append(Letter(x, y, f"{self.counts[row, column]:,}", light, dark))
+        return found
 
     @property
     def labels(self) -> list[Letter]:
         """Names of rows and columns, or numbers of some of them; x holds the place along either side."""
         middle = (self.cell - 1) / 2
-        if self.has_names:
-            return [Letter(at * self.cell + middle, 0, name) for at, name in enumerate(self.names)]
-        return [Letter(at * self.cell + middle, 0, str(at)) for at in range(0, len(self.classes), 10)]
+        numbers = [(at, str(at)) for at in range(0, len(self.classes), 10)]
+        texts = enumerate(self.names) if self.has_names else numbers
+        return [Letter(at * self.cell + middle, 0, text) for at, text in texts]
 
     @cached_property
     def wrong(self) -> int:

@@ -9,20 +9,20 @@ a text with others is set in a font of the system that has them, and without one
 Which colour of text can be read on which ground, in the light and the dark look of a page (WCAG 2, 1.4.3).
 """
 
+import bisect
 import colorsys
-import re
+import itertools
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from vitrail.core.errors import ConfigError
-from vitrail.report.page import read_template
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
@@ -83,26 +83,14 @@ def fit_text(text: str, size: int, room: float) -> str:
     text = make_legible(text)
     if measure_text(text, size) <= room:
         return text
-    low, high = 0, len(text)
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if measure_text(text[:middle] + "…", size) <= room else (low, middle - 1)
-    return text[:low].rstrip() + "…"
+    fits = bisect.bisect_right(range(1, len(text)), room, key=lambda end: measure_text(text[:end] + "…", size))
+    return text[:fits].rstrip() + "…"
 
 
-Scheme = Literal["light", "dark"]
 RGB = tuple[float, float, float]  # red, green, blue, from 0 to 1
 
 BLACK: Final[RGB] = (0.0, 0.0, 0.0)
 WHITE: Final[RGB] = (1.0, 1.0, 1.0)
-
-
-@lru_cache(maxsize=2)
-def read_palette(scheme: Scheme) -> dict[str, RGB]:
-    """The colours by name, as the style of every page has them."""
-    light, _, rest = read_template("page.css").partition("@media (prefers-color-scheme: dark)")
-    text = light if scheme == "light" else rest.partition("}")[0]
-    return {name: parse_colour(value) for name, value in re.findall(r"--(\w+): (#[0-9a-f]{6})", text)}
 
 
 def parse_colour(text: str) -> RGB:
@@ -138,6 +126,7 @@ Bytes = tuple[int, int, int]
 PAPER, INK, GREY, HAIR = (252, 251, 248), (38, 38, 44), (128, 126, 124), (222, 219, 212)
 BROKEN, CRACK = (244, 239, 233), (190, 74, 70)
 TILE, GAP, MARGIN = 104, 6, 44
+TOP: Final = MARGIN + 96  # where the images begin
 ACROSS: Final = 12  # tiles side by side, whatever the number of columns
 GUTTER, CAPTION, LEADING = 26, 26, 20
 CORNER = 3
@@ -189,18 +178,14 @@ def draw_contact_sheet(title: str, subtitle: str, groups: Sequence[SheetGroup], 
     if not groups:
         raise ConfigError("a contact sheet needs at least one group")
     form = choose_layout(len(groups), max(len(group.pictures) for group in groups))
-    deep = -(-len(groups) // form.columns)
-    step = CAPTION + TILE + LEADING
-    top = MARGIN + 96
-    sheet = blank(form.width, top + deep * step - LEADING + (48 if footer else 0) + MARGIN)
-    draw_head(sheet, title, subtitle, [group.weight for group in groups])
+    deep, step = -(-len(groups) // form.columns), CAPTION + TILE + LEADING
+    sheet = start_sheet(title, subtitle, [group.weight for group in groups], form.width, deep * step - LEADING, footer)
     for at, group in enumerate(groups):
         column, row = divmod(at, deep)
-        left, upper = MARGIN + column * (form.column + GUTTER), top + row * step
+        left, upper = MARGIN + column * (form.column + GUTTER), TOP + row * step
         draw_caption(sheet, group, pick_colour(at), left, upper, form.column)
         for place, pixels in enumerate(group.pictures[: form.tiles]):
-            sheet.paste(*place_tile(pixels, left + place * (TILE + GAP), upper + CAPTION))
-    draw_footer(sheet, footer)
+            paste_tile(sheet, pixels, left + place * (TILE + GAP), upper + CAPTION)
     return sheet
 
 
@@ -210,34 +195,33 @@ def draw_mosaic(
     """Images without classes, side by side."""
     if not pictures:
         raise ConfigError("a contact sheet needs at least one image")
-    form, deep = Layout(columns=1, tiles=ACROSS), -(-len(pictures) // ACROSS)
-    top = MARGIN + 96
-    sheet = blank(form.width, top + deep * (TILE + GAP) - GAP + (48 if footer else 0) + MARGIN)
-    draw_head(sheet, title, subtitle, [1.0] * ACROSS)
+    width, deep = Layout(columns=1, tiles=ACROSS).width, -(-len(pictures) // ACROSS)
+    sheet = start_sheet(title, subtitle, [1.0] * ACROSS, width, deep * (TILE + GAP) - GAP, footer)
     for at, pixels in enumerate(pictures):
         row, place = divmod(at, ACROSS)
-        sheet.paste(*place_tile(pixels, MARGIN + place * (TILE + GAP), top + row * (TILE + GAP)))
-    draw_footer(sheet, footer)
+        paste_tile(sheet, pixels, MARGIN + place * (TILE + GAP), TOP + row * (TILE + GAP))
     return sheet
 
 
-def blank(width: int, height: int) -> Image.Image:
-    return Image.new("RGB", (width, height), PAPER)
-
-
-def draw_head(sheet: Image.Image, title: str, subtitle: str, weights: Sequence[float]) -> None:
-    """The title, what is said below it, and the strip of glass."""
-    draw, room = ImageDraw.Draw(sheet), sheet.width - 2 * MARGIN
-    title, subtitle = fit_text(title, 30, room), fit_text(subtitle, 15, room)
-    draw.text((MARGIN - 1, MARGIN + 26), title, INK, load_font(30, title), anchor="ls")
-    draw.text((MARGIN, MARGIN + 54), subtitle, GREY, load_font(15, subtitle), anchor="ls")
+def start_sheet(
+    title: str, subtitle: str, weights: Sequence[float], width: int, height: int, footer: str
+) -> Image.Image:
+    """A sheet with the title, what is said below it, the strip of glass, room of some height, and the footer."""
+    sheet = Image.new("RGB", (width, TOP + height + (48 if footer else 0) + MARGIN), PAPER)
+    draw, room = ImageDraw.Draw(sheet), width - 2 * MARGIN
+    base = sheet.height - MARGIN
+    for left, y, text, size, ink in (
+        *((MARGIN - 1, MARGIN + 26, title, 30, INK), (MARGIN, MARGIN + 54, subtitle, 15, GREY)),
+        (MARGIN, base, footer, 14, GREY),
+    ):
+        line = fit_text(text, size, room)
+        draw.text((left, y), line, ink, load_font(size, line), anchor="ls")
     ends = MARGIN + np.rint(np.cumsum([0.0, *weights]) / sum(weights) * room).astype(int)
-    for at, (left, right) in enumerate(zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)):
-        lead = 2 if right - left > 5 else 1 if right - left > 2 else 0
-        if at == len(weights) - 1:
-            lead = 0
+    for at, (left, right) in enumerate(itertools.pairwise(ends.tolist())):
+        lead = 0 if at == len(weights) - 1 else 2 if right - left > 5 else 1 if right - left > 2 else 0
         if right - lead > left:
             draw.rectangle((left, MARGIN + 68, right - lead - 1, MARGIN + 72), pick_colour(at))
+    return sheet
 
 
 def draw_caption(sheet: Image.Image, group: SheetGroup, colour: Bytes, left: int, top: int, width: int) -> None:
@@ -248,22 +232,14 @@ def draw_caption(sheet: Image.Image, group: SheetGroup, colour: Bytes, left: int
     name = fit_text(group.name, 15, width - 12 - (said + 10 if group.said else 0))
     draw.text((left + 11, base), name, INK, load_font(15, name), anchor="ls")
     if group.said:
-        draw.text(
-            (left + 11 + load_font(15, name).getlength(name) + 8, base), group.said, GREY, load_font(13), anchor="ls"
-        )
+        after = left + 19 + load_font(15, name).getlength(name)
+        draw.text((after, base), group.said, GREY, load_font(13), anchor="ls")
 
 
-def draw_footer(sheet: Image.Image, text: str) -> None:
-    if text:
-        place, text = (MARGIN, sheet.height - MARGIN), fit_text(text, 14, sheet.width - 2 * MARGIN)
-        ImageDraw.Draw(sheet).text(place, text, GREY, load_font(14, text), anchor="ls")
-
-
-def place_tile(
-    pixels: NDArray[np.uint8] | None, left: int, top: int
-) -> tuple[Image.Image, tuple[int, int], Image.Image]:
-    """A tile, where it goes, and its outline: the arguments of `paste`."""
-    return (draw_broken_tile() if pixels is None else cut_tile(pixels)), (left, top), round_corners()
+def paste_tile(sheet: Image.Image, pixels: NDArray[np.uint8] | None, left: int, top: int) -> None:
+    """Draws an image, or the broken tile, with rounded corners."""
+    tile = draw_broken_tile() if pixels is None else cut_tile(pixels)
+    sheet.paste(tile, (left, top), round_corners())
 
 
 def cut_tile(pixels: NDArray[np.uint8]) -> Image.Image:
@@ -294,14 +270,11 @@ def draw_broken_tile() -> Image.Image:
     """Stands where an image cannot be read: a pane with a crack."""
     large = Image.new("RGB", (4 * TILE, 4 * TILE), BROKEN)
     draw = ImageDraw.Draw(large)
-    for start, end in (((0.30, 0.0), (0.46, 0.40)), ((0.46, 0.40), (0.38, 0.58)), ((0.38, 0.58), (0.62, 1.0))):
-        draw.line((*(4 * TILE * part for part in start), *(4 * TILE * part for part in end)), CRACK, 5)
-    draw.line((4 * TILE * 0.46, 4 * TILE * 0.40, 4 * TILE * 1.0, 4 * TILE * 0.24), CRACK, 5)
-    draw.line((4 * TILE * 0.38, 4 * TILE * 0.58, 0, 4 * TILE * 0.70), CRACK, 5)
+    down, across = (0.30, 0.0, 0.46, 0.40, 0.38, 0.58, 0.62, 1.0), ((0.46, 0.40, 1.0, 0.24), (0.38, 0.58, 0.0, 0.70))
+    for crack in (down, *across):
+        draw.line([4 * TILE * part for part in crack], CRACK, 5)
     square = draw_edge(large.resize((TILE, TILE), Image.Resampling.LANCZOS))
-    words = ImageDraw.Draw(square)
-    width = load_font(12).getlength("unreadable")
-    middle = TILE / 2
+    words, width, middle = ImageDraw.Draw(square), load_font(12).getlength("unreadable"), TILE / 2
     words.rounded_rectangle((middle - width / 2 - 5, TILE - 27, middle + width / 2 + 5, TILE - 9), 4, BROKEN)
     words.text((middle, TILE - 18), "unreadable", CRACK, load_font(12), anchor="mm")
     return square
@@ -319,5 +292,5 @@ def pick_colour(at: int) -> Bytes:
     """The colour of the class in this place; the tenth is like the first, a little lighter or darker."""
     hue, light, saturation = GLASS[at % len(GLASS)]
     light += 0.06 * ((at // len(GLASS)) % 3 - 1) if at >= len(GLASS) else 0
-    red, green, blue = colorsys.hls_to_rgb(hue, light, saturation)
-    return round(255 * red), round(255 * green), round(255 * blue)
+    red, green, blue = (round(255 * part) for part in colorsys.hls_to_rgb(hue, light, saturation))
+    return red, green, blue

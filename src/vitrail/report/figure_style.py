@@ -8,7 +8,7 @@ import contextlib
 import io
 import warnings
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from vitrail.core.atomic_files import write_file
 from vitrail.core.errors import ConfigError
+from vitrail.report.page import Scheme, read_palette
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,14 +51,14 @@ class Theme:
         return (self.cobalt, self.amber, self.leaf, self.ruby, self.violet, self.sky)
 
 
-LIGHT: Final = Theme(
-    paper="#ffffff", ink="#22262b", quiet="#6b6f76", line="#e2dfd8", cobalt="#2c5aa0", ruby="#a3283c",
-    amber="#c9892b", leaf="#3f7d5a", violet="#6a4a8c", sky="#6fa3bf",
-)  # fmt: skip
-DARK: Final = Theme(
-    paper="#1d2024", ink="#e6e3dc", quiet="#979ba3", line="#30343a", cobalt="#6c9be0", ruby="#d75a6c",
-    amber="#dfa750", leaf="#69ad86", violet="#a585c9", sky="#86b8d2",
-)  # fmt: skip
+def load_theme(scheme: Scheme) -> Theme:
+    """The colours of a page, on the ground of its cards."""
+    colours = read_palette(scheme)
+    return Theme(**{one.name: colours[one.name] for one in fields(Theme)} | {"paper": colours["card"]})
+
+
+LIGHT: Final = load_theme("light")
+DARK: Final = load_theme("dark")
 
 
 def load_matplotlib() -> Any:
@@ -72,31 +73,21 @@ def load_matplotlib() -> Any:
 @contextlib.contextmanager
 def use_theme(theme: Theme) -> Generator[None]:
     """Our own settings, whatever those of the user; they are back afterwards."""
+    paper = ("axes.facecolor", "figure.facecolor", "savefig.facecolor")
+    ink, quiet = ("text.color", "axes.titlecolor"), ("axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor")
+    line = ("axes.edgecolor", "xtick.color", "ytick.color", "grid.color")
     ours: dict[str, Any] = {
+        **dict.fromkeys(paper, theme.paper),
+        **dict.fromkeys(ink, theme.ink),
+        **dict.fromkeys(quiet, theme.quiet),
+        **dict.fromkeys(line, theme.line),
+        **dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), 9),
+        **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon", "text.parse_math"), False),
         "font.family": "DejaVu Sans",
-        "font.size": 9,
-        "text.color": theme.ink,
-        "text.parse_math": False,
-        "axes.edgecolor": theme.line,
-        "axes.labelcolor": theme.quiet,
-        "axes.facecolor": theme.paper,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.titlesize": 9,
-        "axes.titlecolor": theme.ink,
-        "xtick.color": theme.line,
-        "ytick.color": theme.line,
-        "axes.labelsize": 9,
         "axes.axisbelow": True,
-        "xtick.labelcolor": theme.quiet,
-        "ytick.labelcolor": theme.quiet,
-        "grid.color": theme.line,
-        "figure.facecolor": theme.paper,
-        "savefig.facecolor": theme.paper,
-        "legend.frameon": False,
+        "image.interpolation": "nearest",
         "svg.hashsalt": "vitrail",
         "svg.fonttype": "path",
-        "image.interpolation": "nearest",
     }
     matplotlib = load_matplotlib()
     with matplotlib.rc_context(), warnings.catch_warnings():
@@ -141,11 +132,11 @@ def map_colours(values: Floats, low: float, high: float, name: str = "magma") ->
 def encode_figure(figure: "Figure", theme: Theme, form: Literal["png", "svg", "webp"]) -> bytes:
     """A figure as the bytes of a file; the same ones for the same numbers."""
     out = io.BytesIO()
-    options: dict[str, Any] = {"svg": {"metadata": {"Date": None, "Creator": None}}, "webp": {}, "png": {}}[form]
-    if form == "webp":
-        options = {"pil_kwargs": {"quality": 86, "method": 4}}
-    if form == "png":
-        options = {"metadata": {"Software": None}}
+    options: dict[str, Any] = {
+        "svg": {"metadata": {"Date": None, "Creator": None}},
+        "webp": {"pil_kwargs": {"quality": 86, "method": 4}},
+        "png": {"metadata": {"Software": None}},
+    }[form]
     with use_theme(theme):
         figure.savefig(out, format=form, dpi=DPI, **options)
     return out.getvalue()
@@ -154,6 +145,6 @@ def encode_figure(figure: "Figure", theme: Theme, form: Literal["png", "svg", "w
 def save_figure(figure: "Figure", path: Path, theme: Theme = LIGHT) -> tuple[Path, Path]:
     """Writes a figure as PNG and as SVG, each whole or not at all; `path` has no ending."""
     png, svg = path.with_name(f"{path.name}.png"), path.with_name(f"{path.name}.svg")
-    for target, form in ((png, "png"), (svg, "svg")):
-        write_file(target, encode_figure(figure, theme, form))  # type: ignore[arg-type]
+    write_file(png, encode_figure(figure, theme, "png"))
+    write_file(svg, encode_figure(figure, theme, "svg"))
     return png, svg

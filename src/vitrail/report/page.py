@@ -9,13 +9,14 @@ page that is given one of this package's own (`script="explorer.js"`); its polic
 
 import base64
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from PIL import Image
 
@@ -24,6 +25,8 @@ from vitrail.core.console import escape_line
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
+Scheme = Literal["light", "dark"]
 
 STYLES: Final = ("page.css", "charts.css")
 THUMBNAIL: Final = 192  # pixels, the longer side
@@ -93,24 +96,12 @@ class Notes:
 def render_page(title: str, sections: Sequence[Section], *, lead: str = "", style: str = "", script: str = "") -> str:
     """The whole file as text. `style` and `script` name templates of this package that the page needs beyond the common
     style."""
-    look, acts = (
-        read_styles() if not style else f"{read_styles()}\n{read_template(style)}",
-        read_template(script) if script else "",
-    )
-    return (
-        load_templates()
-        .get_template("page.html")
-        .render(
-            title=printable(title),
-            lead=printable(lead),
-            sections=sections,
-            style=look,
-            digest=hash_base64(look),
-            script=acts,
-            script_digest=hash_base64(acts),
-            printable=printable,
-        )
-    )
+    look = "\n".join([read_styles(), *([read_template(style)] if style else [])])
+    acts = read_template(script) if script else ""
+    policy = {"digest": hash_base64(look), "script_digest": hash_base64(acts)}
+    texts = {"title": printable(title), "lead": printable(lead), "printable": printable}
+    template = load_templates().get_template("page.html")
+    return template.render(sections=sections, style=look, script=acts, **policy, **texts)
 
 
 @lru_cache(maxsize=1)
@@ -118,9 +109,8 @@ def load_templates() -> "Environment":
     """Compiled once: a run writes its page again and again."""
     from jinja2 import Environment, PackageLoader, StrictUndefined  # loaded when a page is made
 
-    return Environment(
-        loader=PackageLoader("vitrail.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
+    loader = PackageLoader("vitrail.report")
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
 
 
 @lru_cache(maxsize=1)
@@ -131,6 +121,13 @@ def read_styles() -> str:
 def read_template(name: str) -> str:
     """The text of a file that goes into a page as it is."""
     return resources.files("vitrail.report").joinpath("templates", name).read_text("utf-8")
+
+
+@lru_cache(maxsize=2)
+def read_palette(scheme: Scheme) -> dict[str, str]:
+    """The colours by name, such as "#2c5aa0", as the style of every page has them."""
+    light, _, rest = read_template("page.css").partition("@media (prefers-color-scheme: dark)")
+    return dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", light if scheme == "light" else rest.partition("}")[0]))
 
 
 def hash_base64(text: str) -> str:

@@ -1,8 +1,6 @@
-"""Parts of a page that are no charts: big numbers, how a run stands, images with captions, what is folded away.
+"""Parts of a page that are not charts: big numbers, how a run stands, images with captions, and details that open.
 
-Strips of images: an image next to others that belong to it, as panes in one lead.
-
-Strips(title="Reconstructions", sides=("as it is", "as seen", "rebuilt"), strips=[strip([one, seen, rebuilt])])
+ImageRows(title="Reconstructions", sides=("as it is", "as seen", "rebuilt"), strips=[ImageRow(panes=...)])
 """
 
 from collections.abc import Sequence
@@ -112,12 +110,17 @@ class DetailsSection:
     template: str = field(default="details.html", init=False)
 
 
-def make_shot(picture: ImageLike | None, caption: str, *, mood: Mood = "", side: int = 128) -> Shot:
+def encode_image(image: ImageLike | None, side: int) -> str:
+    """A small image as a data URI; empty for none."""
+    if isinstance(image, np.ndarray):
+        image = Image.fromarray(np.ascontiguousarray(image))
+    return "" if image is None else to_data_uri(image, side)
+
+
+def make_shot(image: ImageLike | None, caption: str, *, mood: Mood = "", side: int = 128) -> Shot:
     """An image made small. A second line of the caption is the quieter one."""
-    if isinstance(picture, np.ndarray):
-        picture = Image.fromarray(np.ascontiguousarray(picture))
     text, _, note = caption.partition("\n")
-    return Shot(picture="" if picture is None else to_data_uri(picture, side), caption=text, note=note, mood=mood)
+    return Shot(picture=encode_image(image, side), caption=text, note=note, mood=mood)
 
 
 SIDE = 96  # pixels of a pane
@@ -155,8 +158,6 @@ class ImageRows:
     template: str = field(default="image_rows.html", init=False)
 
 
-def make_pane(picture: ImageLike | None, name: str, *, caption: str = "", mood: Mood = "") -> Pane:
+def make_pane(image: ImageLike | None, name: str, *, caption: str = "", mood: Mood = "") -> Pane:
     """An image made small."""
-    if isinstance(picture, np.ndarray):
-        picture = Image.fromarray(np.ascontiguousarray(picture))
-    return Pane(picture="" if picture is None else to_data_uri(picture, SIDE), name=name, caption=caption, mood=mood)
+    return Pane(picture=encode_image(image, SIDE), name=name, caption=caption, mood=mood)

@@ -137,9 +137,9 @@ def run_compare(options: CompareOptions) -> int:
     out = options.out
     if out is not None and out.suffix.lower() not in FORMATS:
         raise ConfigError(f"--out {out}: the name says the format; end it in {', '.join(FORMATS)}")
-    gathered = gather_results(options.results)
-    table = compare_results(gathered.found, options.measures)
-    notes = [*table.notes, *(f"skipped: {why}" for why in gathered.passed_over)]
+    found, skipped = gather_results(options.results)
+    table = compare_results(found, options.measures)
+    notes = [*table.notes, *(f"skipped: {why}" for why in skipped)]
     show_comparison(table)
     for note in notes:
         print(f"note: {note}")

@@ -125,7 +125,7 @@ def fit(
     batches = batches or (lambda bare: eval_batches(bare, preprocessing, batch=min(BATCH, max(len(bare), 1))))
     parts = [
         SplitFeatures(*part, load_or_extract(network, part[1], preprocessing, device, batches=batches, folder=folder))
-        for part in [(split, source), *scored]
+        for part in filter(None, [(split, source), scored])
     ]
     notes = [note for part in parts for note in describe_problems(part)]
     multi_label = source.labels.multi_label
@@ -228,17 +228,17 @@ def measure_labels(scores: NDArray[np.float32], truth: NDArray[np.bool_], names:
 
 def choose_scored_split(
     collection: Collection, split: str, source: ImageDataset, test: Collection | str | Path | None
-) -> list[tuple[str, ImageDataset]]:
-    """The images to score, with the class numbers of the training images; empty if no others have labels."""
+) -> tuple[str, ImageDataset] | None:
+    """The images to score, with the class numbers of the training images; None if no others have labels."""
     if test is None:
         names = [name for name in ("test", "val") if name in collection.splits and name != split]
-        return [(name, collection.splits[name]) for name in names[:1] if collection.splits[name].classes]
+        return next(((name, collection.splits[name]) for name in names[:1] if collection.splits[name].classes), None)
     other = test if isinstance(test, Collection) else open_collection(test)
     other.need_labels()
     name, images = choose_split(other, "test", "val")
     title = f"{other.title}@{name}"
     both, _ = unify_classes(collection.name, {split: source, title: images})
-    return [(title, both[title])]
+    return title, both[title]
 
 
 def draw_shots(labels: Labels, num_classes: int, shots: int) -> NDArray[np.int64]:
