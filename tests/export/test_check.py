@@ -6,8 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.models.tiny import VIT
+from vitrail.checkpoint.bundle import Bundle, Card
 from vitrail.core.errors import ExportFailed
-from vitrail.export.verify import BATCHES, CheckedBatch, ExportReport, as_bytes, check_export, make_noise_images
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.export.verify import BATCHES, CheckedBatch, ExportReport, check_export, make_noise_images
+from vitrail.models.zoo import adapt_config
 
 WEIGHT = torch.linspace(-1, 1, 3 * 7).view(3, 7)
 
@@ -16,16 +20,14 @@ def network(images: Tensor) -> Tensor:
     return images.mean(dim=(2, 3)) @ WEIGHT
 
 
-def run(candidate, **changes):
-    return check_export(
-        {(6, 4): network, (8, 8): network},
-        candidate,
-        subject="m.onnx",
-        against="a runtime",
-        channels=3,
-        classes=changes.pop("classes", 7),
-        **changes,
-    )
+def bundle(classes: int = 7) -> Bundle:
+    card = Card(preprocessing=Preprocessing(image=(6, 4)))
+    return Bundle(config=adapt_config(VIT, classes=classes), tensors={}, card=card)
+
+
+def run(candidate, classes: int = 7, **changes):
+    references = {(6, 4): network, (8, 8): network}
+    return check_export(bundle(classes), references, candidate, "m.onnx", "a runtime", **changes)
 
 
 def test_the_network_itself_passes_at_every_batch_and_size() -> None:
@@ -96,9 +98,10 @@ def test_bytes_are_given_to_both() -> None:
         seen.append(images.dtype)
         return network(images.float())
 
-    check_export({(6, 4): bytewise}, bytewise, subject="m", against="r", channels=3, classes=7, pixels=True)
+    check_export(bundle(), {(6, 4): bytewise}, bytewise, "m", "r", pixels=True)
     assert set(seen) == {torch.uint8}
-    assert as_bytes(torch.tensor([-9.0, 0.0, 9.0])).tolist() == [0, 128, 255]
+    pixels = make_noise_images(1, 3, (6, 4), pixels=True)
+    assert ((make_noise_images(1, 3, (6, 4)) * 64 + 128).clamp(0, 255) - pixels).abs().max() <= 1
 
 
 def test_pictures_are_the_same_each_time_and_all_different() -> None:

@@ -5,13 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from tests.models.tiny import RESNET, VARIANTS, VIT, awake, images
 from vitrail.checkpoint.bundle import Bundle, Card
 from vitrail.checkpoint.weights import build_network, to_bundle
 from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
-from vitrail.export.exportable import add_border, make_references, root_pool, to_exportable
+from vitrail.export.exportable import BorderedPool, make_references, to_exportable
 from vitrail.models import layers as convolution
 from vitrail.models.build import Model
 from vitrail.models.positions import SineTable, resample_grid, resize_grid, sine_positions
@@ -72,14 +71,10 @@ def test_the_pool_is_that_of_the_network(size: tuple[int, int], zero: bool, same
     config = replace(RESNET, padding="same" if same else "symmetric", pool_padding="zero" if zero else "infinity")
     x = torch.randn(2, 8, *size) - 1  # mostly below zero, so that the border shows
     expected = convolution.root_pool(x, config)
-    assert torch.equal(root_pool(x, config, dynamic=False), expected)
+    pool = convolution.RootPool(config)
+    assert torch.equal(BorderedPool(pool, dynamic=False)(x), expected)
     if size == (8, 8):
-        assert torch.equal(root_pool(x, config, dynamic=True), expected)
-
-
-def test_a_border_is_what_padding_gives() -> None:
-    x = torch.randn(2, 3, 4, 5)
-    assert torch.equal(add_border(add_border(x, 3, (1, 1)), 2, (0, 1)), F.pad(x, (1, 1, 0, 1)))
+        assert torch.equal(BorderedPool(pool, dynamic=True)(x), expected)
 
 
 @pytest.mark.parametrize("grid", [(3, 5), (7, 2), (1, 1), (1, 9), (4, 4)])

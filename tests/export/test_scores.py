@@ -13,8 +13,8 @@ from vitrail.checkpoint.weights import build_fresh, to_bundle
 from vitrail.data.dataset import ArrayDataset, Labels
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.export import ExportImages
-from vitrail.export.exportable import count_choices
-from vitrail.export.verify import score_export
+from vitrail.export.exportable import make_reference
+from vitrail.export.verify import check_export, score_export
 from vitrail.models.vit_config import ViTConfig
 from vitrail.tasks.registry import find_task
 from vitrail.tasks.task import TASKS
@@ -66,8 +66,13 @@ def test_pixels_agree_in_part() -> None:
 
 def test_only_tasks_with_classes_choose_one(monkeypatch: pytest.MonkeyPatch) -> None:
     made = build_fresh(ViTConfig(width=8, depth=1, mlp_width=8, heads=1, image=(4, 4), patch=(2, 2), classes=3))
-    assert count_choices(to_bundle(made)) == 3
+
+    def agreement() -> float | None:
+        forward = make_reference(to_bundle(made), (4, 4))
+        return check_export(to_bundle(made), {(4, 4): forward}, forward, "m", "itself").agreement
+
+    assert agreement() == 1
     made.card = replace(get_card(made), task="number")
-    assert count_choices(to_bundle(made)) == 0  # nobody knows what its outputs are
+    assert agreement() is None  # nobody knows what its outputs are
     monkeypatch.setitem(TASKS, "number", NumberTask())
-    assert count_choices(to_bundle(made)) == 0
+    assert agreement() is None

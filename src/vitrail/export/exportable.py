@@ -25,8 +25,7 @@ from vitrail.export.verify import Forward
 from vitrail.models.build import Model, build_from
 from vitrail.models.family import ImageSizes
 from vitrail.models.layers import RootPool, StandardisedConv, pad_same
-from vitrail.models.resnet_config import ResNetConfig
-from vitrail.tasks.registry import TASKS
+from vitrail.models.resnet_config import same_widths
 
 
 def to_exportable(model: Model, *, dynamic: bool = False, preprocessing: Preprocessing | None = None) -> nn.Module:
@@ -54,17 +53,12 @@ def replace_parts(module: nn.Module, dynamic: bool) -> None:
 class NormalisingNetwork(nn.Module):
     """Bytes to what the network takes, then the network."""
 
-    mean: Tensor
-    std: Tensor
-
     def __init__(self, network: nn.Module, preprocessing: Preprocessing):
         super().__init__()
-        self.network = network
-        self.register_buffer("mean", torch.tensor(preprocessing.mean).view(3, 1, 1))
-        self.register_buffer("std", torch.tensor(preprocessing.std).view(3, 1, 1))
+        self.network, self.preprocessing = network, preprocessing
 
     def forward(self, image: Tensor) -> Tensor:
-        return self.network((image.float() / 255 - self.mean) / self.std)
+        return self.network(self.preprocessing.normalise(image))
 
 
 class FixedConv(nn.Module):
@@ -77,56 +71,29 @@ class FixedConv(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.same:
-            x = pad_for(x, self.weight.shape[2], self.stride[0], dynamic=self.dynamic)
+            x = pad_same(x, self.weight.shape[2], self.stride[0], open_size=self.dynamic)
         return F.conv2d(x, self.weight, None, self.stride, self.padding)
 
 
-def pad_for(x: Tensor, side: int, stride: int, value: float = 0.0, *, dynamic: bool) -> Tensor:
-    """SAME padding. Where the size is open it is a multiple of every stride, and the widths are the same for all."""
-    if not dynamic:
-        return pad_same(x, side, stride, value)
-    before, behind = same_widths(side, stride)
-    return F.pad(x, (before, behind, before, behind), value=value) if behind else x
-
-
-def same_widths(side: int, stride: int) -> Pair:
-    """Before and behind, for a multiple of the stride."""
-    total = max(side - stride, 0)
-    return (total // 2, total - total // 2)
-
-
 class BorderedPool(nn.Module):
-    """A max-pool whose border of zeros no optimiser takes for padding."""
+    """A max-pool whose border of zeros no optimiser takes for padding: it is laid on by concatenation."""
 
     def __init__(self, pool: RootPool, dynamic: bool):
         super().__init__()
         self.config, self.dynamic = pool.config, dynamic
 
     def forward(self, x: Tensor) -> Tensor:
-        return root_pool(x, self.config, dynamic=self.dynamic)
-
-
-def root_pool(x: Tensor, config: ResNetConfig, *, dynamic: bool) -> Tensor:
-    """`models.convolution.root_pool` with a border of zeros that no optimiser takes for padding."""
-    if config.root == "3x3":
-        return x
-    if config.pool_padding == "infinity":
-        if config.padding == "symmetric":
-            return F.max_pool2d(x, 3, stride=2, padding=1)
-        return F.max_pool2d(pad_for(x, 3, 2, float("-inf"), dynamic=dynamic), 3, stride=2)
-    for axis in (3, 2):
-        if config.padding == "symmetric":
-            widths = (1, 1)
-        else:
-            widths = same_widths(3, 2 if dynamic or x.shape[axis] % 2 == 0 else 1)
-        x = add_border(x, axis, widths)
-    return F.max_pool2d(x, 3, stride=2)
-
-
-def add_border(x: Tensor, axis: int, widths: Pair) -> Tensor:
-    """Zeros before and behind along one axis, by concatenation."""
-    zeros = torch.zeros_like(x.narrow(axis, 0, 1))
-    return torch.cat([*[zeros] * widths[0], x, *[zeros] * widths[1]], dim=axis)
+        if self.config.root == "3x3":
+            return x
+        same = self.config.padding == "same"
+        if self.config.pool_padding == "infinity":
+            x = pad_same(x, 3, 2, float("-inf"), open_size=self.dynamic) if same else x
+            return F.max_pool2d(x, 3, stride=2, padding=0 if same else 1)
+        for axis in (3, 2):
+            zeros = torch.zeros_like(x.narrow(axis, 0, 1))
+            before, behind = same_widths(2 if self.dynamic else x.shape[axis], 3, 2) if same else (1, 1)
+            x = torch.cat([*[zeros] * before, x, *[zeros] * behind], dim=axis)
+        return F.max_pool2d(x, 3, stride=2)
 
 
 REPLACED: dict[type[nn.Module], Callable[[Any, bool], nn.Module]] = {
@@ -142,13 +109,9 @@ FURTHER: Final = (2, 1)  # steps that the second size of a check is larger by: n
 def load_bundle(weights: Weights, image_size: int | Pair | None = None, *, exact: bool = False) -> Bundle:
     """The bundle of weights however they are given, with positions resized where that is asked for; in float32 where it
     is to be exact, for half precision would round resampled positions."""
-    match weights:
-        case str() | Path():
-            bundle = find_weights(weights)
-        case Bundle():
-            bundle = weights
-        case _:
-            bundle = to_bundle(weights)
+    if isinstance(weights, str | Path):
+        weights = find_weights(weights)
+    bundle = weights if isinstance(weights, Bundle) else to_bundle(weights)
     kind = torch.float32 if exact else None
     bundle = replace(bundle, tensors={name: tensor.to("cpu", kind) for name, tensor in bundle.tensors.items()})
     return bundle if image_size is None else replace_head_and_resize(bundle, image_size=image_size)
@@ -157,13 +120,6 @@ def load_bundle(weights: Weights, image_size: int | Pair | None = None, *, exact
 def source_path(weights: Weights) -> Path | None:
     """Where they are read from, if from a file or folder: no export may go there."""
     return Path(weights) if isinstance(weights, str | Path) and Path(weights).exists() else None
-
-
-def count_choices(bundle: Bundle) -> int:
-    """The classes that the largest output chooses from; 0 for features, and where the task has no classes or is not
-    registered here."""
-    task = TASKS.get(bundle.card.task)
-    return bundle.config.classes if task is not None and task.has_classes else 0
 
 
 def make_references(bundle: Bundle, open_sizes: ImageSizes, *, pixels: bool = False) -> dict[Pair, Forward]:

@@ -24,12 +24,11 @@ from torch import Tensor
 
 from vitrail.checkpoint.bundle import Bundle
 from vitrail.core.errors import DataError
-from vitrail.data.dataset import ImageDataset
+from vitrail.data.dataset import ImageDataset, SubsetDataset
 from vitrail.data.loader import Batch, eval_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.targets import CLASS_LABELS, Targets
 from vitrail.data.unreadable_log import UnreadableLog
-from vitrail.models.family import ModelConfig
 
 CALIBRATION: Final = 128  # images
 
@@ -57,19 +56,14 @@ class ExportImages:
             yield batch
             self.progress("images", min(done * size, len(self.source)), len(self.source))
 
-    def for_calibration(self, preprocessing: Preprocessing, count: int = CALIBRATION) -> Iterator[Tensor]:
+    def for_calibration(self, preprocessing: Preprocessing) -> Iterator[Tensor]:
         """Bytes [B, 3, H, W] of images that lie evenly over the set."""
-        import numpy as np
-
-        from vitrail.data.dataset import SubsetDataset
-
         source = self.source if self.calibration is None else self.calibration
         if not len(source):
             raise DataError("there are no images to calibrate int8 with")
-        places = np.unique(np.linspace(0, len(source) - 1, min(count, len(source))).astype(np.int64))
-        for batch in eval_batches(
-            SubsetDataset(source, places), preprocessing, batch=min(8, len(places)), ledger=self.ledger
-        ):
+        places = np.unique(np.linspace(0, len(source) - 1, min(CALIBRATION, len(source))).astype(np.int64))
+        some = SubsetDataset(source, places)
+        for batch in eval_batches(some, preprocessing, batch=min(8, len(places)), ledger=self.ledger):
             if bool(batch.valid.any()):
                 yield batch.pixels[batch.valid]
 
@@ -78,65 +72,37 @@ KEPT: Final = "mlp.contract"  # whose activations stay floats
 LAYERS: Final = ("qkv", "out", "expand", "contract", "hidden", "classifier", "head")  # positions are products, too
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Quantised:
-    """How many products and convolutions are integers now, and whose weights alone are."""
-
-    integer: int
-    weights_only: int
-    notes: tuple[str, ...]
-
-
-def needs_calibration(config: ModelConfig) -> bool:
-    """Whether there are convolutions that need images."""
-    return config.has_convolutions
-
-
 def quantise(
     plain: Path, path: Path, bundle: Bundle, scoring_images: ExportImages | None, *, pixels: bool
-) -> Quantised:
-    """An int8 file from a float one."""
+) -> tuple[str, ...]:
+    """An int8 file from a float one, and notes on which layers are in int8."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     model: Any = onnx.load(str(plain))
     props = {prop.key: prop.value for prop in model.metadata_props}
-    convolutions = 0
+    convolutions, notes = 0, list[str]()
     with silence_quantiser():
-        if needs_calibration(bundle.config) and scoring_images is not None:
-            model, convolutions = quantise_convolutions(
-                model, path, iterate_calibration(bundle, scoring_images, pixels)
-            )
+        if bundle.config.has_convolutions and scoring_images is not None:
+            prepare = bundle.card.preprocessing
+            images = scoring_images.for_calibration(prepare)
+            images = images if pixels else map(prepare.normalise, images)
+            model, convolutions = quantise_convolutions(model, path, images)
         alone = quantise_weights([node for node in find_products(model) if KEPT in node.name], model)
-        integer = [node.name for node in find_products(model)]
-        if integer:
+        if integer := [node.name for node in find_products(model)]:
+            notes.append(f"{len(integer)} matrix products in int8")
             quantize_dynamic(
-                model,
-                str(path),
-                op_types_to_quantize=["MatMul", "Gemm"],
+                model, str(path), op_types_to_quantize=["MatMul", "Gemm"],
                 nodes_to_quantize=[*integer, *(f"{name}_MatMul" for name in integer)],  # what it makes of a Gemm
-                per_channel=True,
-                reduce_range=True,
-                weight_type=QuantType.QInt8,
-            )
+                per_channel=True, reduce_range=True, weight_type=QuantType.QInt8,
+            )  # fmt: skip
             model = onnx.load(str(path))
     onnx.helper.set_model_props(model, {**props, "quantisation": "int8"})
     model.producer_name = "vitrail"
     onnx.save(model, str(path))
     onnx.checker.check_model(str(path))
-    return Quantised(
-        integer=len(integer) + convolutions,
-        weights_only=alone,
-        notes=describe_layers(len(integer), convolutions, alone),
-    )
-
-
-def describe_layers(integer: int, convolutions: int, alone: int) -> tuple[str, ...]:
-    """What became of the layers, in words."""
-    notes = [f"{integer} matrix products in int8"] if integer else []
-    notes += (
-        [f"{convolutions} convolutions in int8, by the ranges of up to {CALIBRATION} images"] if convolutions else []
-    )
+    if convolutions:
+        notes.append(f"{convolutions} convolutions in int8, by the ranges of up to {CALIBRATION} images")
     if alone:
         notes.append(f"{alone} products behind GELU with int8 weights and float activations, which they need")
     kept = "the first convolution and norms" if convolutions and not alone else "patches, norms, softmax and positions"
@@ -160,23 +126,18 @@ def quantise_weights(nodes: list[Any], model: Any) -> int:
     for node in sorted(nodes, key=lambda node: places[id(node)], reverse=True):
         name = node.input[1]
         weight = numpy_helper.to_array(tensors[name])
-        across = 1 if is_transposed(node) else 0
+        # A Gemm may hold its weights as [N, K].
+        across = int(any(attribute.name == "transB" and attribute.i for attribute in node.attribute))
         largest = np.abs(weight).max(axis=across, keepdims=True)
         scale = np.where(largest > 0, largest / 127, 1).astype(np.float32)
         bits = np.clip(np.rint(weight / scale), -127, 127).astype(np.int8)
         model.graph.initializer.remove(tensors[name])
-        model.graph.initializer.append(numpy_helper.from_array(bits, f"{name}_int8"))
-        model.graph.initializer.append(numpy_helper.from_array(scale.reshape(-1), f"{name}_scale"))
-        wide = onnx.helper.make_node(
-            "DequantizeLinear", [f"{name}_int8", f"{name}_scale"], [name], name=f"{node.name}/weights", axis=1 - across
-        )
+        for end, values in (("int8", bits), ("scale", scale.reshape(-1))):
+            model.graph.initializer.append(numpy_helper.from_array(values, f"{name}_{end}"))
+        inputs, label = [f"{name}_int8", f"{name}_scale"], f"{node.name}/weights"
+        wide = onnx.helper.make_node("DequantizeLinear", inputs, [name], name=label, axis=1 - across)
         model.graph.node.insert(places[id(node)], wide)
     return len(nodes)
-
-
-def is_transposed(node: Any) -> bool:
-    """Whether a Gemm holds its weights as [N, K]."""
-    return any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
 
 
 def quantise_convolutions(model: Any, path: Path, images: Iterator[Tensor]) -> tuple[Any, int]:
@@ -196,39 +157,21 @@ def quantise_convolutions(model: Any, path: Path, images: Iterator[Tensor]) -> t
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         out = Path(scratch) / "static.onnx"
         quantize_static(
-            model,
-            str(out),
-            Reader(),
-            quant_format=QuantFormat.QDQ,
-            op_types_to_quantize=["Conv"],
-            nodes_to_quantize=chosen,
-            per_channel=True,
-            reduce_range=True,
-            activation_type=QuantType.QUInt8,
+            model, str(out), Reader(), quant_format=QuantFormat.QDQ, op_types_to_quantize=["Conv"],
+            nodes_to_quantize=chosen, per_channel=True, reduce_range=True, activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
-        )
+        )  # fmt: skip
         return onnx.load(str(out)), len(chosen)
-
-
-def iterate_calibration(bundle: Bundle, scoring_images: ExportImages, pixels: bool) -> Iterator[Tensor]:
-    """What the graph is fed with to see its ranges."""
-    prepare = bundle.card.preprocessing
-    for shown in scoring_images.for_calibration(prepare):
-        yield shown if pixels else prepare.normalise(shown)
 
 
 @contextlib.contextmanager
 def silence_quantiser() -> Generator[None]:
     """Without the quantiser's advice, which it gives to the root logger, and which gives that a handler."""
-    root, quiet = logging.getLogger(), logging.NullHandler()
-
-    def drop(record: logging.LogRecord) -> bool:
-        return False
-
-    root.addFilter(drop)
+    root, quiet, nothing = logging.getLogger(), logging.NullHandler(), logging.Filter("passes nothing")
+    root.addFilter(nothing)
     root.addHandler(quiet)
     try:
         yield
     finally:
         root.removeHandler(quiet)
-        root.removeFilter(drop)
+        root.removeFilter(nothing)

@@ -19,7 +19,6 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.export import ExportedProgram
 
 from vitrail import __version__
 from vitrail.checkpoint.bundle import Bundle, describe
@@ -27,30 +26,15 @@ from vitrail.checkpoint.weights import build_network
 from vitrail.core.errors import ConfigError, ExportFailed, ExportRefused
 from vitrail.core.text import Pair
 from vitrail.export import int8
-from vitrail.export.exportable import (
-    Weights,
-    count_choices,
-    load_bundle,
-    make_reference,
-    make_references,
-    source_path,
-    to_exportable,
-)
-from vitrail.export.int8 import ExportImages, Quantised
+from vitrail.export.exportable import Weights, load_bundle, make_reference, make_references, source_path, to_exportable
+from vitrail.export.int8 import ExportImages
 from vitrail.export.output import ExportResult, atomic_output, check_target, list_files
-from vitrail.export.torch_export import silence_exporter, trace_network
-from vitrail.export.verify import ExportScores, ExportSpeed, Forward, check_export, measure_speed, score_export
+from vitrail.export.torch_export import choose_sizes, note_fixed_size, silence_exporter, trace_network
+from vitrail.export.verify import ExportScores, Forward, check_export, measure_speed, score_export
 from vitrail.models.family import ImageSizes
 from vitrail.tasks.registry import find_task
 
 LIBRARIES: Final = ("onnx", "onnxscript", "onnxruntime")
-
-
-def check_libraries() -> None:
-    """Refuses where ONNX is not installed, before the work."""
-    missing = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ExportRefused(f"--to onnx needs {', '.join(missing)}: pip install 'vitrail[export]'")
 
 
 class OnnxSession:
@@ -75,7 +59,6 @@ class OnnxSession:
         return torch.from_numpy(self.inner.run(None, {self.input: images.contiguous().numpy()})[0])
 
 
-SUFFIX: Final = (".onnx",)
 OPSETS: Final = (18, 23)  # that torch writes and the runtimes of the day read
 LARGEST: Final = 2**31 - 2**26  # bytes that one file of this format can have; weights beyond go next to it
 
@@ -109,89 +92,87 @@ def to_onnx(
 ) -> ExportResult:
     """Writes the network as ONNX and runs it in ONNX Runtime next to the network before the file gets its name. With
     `scoring_images` both are scored on them, and convolutions can be quantised."""
-    check_libraries()
+    if missing := [name for name in LIBRARIES if importlib.util.find_spec(name) is None]:
+        raise ExportRefused(f"--to onnx needs {', '.join(missing)}: pip install 'vitrail[export]'")
     options, target = options or OnnxOptions(), Path(target)
-    check_target(target, suffixes=SUFFIX, source=source_path(weights))
+    check_target(target, suffixes=(".onnx",), source=source_path(weights))
     bundle = load_bundle(weights, image_size, exact=True)
     check_options(bundle, options, scoring_images)
-    open_sizes = (
-        ImageSizes(step=None, why="a fixed size was asked for") if options.fixed_size else bundle.config.open_sizes
-    )
+    sizes, pixels = choose_sizes(bundle.config, options.fixed_size), options.preprocessing
     replaced = target.exists()
     with atomic_output(target) as draft:
         plain = draft.with_name(f"float-{draft.name}") if options.int8 else draft
-        write_onnx(bundle, plain, options, open_sizes)
-        done = check_float_file(bundle, plain, options, open_sizes, scoring_images, target.name)
+        write_onnx(bundle, plain, options, sizes)
+        session, references = OnnxSession(plain), make_references(bundle, sizes, pixels=pixels)
+        report = check_export(bundle, references, session, target.name, session.version, pixels=pixels)
+        done = ExportResult(
+            target=target, to="onnx", files=(), report=report, notes=note_fixed_size(sizes), replaced=replaced,
+            use=f'onnxruntime.InferenceSession("{target}")',
+        )  # fmt: skip
         if options.int8:
-            done = make_int8_file(bundle, plain, draft, options, scoring_images, done, target.name)
+            done = make_int8_file(bundle, plain, draft, options, scoring_images, done)
             plain.unlink()
-    use = f'onnxruntime.InferenceSession("{target}")'
-    return replace(done, target=target, files=list_files(target), use=use, replaced=replaced)
+        else:
+            done = replace(done, scores=score_if_possible(bundle, session, pixels, scoring_images))
+    return replace(done, files=list_files(target))
 
 
 def check_options(bundle: Bundle, options: OnnxOptions, scoring_images: ExportImages | None) -> None:
     config = bundle.config
-    if options.int8 and count_weight_bytes(bundle) > LARGEST:
+    if options.int8 and is_large(bundle):
         raise ConfigError("weights beyond 2 GB are not quantised; leave --int8 out")
     if options.preprocessing and config.channels != 3:
         raise ConfigError(f"the preprocessing of images has 3 channels, this network {config.channels}; leave it out")
     if scoring_images is not None and config.channels != 3:
         raise ConfigError(f"images have 3 channels, this network {config.channels}; leave DATA out")
-    if options.int8 and scoring_images is None and int8.needs_calibration(config):
-        raise ConfigError(
-            "the convolutions of this network are quantised by what they are seen to give: give images as DATA"
-        )
+    if options.int8 and scoring_images is None and config.has_convolutions:
+        raise ConfigError("convolutions are quantised by the range of their outputs: give images as DATA")
 
 
-def count_weight_bytes(bundle: Bundle) -> int:
-    """Bytes of the weights."""
-    return sum(tensor.nbytes for tensor in bundle.tensors.values())
+def is_large(bundle: Bundle) -> bool:
+    return sum(tensor.nbytes for tensor in bundle.tensors.values()) > LARGEST
 
 
-def write_onnx(bundle: Bundle, path: Path, options: OnnxOptions, open_sizes: ImageSizes) -> None:
+def write_onnx(bundle: Bundle, path: Path, options: OnnxOptions, sizes: ImageSizes) -> None:
     """The graph without what torch knows of this machine, with its metadata."""
     import onnx
 
-    config = bundle.config
-    form = to_exportable(
-        build_network(bundle),
-        dynamic=open_sizes.step is not None,
-        preprocessing=bundle.card.preprocessing if options.preprocessing else None,
-    )
-    program = trace_network(form, config.image, config.channels, open_sizes, pixels=options.preprocessing)
-    names = ("pixels" if options.preprocessing else "image", "logits" if config.classes else "features")
-    model = convert_program(program, options.opset, names)
-    name_axes(model, open_sizes)
+    config, pixels = bundle.config, options.preprocessing
+    prepare = bundle.card.preprocessing if pixels else None
+    form = to_exportable(build_network(bundle), dynamic=sizes.step is not None, preprocessing=prepare)
+    program = trace_network(form, config.image, config.channels, sizes, pixels=pixels)
+    names: Any = {"input_names": ["image"], "output_names": ["logits" if config.classes else "features"]}
+    if pixels:
+        names["input_names"] = ["pixels"]
+    with silence_exporter():
+        done: Any = torch.onnx.export(program, dynamo=True, verbose=False, opset_version=options.opset, **names)
+    found, model = int(done.model.opset_imports[""]), done.model_proto
+    if found != options.opset:
+        raise ExportFailed(f"torch wrote opset {found} where {options.opset} was asked for; leave --opset out")
+    name_axes(model, sizes)
     name_nodes(model)
-    strip_debug_info(model)
+    # Traces with paths in them, and shapes that the runtime finds by itself.
+    del model.graph.value_info[:], model.graph.metadata_props[:], model.metadata_props[:]
+    for thing in (*model.graph.node, *model.graph.input, *model.graph.output, *model.graph.initializer):
+        thing.doc_string = ""
+        del thing.metadata_props[:]
     model.producer_name, model.producer_version, model.doc_string = "vitrail", __version__, ""
     model.graph.name = "vitrail"
-    onnx.helper.set_model_props(model, make_metadata(bundle))
-    beside = count_weight_bytes(bundle) > LARGEST
-    location = f"{path.name}.data"
-    onnx.save(model, str(path), save_as_external_data=beside, location=location if beside else None)
+    about = {name: json.dumps(value) for name, value in describe(config, bundle.card.abridge()).items()}
+    onnx.helper.set_model_props(model, {"vitrail": __version__, **about})
+    external = is_large(bundle)
+    location = f"{path.name}.data" if external else None
+    onnx.save(model, str(path), save_as_external_data=external, location=location)
     onnx.checker.check_model(str(path))
 
 
-def convert_program(program: ExportedProgram, opset: int, names: tuple[str, str]) -> Any:
-    """torch's graph in ONNX's operations, as onnx.ModelProto."""
-    with silence_exporter():
-        done: Any = torch.onnx.export(
-            program, dynamo=True, verbose=False, opset_version=opset, input_names=[names[0]], output_names=[names[1]]
-        )
-    found = int(done.model.opset_imports[""])
-    if found != opset:
-        raise ExportFailed(f"torch wrote opset {found} where {opset} was asked for; leave --opset out")
-    return done.model_proto
-
-
-def name_axes(model: Any, open_sizes: ImageSizes) -> None:
+def name_axes(model: Any, sizes: ImageSizes) -> None:
     """Words for the open axes, in the place of the tracer's numbers."""
     words: dict[int, str] = {0: "batch"}
-    if open_sizes.any:
+    if sizes.any:
         words |= {2: "height", 3: "width"}
-    elif open_sizes.step is not None:
-        for axis, name, step in ((2, "rows", open_sizes.step[0]), (3, "columns", open_sizes.step[1])):
+    elif sizes.step is not None:
+        for axis, name, step in ((2, "rows", sizes.step[0]), (3, "columns", sizes.step[1])):
             words[axis] = f"{step}*{name}" if step > 1 else name
     for value in (model.graph.input[0], model.graph.output[0]):
         sides = value.type.tensor_type.shape.dim
@@ -211,67 +192,16 @@ def name_nodes(model: Any) -> None:
         node.name = name if seen[name] == 1 else f"{name}_{seen[name]}"
 
 
-def strip_debug_info(model: Any) -> None:
-    """Traces with paths in them, and shapes that the runtime finds by itself."""
-    del model.graph.value_info[:], model.graph.metadata_props[:], model.metadata_props[:]
-    for thing in (*model.graph.node, *model.graph.input, *model.graph.output, *model.graph.initializer):
-        thing.doc_string = ""
-        del thing.metadata_props[:]
-
-
-def make_metadata(bundle: Bundle) -> dict[str, str]:
-    """For a program in whatever language: JSON under plain names, and the version in words."""
-    about = describe(bundle.config, bundle.card.abridge())
-    return {"vitrail": __version__, **{name: json.dumps(value) for name, value in about.items()}}
-
-
-def check_float_file(
-    bundle: Bundle,
-    path: Path,
-    options: OnnxOptions,
-    open_sizes: ImageSizes,
-    scoring_images: ExportImages | None,
-    name: str,
-) -> ExportResult:
-    """The float file, run next to the network."""
-    session, config = OnnxSession(path), bundle.config
-    report = check_export(
-        make_references(bundle, open_sizes, pixels=options.preprocessing),
-        session,
-        subject=name,
-        against=session.version,
-        channels=config.channels,
-        classes=count_choices(bundle),
-        pixels=options.preprocessing,
-    )
-    scores = None if options.int8 else score_if_possible(bundle, session, options, scoring_images)
-    return ExportResult(
-        target=path,
-        to="onnx",
-        files=(),
-        report=report,
-        scores=scores,
-        notes=tuple(f"one image size only: {open_sizes.why}" for _ in range(open_sizes.step is None)),
-        use="",
-    )
-
-
 def score_if_possible(
-    bundle: Bundle, candidate: Forward, options: OnnxOptions, scoring_images: ExportImages | None
+    bundle: Bundle, candidate: Forward, pixels: bool, scoring_images: ExportImages | None
 ) -> ExportScores | None:
     """Both on the given images; features give no answers."""
-    if scoring_images is None or not bundle.config.classes:
+    config, card = bundle.config, bundle.card
+    if scoring_images is None or not config.classes:
         return None
-    own = make_reference(bundle, bundle.config.image, pixels=options.preprocessing)
-    return score_export(
-        own,
-        candidate,
-        scoring_images,
-        bundle.card.preprocessing,
-        find_task(bundle.card.task),
-        outputs=bundle.config.classes,
-        pixels=options.preprocessing,
-    )
+    own, task = make_reference(bundle, config.image, pixels=pixels), find_task(card.task)
+    given = (own, candidate, scoring_images, card.preprocessing, task)
+    return score_export(*given, outputs=config.classes, pixels=pixels)
 
 
 def make_int8_file(
@@ -281,23 +211,13 @@ def make_int8_file(
     options: OnnxOptions,
     scoring_images: ExportImages | None,
     done: ExportResult,
-    name: str,
 ) -> ExportResult:
     """The int8 file from the float one, run, scored and timed next to it."""
-    made: Quantised = int8.quantise(plain, path, bundle, scoring_images, pixels=options.preprocessing)
-    session, config = OnnxSession(path), bundle.config
-    own = make_reference(bundle, config.image, pixels=options.preprocessing)
-    report = check_export(
-        {config.image: own},
-        session,
-        subject=name,
-        against=session.version,
-        channels=config.channels,
-        classes=count_choices(bundle),
-        pixels=options.preprocessing,
-        tolerance=None,
-    )
-    scores = score_if_possible(bundle, session, options, scoring_images)
+    name, image, pixels = done.target.name, bundle.config.image, options.preprocessing
+    notes = int8.quantise(plain, path, bundle, scoring_images, pixels=pixels)
+    session, references = OnnxSession(path), {image: make_reference(bundle, image, pixels=pixels)}
+    report = check_export(bundle, references, session, name, session.version, pixels=pixels, tolerance=None)
+    scores = score_if_possible(bundle, session, pixels, scoring_images)
     agreement = None if scores is None else scores.agreement
     if scores is not None and agreement is not None and not agreement >= options.least_agreement:
         raise ExportFailed(
@@ -305,15 +225,8 @@ def make_int8_file(
             f"{options.least_agreement:.0%} is asked for; nothing was written: leave --int8 out, or take it as it is "
             f"with --agreement {int(agreement * 100) / 100:g}"
         )
-    times: ExportSpeed = measure_speed(
-        {"float32": OnnxSession(plain), "int8": session}, bundle, pixels=options.preprocessing
-    )
     return replace(
-        done,
-        report=report,
-        plain=done.report,
-        scores=scores,
-        pace=times,
-        notes=(*done.notes, *made.notes),
+        done, report=report, plain=done.report, scores=scores, notes=(*done.notes, *notes),
+        pace=measure_speed({"float32": OnnxSession(plain), "int8": session}, bundle, pixels=pixels),
         plain_bytes=plain.stat().st_size,
-    )
+    )  # fmt: skip

@@ -7,12 +7,10 @@ checkpoint/convert.py writes the tensors; here they are loaded and run. `ExportR
 where the library is installed it is the one that was checked.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 import torch
-from torch import Tensor
 
 from vitrail.checkpoint import convert
 from vitrail.checkpoint import parity_check as peers
@@ -24,11 +22,11 @@ from vitrail.checkpoint.formats.timm import architecture
 from vitrail.checkpoint.weights import build_network
 from vitrail.core.errors import ExportFailed, ExportRefused, unknown_name
 from vitrail.core.text import Pair
-from vitrail.export.exportable import Weights, count_choices, load_bundle, make_reference, source_path
+from vitrail.export.exportable import Weights, load_bundle, make_reference, source_path
 from vitrail.export.output import ExportResult, atomic_output, check_target, list_files
-from vitrail.export.verify import ExportReport, Forward, check_export
+from vitrail.export.verify import ExportReport, check_export
 from vitrail.models.family import ModelConfig
-from vitrail.models.vit_config import ViTConfig, vit_config
+from vitrail.models.vit_config import vit_config
 
 Library: TypeAlias = Literal["hf", "timm", "npz", "torchvision"]
 
@@ -38,29 +36,18 @@ SUFFIXES: Final[dict[str, tuple[str, ...]]] = {
     "npz": (".npz",),
     "torchvision": (".pth", ".safetensors", ".bin"),
 }
-# timm's plain ViTs by width, depth, heads and patch; all have an MLP of four times the width.
-NAMED: Final[dict[tuple[int, int, int, int], str]] = {
-    (192, 12, 3, 16): "vit_tiny_patch16_224",
-    (384, 12, 6, 16): "vit_small_patch16_224",
-    (384, 12, 6, 32): "vit_small_patch32_224",
-    (768, 12, 12, 8): "vit_base_patch8_224",
-    (768, 12, 12, 16): "vit_base_patch16_224",
-    (768, 12, 12, 32): "vit_base_patch32_224",
-    (1024, 24, 16, 16): "vit_large_patch16_224",
-    (1024, 24, 16, 32): "vit_large_patch32_224",
-    (1280, 32, 16, 14): "vit_huge_patch14_224",
+# timm's plain ViTs at 224 px by width, depth and heads, and their patches; all have an MLP of four times the width.
+NAMED: Final[dict[tuple[int, int, int], tuple[str, tuple[int, ...]]]] = {
+    (192, 12, 3): ("tiny", (16,)),
+    (384, 12, 6): ("small", (16, 32)),
+    (768, 12, 12): ("base", (8, 16, 32)),
+    (1024, 24, 16): ("large", (16, 32)),
+    (1280, 32, 16): ("huge", (14,)),
 }
 USUAL: Final[dict[str, Any]] = {
-    "img_size": [224, 224],
-    "qkv_bias": True,
-    "class_token": True,
-    "no_embed_class": False,
-    "reg_tokens": 0,
-    "global_pool": "token",
-    "act_layer": "gelu",
-    "in_chans": 3,
-    "num_classes": 1000,
-}
+    "img_size": [224, 224], "qkv_bias": True, "class_token": True, "no_embed_class": False, "reg_tokens": 0,
+    "global_pool": "token", "act_layer": "gelu", "in_chans": 3, "num_classes": 1000,
+}  # fmt: skip
 
 
 def to_library(
@@ -81,24 +68,16 @@ def to_library(
     replaced = target.exists()
     with atomic_output(target) as draft:
         done = convert.export(bundle, draft, to)
-        if done.parity.identical != done.parity.tensors:
-            same, count = done.parity.identical, done.parity.tensors
+        if (same := done.parity.identical) != (count := done.parity.tensors):
             raise ExportFailed(f"{target.name}: {same} of {count} tensors came back as they were; nothing was written")
         report = check_written(bundle, draft, done, call, target.name)
-    notes = ()
+    notes = list[str]()
     if done.sidecar is not None:
-        beside = (target if folder else target.parent) / done.sidecar.name
-        notes = (
-            f"{done.format} cannot hold {', '.join(done.lost_fields)}: they are in {beside}, keep it with the weights",
-        )
+        sidecar, lost = (target if folder else target.parent) / done.sidecar.name, ", ".join(done.lost_fields)
+        notes.append(f"{done.format} cannot hold {lost}: they are in {sidecar}, keep it with the weights")
+    use = describe_usage(bundle.config, target, to, call, folder=folder)
     return ExportResult(
-        target=target,
-        to=to,
-        files=list_files(target),
-        report=report,
-        use=describe_usage(bundle.config, target, to, call, folder=folder),
-        notes=notes,
-        replaced=replaced,
+        target=target, to=to, files=list_files(target), report=report, use=use, notes=tuple(notes), replaced=replaced
     )
 
 
@@ -106,42 +85,28 @@ def check_written(
     bundle: Bundle, draft: Path, done: Conversion, call: tuple[str, dict[str, Any]] | None, name: str
 ) -> ExportReport:
     """What was written next to the network: in its library, or read back here where there is none."""
-    against, candidate = load_written(bundle.config, draft, done, call)
-    try:
-        return check_export(
-            {bundle.config.image: make_reference(bundle, bundle.config.image)},
-            candidate,
-            subject=name,
-            against=against,
-            channels=bundle.config.channels,
-            classes=count_choices(bundle),
-        )
-    except ExportFailed as error:
-        if not done.lost_fields:
-            raise
-        raise ExportFailed(
-            f"{error}. {done.format} cannot hold {', '.join(done.lost_fields)}; --to onnx can, and `vitrail convert` "
-            "writes the tensors all the same"
-        ) from None
-
-
-def load_written(
-    config: ModelConfig, draft: Path, done: Conversion, call: tuple[str, dict[str, Any]] | None
-) -> tuple[str, Forward]:
-    built = peers.build_reference(done.format, config, draft)
+    built = peers.build_reference(done.format, bundle.config, draft)
     if isinstance(built, str):
         if "cannot build" in built:
             raise ExportRefused(f"{built}; `vitrail convert` writes the tensors all the same")
-        return f"vitrail itself, which read it back ({built})", build_network(read_bundle(draft))
-    if call is not None:
-        with torch.random.fork_rng(devices=[]):  # its own weights are drawn before ours are read
-            created = peers.load_with_timm(*call, draft)
-        return built.library, flatten_outputs(created)
-    return built.library, flatten_outputs(built.network, built.logits)
-
-
-def flatten_outputs(module: Callable[[Tensor], Any], logits: Callable[[Any], Tensor] | None = None) -> Forward:
-    return lambda images: (module(images) if logits is None else logits(module(images))).flatten(1)
+        against, candidate = f"vitrail itself, which read it back ({built})", build_network(read_bundle(draft))
+    else:
+        network, logits = built.network, built.logits
+        if call is not None:
+            with torch.random.fork_rng(devices=[]):  # its own weights are drawn before ours are read
+                network, logits = peers.load_with_timm(*call, draft), None
+        forward = lambda images: (network(images) if logits is None else logits(network(images))).flatten(1)  # noqa: E731
+        against, candidate = built.library, forward
+    image = bundle.config.image
+    try:
+        return check_export(bundle, {image: make_reference(bundle, image)}, candidate, name, against)
+    except ExportFailed as error:
+        if not done.lost_fields:
+            raise
+        lost = f"{done.format} cannot hold {', '.join(done.lost_fields)}"
+        raise ExportFailed(
+            f"{error}. {lost}; --to onnx can, and `vitrail convert` writes the tensors all the same"
+        ) from None
 
 
 def timm_call(config: ModelConfig) -> tuple[str, dict[str, Any]]:
@@ -150,10 +115,10 @@ def timm_call(config: ModelConfig) -> tuple[str, dict[str, Any]]:
     if not config.tokens:
         return name, {field: value for field, value in args.items() if USUAL.get(field) != value}
     config = vit_config(config, "a network of timm's")
-    shape = (config.width, config.depth, config.heads, config.patch[0])
+    size, patches = NAMED.get((config.width, config.depth, config.heads), ("", ()))
     square = config.patch[0] == config.patch[1] and config.mlp_width == 4 * config.width
-    if config.backbone is None and square and shape in NAMED:
-        name = NAMED[shape]
+    if config.backbone is None and square and config.patch[0] in patches:
+        name = f"vit_{size}_patch{config.patch[0]}_224"
         for field in ("embed_dim", "depth", "num_heads", "mlp_ratio", "patch_size"):
             args.pop(field)
     elif int(config.width * (ratio := config.mlp_width / config.width)) == config.mlp_width:
@@ -180,26 +145,19 @@ def describe_usage(
             return f'timm.create_model("local-dir:{target}", pretrained=True)'
         case "timm":
             assert call is not None
-            args = "".join(f", {field}={value!r}" for field, value in call[1].items())
-            return f'timm.create_model("{call[0]}", checkpoint_path="{target}"{args})'
+            more = "".join(f", {field}={value!r}" for field, value in call[1].items())
+            return f'timm.create_model("{call[0]}", checkpoint_path="{target}"{more})'
         case "torchvision":
-            config = vit_config(config, "torchvision's format")
+            vit = vit_config(config, "torchvision's format")
+            args: dict[str, Any] = {
+                "image_size": vit.image[0], "patch_size": vit.patch[0], "num_layers": vit.depth, "num_heads": vit.heads,
+                "hidden_dim": vit.width, "mlp_dim": vit.mlp_width, "num_classes": vit.classes or 1,
+            }  # fmt: skip
+            args |= {"representation_size": vit.width} if vit.head == "tanh" else {}
+            text = ", ".join(f"{name}={value}" for name, value in args.items())
             read = "torch.load" if target.suffix != ".safetensors" else "safetensors.torch.load_file"
-            less = "" if config.classes else "del model.heads.head; "
-            return f'model = {describe_torchvision(config)}; {less}model.load_state_dict({read}("{target}"))'
+            less = "" if vit.classes else "del model.heads.head; "
+            make = f"model = torchvision.models.VisionTransformer({text})"
+            return f'{make}; {less}model.load_state_dict({read}("{target}"))'
         case _:
             return f'vitrail.load("{target}"), or the JAX code that the format is of'
-
-
-def describe_torchvision(config: ViTConfig) -> str:
-    args: dict[str, Any] = {
-        "image_size": config.image[0],
-        "patch_size": config.patch[0],
-        "num_layers": config.depth,
-        "num_heads": config.heads,
-        "hidden_dim": config.width,
-        "mlp_dim": config.mlp_width,
-        "num_classes": config.classes or 1,
-    }
-    args |= {"representation_size": config.width} if config.head == "tanh" else {}
-    return f"torchvision.models.VisionTransformer({', '.join(f'{name}={value}' for name, value in args.items())})"

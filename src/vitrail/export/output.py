@@ -5,7 +5,6 @@ What an export gives back.
 
 import contextlib
 import os
-import shutil
 import tempfile
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -23,16 +22,13 @@ def atomic_output(target: Path) -> Generator[Path]:
     lies next to it get their names; where the block raised, nothing is left."""
     try:
         target.absolute().parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(dir=target.absolute().parent, prefix=".vitrail-export-"))
+        with tempfile.TemporaryDirectory(
+            dir=target.absolute().parent, prefix=".vitrail-export-", ignore_cleanup_errors=True
+        ) as scratch:
+            yield Path(scratch) / target.name
+            put_in_place(Path(scratch), target.absolute())
     except OSError as error:
         raise ConfigError(f"{target} cannot be written ({error.strerror or error}); give another --out") from error
-    try:
-        yield scratch / target.name
-        put_in_place(scratch, target.absolute())
-    except OSError as error:
-        raise ConfigError(f"{target} cannot be written ({error.strerror or error}); give another --out") from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def put_in_place(scratch: Path, target: Path) -> None:
@@ -43,19 +39,14 @@ def put_in_place(scratch: Path, target: Path) -> None:
             os.fsync(opened.fileno())
     stale = sidecar_path(target / "model.safetensors" if target.is_dir() else target)
     stale.unlink(missing_ok=True)  # of what stood here before
+    mask = os.umask(0o077)  # can only be read by setting it
+    os.umask(mask)
     for file in files:
         final = target.parent / file.relative_to(scratch)
         final.parent.mkdir(exist_ok=True)
-        file.chmod(0o666 & ~read_umask())  # a temporary folder is private, what comes out of it is not
+        file.chmod(0o666 & ~mask)  # a temporary folder is private, what comes out of it is not
         os.replace(file, final)
         sync_folder(final.parent)
-
-
-def read_umask() -> int:
-    """Can only be asked for by setting it."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
 
 
 def check_target(target: Path, *, suffixes: tuple[str, ...], folder: bool = False, source: Path | None = None) -> None:
@@ -104,5 +95,5 @@ def list_files(target: Path) -> tuple[Path, ...]:
     """A file with what lies next to it under its name, or what is in a folder."""
     if target.is_dir():
         return tuple(sorted(path for path in target.iterdir() if path.is_file()))
-    beside = (target.with_name(target.name + end) for end in (".data", ".vitrail.json"))
-    return (target, *(path for path in beside if path.is_file()))
+    others = (target.with_name(target.name + end) for end in (".data", ".vitrail.json"))
+    return (target, *(path for path in others if path.is_file()))

@@ -20,10 +20,10 @@ from vitrail import __version__
 from vitrail.checkpoint.bundle import describe
 from vitrail.checkpoint.weights import build_network
 from vitrail.core.text import Pair
-from vitrail.export.exportable import Weights, count_choices, load_bundle, make_references, source_path, to_exportable
+from vitrail.export.exportable import Weights, load_bundle, make_references, source_path, to_exportable
 from vitrail.export.output import ExportResult, atomic_output, check_target, list_files
 from vitrail.export.verify import check_export
-from vitrail.models.family import ImageSizes
+from vitrail.models.family import ImageSizes, ModelConfig
 
 SPECULATIVE: Final = 2  # a batch or grid of one would be taken for a constant
 
@@ -65,7 +65,6 @@ def silence_exporter() -> Generator[None]:
         schemas.setLevel(before)
 
 
-SUFFIX: Final = (".pt2",)
 DESCRIPTION: Final = "vitrail.json"  # in the archive: config, preprocessing, labels, provenance and version
 
 
@@ -75,37 +74,32 @@ def to_torch_export(
     """Writes an ExportedProgram with an open batch and, where the network allows it, open image sizes; loads it again
     and runs it next to the network before the file gets its name."""
     target = Path(target)
-    check_target(target, suffixes=SUFFIX, source=source_path(weights))
+    check_target(target, suffixes=(".pt2",), source=source_path(weights))
     bundle = load_bundle(weights, image_size, exact=True)
-    config = bundle.config
-    open_sizes = ImageSizes(step=None, why="a fixed size was asked for") if fixed_size else config.open_sizes
-    open_sizes = replace(open_sizes, any=False)  # torch holds to the multiples that it was traced with
-    if open_sizes.step is not None and any(
-        side % step for side, step in zip(config.image, open_sizes.step, strict=True)
-    ):
-        open_sizes = ImageSizes(step=None, why=f"{config.image} is not a multiple of the stride {open_sizes.step[0]}")
-    replaced = target.exists()
+    config, replaced = bundle.config, target.exists()
+    sizes = replace(choose_sizes(config, fixed_size), any=False)  # torch holds to the multiples that it was traced with
+    if sizes.step is not None and any(side % step for side, step in zip(config.image, sizes.step, strict=True)):
+        sizes = ImageSizes(step=None, why=f"{config.image} is not a multiple of the stride {sizes.step[0]}")
     with atomic_output(target) as draft:
-        form = to_exportable(build_network(bundle), dynamic=open_sizes.step is not None)
-        program = trace_network(form, config.image, config.channels, open_sizes)
+        form = to_exportable(build_network(bundle), dynamic=sizes.step is not None)
+        program = trace_network(form, config.image, config.channels, sizes)
         about = json.dumps({"vitrail": __version__, **describe(config, bundle.card.abridge())})
         with silence_exporter():
             torch.export.save(program, draft, extra_files={DESCRIPTION: about})
             loaded: Any = torch.export.load(draft).module()
-        report = check_export(
-            make_references(bundle, open_sizes),
-            loaded,
-            subject=target.name,
-            against=f"torch {torch.__version__}",
-            channels=config.channels,
-            classes=count_choices(bundle),
-        )
+        references = make_references(bundle, sizes)
+        report = check_export(bundle, references, loaded, target.name, f"torch {torch.__version__}")
+    use = f'torch.export.load("{target}").module()(images)'
     return ExportResult(
-        target=target,
-        to="torch-export",
-        files=list_files(target),
-        report=report,
-        use=f'torch.export.load("{target}").module()(images)',
-        notes=tuple(f"one image size only: {open_sizes.why}" for _ in range(open_sizes.step is None)),
-        replaced=replaced,
-    )
+        target=target, to="torch-export", files=list_files(target), report=report, use=use,
+        notes=note_fixed_size(sizes), replaced=replaced,
+    )  # fmt: skip
+
+
+def choose_sizes(config: ModelConfig, fixed: bool) -> ImageSizes:
+    """The image sizes that one file takes."""
+    return ImageSizes(step=None, why="a fixed size was asked for") if fixed else config.open_sizes
+
+
+def note_fixed_size(sizes: ImageSizes) -> tuple[str, ...]:
+    return () if sizes.step is not None else (f"one image size only: {sizes.why}",)

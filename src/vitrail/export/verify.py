@@ -11,6 +11,7 @@ What an export says to given images, next to what the network says.
 How quick exported files are next to each other: batch by batch in turn, so that whatever else runs falls on both.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,9 +26,10 @@ from vitrail.core.errors import DataError, ExportFailed
 from vitrail.core.text import Pair, format_size
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.targets import CLASS_LABELS
-from vitrail.evaluation.metrics import Criterion, Metric
+from vitrail.evaluation.metrics import Criterion
 from vitrail.export.int8 import ExportImages
-from vitrail.tasks.task import Task, TaskScore
+from vitrail.tasks.registry import TASKS
+from vitrail.tasks.task import Task
 
 TOLERANCE: Final = 1e-4  # largest difference over largest value
 BATCHES: Final = (1, 3, 16)
@@ -74,61 +76,49 @@ class ExportReport:
 
     def rows(self) -> list[tuple[str, str, str, str, str]]:
         """Image, batch, largest difference, relative, same answer: as text for a table."""
+        answers = ["-" if case.agree is None else f"{case.agree:,} of {case.answers:,}" for case in self.cases]
         return [
-            (
-                format_size(case.image),
-                str(case.batch),
-                f"{case.absolute:.2e}",
-                f"{case.relative:.2e}",
-                "-" if case.agree is None else f"{case.agree:,} of {case.answers:,}",
-            )
-            for case in self.cases
+            (format_size(case.image), str(case.batch), f"{case.absolute:.2e}", f"{case.relative:.2e}", answer)
+            for case, answer in zip(self.cases, answers, strict=True)
         ]
 
 
-def make_noise_images(batch: int, channels: int, image: Pair, *, seed: int = 0) -> Tensor:
-    """Slopes, waves and grain, other ones in every image and channel: [B, C, H, W] of about unit scale."""
+def make_noise_images(batch: int, channels: int, image: Pair, *, seed: int = 0, pixels: bool = False) -> Tensor:
+    """Slopes, waves and grain, other ones in every image and channel: [B, C, H, W] of about unit scale, or as bytes."""
     generator = torch.Generator().manual_seed(seed)
     y, x = torch.meshgrid(torch.linspace(-1, 1, image[0]), torch.linspace(-1, 1, image[1]), indexing="ij")
     turn = torch.rand(batch, channels, 2, 1, 1, generator=generator) * 6
     smooth = x * turn[:, :, 0].cos() + y * turn[:, :, 0].sin() + (9 * x * y + turn[:, :, 1]).sin()
-    return smooth + 0.5 * torch.randn(batch, channels, *image, generator=generator)
-
-
-def as_bytes(images: Tensor) -> Tensor:
-    """The same images as pixels of 0 to 255."""
-    return (images * 64 + 128).clamp(0, 255).to(torch.uint8)
+    images = smooth + 0.5 * torch.randn(batch, channels, *image, generator=generator)
+    return (images * 64 + 128).clamp(0, 255).to(torch.uint8) if pixels else images
 
 
 @torch.inference_mode()
 def check_export(
+    bundle: Bundle,
     references: Mapping[Pair, Forward],
     candidate: Forward,
-    *,
-    subject: str,
+    name: str,
     against: str,
-    channels: int,
-    classes: int,
+    *,
     pixels: bool = False,
-    batches: tuple[int, ...] = BATCHES,
     tolerance: float | None = TOLERANCE,
 ) -> ExportReport:
     """Both on the same images, at every size that there is a reference for. Beyond the tolerance it raises
     ExportFailed; without one (int8) the answers need only be finite. With `pixels` both get bytes."""
-    cases: list[CheckedBatch] = []
+    task, cases = TASKS.get(bundle.card.task), list[CheckedBatch]()
+    # What the largest output chooses from: nothing for features, and where the task is unknown or has no classes.
+    classes = bundle.config.classes if task is not None and task.has_classes else 0
     for image, reference in references.items():
-        for batch in batches:
-            images = make_noise_images(batch, channels, image, seed=batch)
-            images = as_bytes(images) if pixels else images
+        for batch in BATCHES:
+            images = make_noise_images(batch, bundle.config.channels, image, seed=batch, pixels=pixels)
             cases.append(compare_outputs(image, reference(images), candidate(images), classes))
     report = ExportReport(against=against, cases=tuple(cases), tolerance=tolerance)
     bar = float("inf") if tolerance is None else tolerance
     if not report.worst <= bar:
         case = max(cases, key=lambda case: case.relative if case.relative == case.relative else float("inf"))
-        raise ExportFailed(
-            f"{subject}: in {against} it is {case.relative:.1e} off the network at {format_size(case.image)} and batch "
-            f"{case.batch}, where {bar:g} is allowed; nothing was written"
-        )
+        found = f"{case.relative:.1e} off the network at {format_size(case.image)} and batch {case.batch}"
+        raise ExportFailed(f"{name}: in {against} it is {found}, where {bar:g} is allowed; nothing was written")
     return report
 
 
@@ -137,15 +127,11 @@ def compare_outputs(image: Pair, mine: Tensor, theirs: Tensor, classes: int) -> 
         raise ExportFailed(f"it gives {list(theirs.shape)} where the network gives {list(mine.shape)}")
     difference = (mine.double() - theirs.double()).abs().max().item()
     scale = mine.double().abs().max().item()
-    said, heard = mine.argmax(1), theirs.argmax(1)
+    relative, same = difference / scale if scale else difference, mine.argmax(1) == theirs.argmax(1)
     return CheckedBatch(
-        image=image,
-        batch=len(mine),
-        absolute=difference,
-        relative=difference / scale if scale else difference,
-        agree=int((said == heard).sum()) if classes else None,
-        places=said[0].numel(),
-    )
+        image=image, batch=len(mine), absolute=difference, relative=relative,
+        agree=int(same.sum()) if classes else None, places=same[0].numel(),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,8 +170,7 @@ def score_export(
 ) -> ExportScores:
     """Both on every image once, in the words of a task. With `pixels` both get bytes, else normalised images."""
     count, shares = 0, list[float]()
-    device = torch.device("cpu")
-    mine, theirs = (task.metric(outputs, device) for _ in range(2))
+    metrics = [task.metric(outputs, torch.device("cpu")) for _ in range(2)]
     for batch in scoring_images.batches(preprocessing, task.targets if scoring_images.has_targets else CLASS_LABELS):
         if not bool(batch.valid.any()):
             continue
@@ -196,30 +181,19 @@ def score_export(
         if same is not None:
             shares.append(float(same[batch.valid].sum()))
         if scoring_images.has_targets:
-            mine.update(own, batch)
-            theirs.update(other, batch)
+            for metric, outputs_of in zip(metrics, (own, other), strict=True):
+                metric.update(outputs_of, batch)
     if not count:
         raise DataError("none of the images could be read")
-    criterion = task.criteria[0]
-    scored = read_scores(mine, theirs) if scoring_images.has_targets else ()
-    values = [float(one.row()[criterion.name]) for one in scored]
+    criterion, labelled, values = task.criteria[0], 0, [0.0, 0.0]
+    if scoring_images.has_targets:
+        with contextlib.suppress(DataError):  # no image had a target
+            scores = [metric.result() for metric in metrics]
+            labelled, values = scores[0].count, [float(score.row()[criterion.name]) for score in scores]
     return ExportScores(
-        count=count,
-        agree=sum(shares) if shares else None,
-        criterion=criterion,
-        labelled=scored[0].count if scored else 0,
-        network=values[0] if values else 0.0,
-        export=values[1] if values else 0.0,
-        unread=tuple(map(str, scoring_images.ledger.known.values())),
-    )
-
-
-def read_scores(*metrics: Metric[TaskScore]) -> tuple[TaskScore, ...]:
-    """Of the network and the export; none where no image had a target."""
-    try:
-        return tuple(metric.result() for metric in metrics)
-    except DataError:
-        return ()
+        count=count, agree=sum(shares) if shares else None, criterion=criterion, labelled=labelled,
+        network=values[0], export=values[1], unread=tuple(map(str, scoring_images.ledger.known.values())),
+    )  # fmt: skip
 
 
 BATCH: Final = 16
@@ -235,23 +209,15 @@ class ExportSpeed:
     images_per_s: Mapping[str, float]
 
 
-def measure_speed(
-    runners: Mapping[str, Forward],
-    bundle: Bundle,
-    *,
-    pixels: bool = False,
-    batch: int = BATCH,
-    seconds: float = SECONDS,
-) -> ExportSpeed:
+def measure_speed(runners: Mapping[str, Forward], bundle: Bundle, *, pixels: bool = False) -> ExportSpeed:
     """Medians over rounds in which each runs once, behind a warm one."""
-    images = make_noise_images(batch, bundle.config.channels, bundle.config.image)
-    images = as_bytes(images) if pixels else images
+    images = make_noise_images(BATCH, bundle.config.channels, bundle.config.image, pixels=pixels)
     times: dict[str, list[float]] = {name: [] for name in runners}
     begun, rounds = time.perf_counter(), 0
-    while rounds <= LEAST or (rounds <= MOST and time.perf_counter() - begun < seconds):
+    while rounds <= LEAST or (rounds <= MOST and time.perf_counter() - begun < SECONDS):
         for name, run in runners.items():
             start = time.perf_counter()
             run(images)
             times[name].append(time.perf_counter() - start)
         rounds += 1
-    return ExportSpeed(batch=batch, images_per_s={name: batch / median(found[1:]) for name, found in times.items()})
+    return ExportSpeed(batch=BATCH, images_per_s={name: BATCH / median(found[1:]) for name, found in times.items()})

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from vitrail.core.errors import unknown_name
 from vitrail.core.text import Pair
 from vitrail.models.family import Pool
-from vitrail.models.resnet_config import ResNetConfig
+from vitrail.models.resnet_config import ResNetConfig, same_widths
 from vitrail.models.vit_config import ViTConfig
 
 TRUNCATED_STD = 0.87962566103423978  # of a standard normal cut off at two standard deviations
@@ -83,12 +83,10 @@ class StandardisedConv(nn.Conv2d):
         return F.conv2d(input, self.standardise_kernel(), None, self.stride, self.padding)
 
 
-def pad_same(x: Tensor, side: int, stride: int, value: float = 0.0) -> Tensor:
-    """TensorFlow's SAME rule: as many outputs as strides fit, the odd pixel of padding behind."""
-    widths: list[int] = []
-    for size in (x.shape[3], x.shape[2]):
-        total = max((-(-size // stride) - 1) * stride + side - size, 0)
-        widths += [total // 2, total - total // 2]
+def pad_same(x: Tensor, side: int, stride: int, value: float = 0.0, *, open_size: bool = False) -> Tensor:
+    """TensorFlow's SAME rule. An open size is a multiple of every stride, so the widths are the same for all."""
+    sizes = (stride, stride) if open_size else (x.shape[3], x.shape[2])
+    widths = [width for size in sizes for width in same_widths(size, side, stride)]
     return F.pad(x, widths, value=value) if any(widths) else x
 
 

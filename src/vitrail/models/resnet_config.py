@@ -174,6 +174,13 @@ def shrink(size: Pair, stride: int) -> Pair:
     return (-(-size[0] // stride), -(-size[1] // stride))
 
 
+def same_widths(size: int, side: int, stride: int) -> Pair:
+    """Padding before and behind a line under TensorFlow's SAME rule: as many outputs as strides fit, the odd pixel
+    behind."""
+    total = max((-(-size // stride) - 1) * stride + side - size, 0)
+    return total // 2, total - total // 2
+
+
 def resnet_steps(c: ResNetConfig) -> Iterator[CostStep]:
     yield CostStep("image", (*c.image, c.channels))
     yield from trunk_steps(c)
@@ -255,13 +262,9 @@ def padding_macs(config: ResNetConfig) -> int:
 def _on_padding(config: ResNetConfig, size: tuple[int, int], side: int, stride: int) -> int:
     """Taps of a convolution over a plane that lie outside of it."""
     outputs = math.prod(-(-length // stride) for length in size)
-    inside = math.prod(_taps_inside(config.padding == "same", length, side, stride) for length in size)
+    inside = 1
+    for length in size:
+        before = same_widths(length, side, stride)[0] if config.padding == "same" else side // 2
+        starts = range(-before, -(-length // stride) * stride - before, stride)  # of the outputs along this axis
+        inside *= sum(min(start + side, length) - max(start, 0) for start in starts)
     return outputs * side * side - inside
-
-
-def _taps_inside(same: bool, length: int, side: int, stride: int) -> int:
-    """Along one axis, over all outputs. The SAME rule puts the odd pixel of padding behind."""
-    outputs = -(-length // stride)
-    before = max((outputs - 1) * stride + side - length, 0) // 2 if same else side // 2
-    starts = (at * stride - before for at in range(outputs))
-    return sum(min(start + side, length) - max(start, 0) for start in starts)
