@@ -70,7 +70,7 @@ def test_which_sizes_one_file_takes() -> None:
 def test_the_pool_is_that_of_the_network(size: tuple[int, int], zero: bool, same: bool) -> None:
     config = replace(RESNET, padding="same" if same else "symmetric", pool_padding="zero" if zero else "infinity")
     x = torch.randn(2, 8, *size) - 1  # mostly below zero, so that the border shows
-    expected = convolution.root_pool(x, config)
+    expected = convolution.RootPool(config)(x)
     pool = convolution.RootPool(config)
     assert torch.equal(BorderedPool(pool, dynamic=False)(x), expected)
     if size == (8, 8):

@@ -1,6 +1,7 @@
 """Appendix A: three ways to compute the same attention, and its two 1-D forms on a grid."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -120,8 +121,8 @@ def test_attention_dropout_acts_on_weights_in_training_only(monkeypatch: pytest.
 
 GRID = (3, 5)
 FOLDS = {
-    "rows": (attention.split_rows, attention.merge_rows),
-    "columns": (attention.split_columns, attention.merge_columns),
+    axis: tuple(partial(fold, columns=axis == "columns") for fold in (attention.split_lines, attention.merge_lines))
+    for axis in ("rows", "columns")
 }
 
 
@@ -136,9 +137,9 @@ def test_folding_there_and_back(axis: str) -> None:
 
 def test_folded_sequences_are_the_rows_and_columns_of_the_grid() -> None:
     place = torch.arange(30.0).reshape(2, 15, 1)  # image 1 continues where image 0 ends
-    assert attention.split_rows(place, GRID)[4].flatten().tolist() == [20, 21, 22, 23, 24]
-    assert attention.split_columns(place, GRID)[1].flatten().tolist() == [1, 6, 11]
-    assert attention.split_columns(place, GRID)[5].flatten().tolist() == [15, 20, 25]
+    assert FOLDS["rows"][0](place, GRID)[4].flatten().tolist() == [20, 21, 22, 23, 24]
+    assert FOLDS["columns"][0](place, GRID)[1].flatten().tolist() == [1, 6, 11]
+    assert FOLDS["columns"][0](place, GRID)[5].flatten().tolist() == [15, 20, 25]
 
 
 @pytest.mark.parametrize("axis", FOLDS)

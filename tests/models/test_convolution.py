@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from tests.models.tiny import RESNET
-from vitrail.models.layers import StandardisedConv, pad_same, root_pool
+from vitrail.models.layers import RootPool, StandardisedConv, pad_same
 from vitrail.models.resnet_config import ResNetConfig
 
 
@@ -130,18 +130,18 @@ def loop_pool(x: torch.Tensor, fill: float, before: int, behind: int) -> torch.T
 def test_root_pool_in_its_four_forms() -> None:
     x = -torch.rand(2, 4, 8, 8) - 1  # negative everywhere, as nothing without a ReLU forbids
     infinity = replace(RESNET, pool_padding="infinity")
-    assert torch.equal(root_pool(x, RESNET), loop_pool(x, 0.0, 1, 1))
-    assert torch.equal(root_pool(x, infinity), loop_pool(x, -math.inf, 1, 1))
-    assert torch.equal(root_pool(x, replace(infinity, padding="same")), loop_pool(x, -math.inf, 0, 1))
-    assert torch.equal(root_pool(x, replace(RESNET, padding="same")), loop_pool(x, 0.0, 0, 1))
-    zero, minus = root_pool(x, RESNET), root_pool(x, infinity)
+    assert torch.equal(RootPool(RESNET)(x), loop_pool(x, 0.0, 1, 1))
+    assert torch.equal(RootPool(infinity)(x), loop_pool(x, -math.inf, 1, 1))
+    assert torch.equal(RootPool(replace(infinity, padding="same"))(x), loop_pool(x, -math.inf, 0, 1))
+    assert torch.equal(RootPool(replace(RESNET, padding="same"))(x), loop_pool(x, 0.0, 0, 1))
+    zero, minus = RootPool(RESNET)(x), RootPool(infinity)(x)
     edge = torch.zeros(4, 4, dtype=torch.bool)
     edge[0] = edge[:, 0] = True
     assert torch.equal((zero != minus).any(dim=1).any(dim=0), edge)
     assert zero[..., 0, :].abs().max() == 0
-    assert torch.equal(root_pool(x.relu(), RESNET), root_pool(x.relu(), infinity))
+    assert torch.equal(RootPool(RESNET)(x.relu()), RootPool(infinity)(x.relu()))
 
 
 def test_3x3_root_has_no_pool() -> None:
     x = torch.randn(1, 4, 8, 8)
-    assert root_pool(x, replace(RESNET, root="3x3")) is x
+    assert RootPool(replace(RESNET, root="3x3"))(x) is x

@@ -185,7 +185,7 @@ def test_axial_mixing_is_row_attention_then_column_attention_then_the_stride(str
 def test_resnet_takes_any_size_but_not_any_channels() -> None:
     model = resnet(RESNET)
     assert model(torch.randn(1, 3, 33, 47, dtype=torch.float64)).shape == (1, 5)
-    with pytest.raises(ImageSizeError, match=r"images of \(1, 4, 20, 28\) have not the 3 channels"):
+    with pytest.raises(ImageSizeError, match=r"images of \(1, 4, 20, 28\) do not have the 3 channels"):
         model(torch.randn(1, 4, 20, 28, dtype=torch.float64))
 
 

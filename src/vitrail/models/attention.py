@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitrail.core.text import Pair
-from vitrail.models.backbone import Taps
+from vitrail.models.backbone import AttentionTap, Taps
 from vitrail.models.kernels.fused_ops import can_fuse_attention, can_fuse_linear, fused_attention, fused_qkv
 
 
@@ -68,57 +68,37 @@ class Attention(nn.Module):
         """[B, T, D] -> [B, T, D], or [B, queries, D] for the first tokens alone, which still see all others."""
         dropout = self.dropout if self.training else 0.0
         tapped = taps is not None and taps.attention
-        if (
-            queries is None
-            and offsets is None
-            and not dropout
-            and not tapped
-            and can_fuse_attention(z, self.qkv, self.heads)
-        ):
+        plain = queries is None and offsets is None and not dropout and not tapped
+        if plain and can_fuse_attention(z, self.qkv, self.heads):
             return self.out(fused_attention(z, self.qkv, self.heads))  # Eqs. 5-8
         q, k, v = self.project(z) if queries is None else self.project_first(z, queries)
         bias = None if offsets is None else relative_logits(q, offsets)
         if taps is not None and tapped:
             weights = attention_weights(q, k, bias)
-            taps.take_attention(q, k, v, weights)
+            taps.inside = AttentionTap(q, k, v, weights)
             if taps.explicit:
                 return self.out((weights @ v).transpose(1, 2).flatten(2))
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)  # Eqs. 6, 7
         return self.out(mixed.transpose(1, 2).flatten(2))  # Eq. 8
 
 
-def split_rows(z: Tensor, grid: Pair) -> Tensor:
-    """Every row of the grid as a sequence of its own: [B, N, D] -> [B·rows, columns, D]."""
-    return z.unflatten(1, grid).flatten(0, 1)
+def split_lines(z: Tensor, grid: Pair, *, columns: bool) -> Tensor:
+    """Every row of the grid, or column, as a sequence of its own: [B, N, D] -> [B·rows, columns, D]."""
+    z = z.unflatten(1, grid)
+    return (z.transpose(1, 2) if columns else z).flatten(0, 1)
 
 
-def merge_rows(z: Tensor, grid: Pair) -> Tensor:
-    return z.unflatten(0, (-1, grid[0])).flatten(1, 2)
+def merge_lines(z: Tensor, grid: Pair, *, columns: bool) -> Tensor:
+    z = z.unflatten(0, (-1, grid[columns]))
+    return (z.transpose(1, 2) if columns else z).flatten(1, 2)
 
 
-def split_columns(z: Tensor, grid: Pair) -> Tensor:
-    """Every column of the grid as a sequence of its own: [B, N, D] -> [B·columns, rows, D]."""
-    return z.unflatten(1, grid).transpose(1, 2).flatten(0, 1)
-
-
-def merge_columns(z: Tensor, grid: Pair) -> Tensor:
-    return z.unflatten(0, (-1, grid[1])).transpose(1, 2).flatten(1, 2)
-
-
-def expand_row_weights(weights: Tensor, grid: Pair) -> Tensor:
+def expand_line_weights(weights: Tensor, grid: Pair, *, columns: bool) -> Tensor:
     """Weights within rows as weights over all tokens, zero between rows: [B·rows, X, columns, columns] -> [B, X, N, N]
-    for X heads."""
-    count, own = grid[0], weights.unflatten(0, (-1, grid[0])).movedim(1, 2)  # [B, X, rows, columns, columns]
+    for X heads. The same of columns."""
+    own = weights.unflatten(0, (-1, grid[columns])).movedim(1, 2)  # [B, X, rows, columns, columns]
     whole = weights.new_zeros(*own.shape[:2], *grid, *grid)
-    each = torch.arange(count, device=weights.device)
-    whole[:, :, each, :, each, :] = own.movedim(2, 0)
-    return whole.flatten(4, 5).flatten(2, 3)
-
-
-def expand_column_weights(weights: Tensor, grid: Pair) -> Tensor:
-    """The same of columns: [B·columns, X, rows, rows] -> [B, X, N, N]."""
-    count, own = grid[1], weights.unflatten(0, (-1, grid[1])).movedim(1, 2)  # [B, X, columns, rows, rows]
-    whole = weights.new_zeros(*own.shape[:2], *grid, *grid)
-    each = torch.arange(count, device=weights.device)
-    whole[:, :, :, each, :, each] = own.movedim(2, 0)
+    each, every = torch.arange(grid[columns], device=weights.device), slice(None)
+    place = (every, each, every, each) if columns else (each, every, each, every)
+    whole[(every, every, *place)] = own.movedim(2, 0)
     return whole.flatten(4, 5).flatten(2, 3)

@@ -10,7 +10,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeAlias
 
 from torch import Tensor, nn
 
@@ -18,6 +18,8 @@ from vitrail.core.errors import ConfigError
 from vitrail.core.text import format_size
 from vitrail.models.family import ModelConfig
 from vitrail.models.positions import Numerics
+
+Layers: TypeAlias = int | list[int] | tuple[int, ...] | None  # how many of the last, or which; none for all
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,14 +65,11 @@ class Taps:
     explicit: bool = False  # the output is computed from the weights, not by the fused kernel
     first: int = 0  # the number of the first layer that runs
     layers: list[LayerTap] = field(default_factory=list)  # torch.compile cannot trace list[LayerTap]
-    _inside: AttentionTap | None = None
-
-    def take_attention(self, q: Tensor, k: Tensor, v: Tensor, weights: Tensor) -> None:
-        self._inside = AttentionTap(q, k, v, weights)
+    inside: AttentionTap | None = None  # of the layer that runs just now
 
     def take_layer(self, before: Tensor, after: Tensor, spread: Callable[[Tensor], Tensor]) -> None:
-        self.layers.append(LayerTap(self.first + len(self.layers), before, after, self._inside, spread))
-        self._inside = None
+        self.layers.append(LayerTap(self.first + len(self.layers), before, after, self.inside, spread))
+        self.inside = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,16 +83,16 @@ class Intermediates:
     qkv: tuple[tuple[Tensor, Tensor, Tensor], ...] = ()  # [B, k, T, D_h] thrice where they were asked for
 
 
-def resolve_layers(layers: int | list[int] | tuple[int, ...] | None, depth: int) -> tuple[int, ...]:
+def resolve_layers(layers: Layers, depth: int) -> tuple[int, ...]:
     """The layers that are meant, counted from 0: all, the last so many, or those in a list, whose negative numbers
     count from the end."""
     if layers is None:
         return tuple(range(depth))
     if isinstance(layers, int):
-        wanted = range(depth - layers, depth) if 1 <= layers <= depth else None
+        wanted = range(depth - layers, depth)
     else:
         wanted = [layer + depth if layer < 0 else layer for layer in layers]
-    if wanted is None or not all(0 <= layer < depth for layer in wanted):
+    if layers == 0 or not all(0 <= layer < depth for layer in wanted):
         raise ConfigError(f"layers={layers!r}: this network has {depth}, counted from 0")
     return tuple(wanted)
 
@@ -149,11 +148,10 @@ class Backbone(nn.Module, ABC):
     def patch_map(self, images: Tensor) -> Tensor:
         """A vector for each patch, behind the last norm: [B, C, H, W] -> [B, D, rows, columns]."""
 
-    @abstractmethod
     def forward_intermediates(
         self,
         images: Tensor,
-        layers: int | list[int] | tuple[int, ...] | None = None,
+        layers: Layers = None,
         *,
         norm: bool = True,
         prefix: bool = True,
@@ -165,6 +163,13 @@ class Backbone(nn.Module, ABC):
         `layers` are counted from 0, negative ones from the end; a single number means the last so many, none means all.
         `norm` puts the network's last norm behind each, `prefix` keeps class token and registers in the token
         sequences. `attention` and `qkv` add those of each layer."""
+        return self.run_layers(images, layers, norm=norm, prefix=prefix, attention=attention, qkv=qkv)
+
+    @abstractmethod
+    def run_layers(
+        self, images: Tensor, layers: Layers, *, norm: bool, prefix: bool, attention: bool, qkv: bool
+    ) -> tuple[Tensor, Intermediates]:
+        """What `forward_intermediates` gives."""
 
     @abstractmethod
     def forward_features(self, images: Tensor) -> Tensor:
@@ -196,9 +201,9 @@ class Backbone(nn.Module, ABC):
     # What people have in their fingers from timm.
 
     @property
-    @abstractmethod
     def num_features(self) -> int:
         """D: the length of a representation."""
+        return self.config.features
 
     @property
     def embed_dim(self) -> int:
@@ -209,9 +214,9 @@ class Backbone(nn.Module, ABC):
         return self.config.classes
 
     @property
-    @abstractmethod
     def num_prefix_tokens(self) -> int:
         """Class token and registers."""
+        return self.config.prefix
 
     @property
     def has_class_token(self) -> bool:

@@ -51,7 +51,8 @@ def build_from(config: ModelConfig, tensors: dict[str, Tensor]) -> Model:
     model.load_state_dict(tensors, strict=True, assign=True)
     for module in model.modules():
         if isinstance(module, SineTable):
-            module.materialise(next(iter(tensors.values())))
+            like = next(iter(tensors.values()))
+            module.table = module.compute_table().to(like.device, like.dtype)  # in no weight file
     return model
 
 

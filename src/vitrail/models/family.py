@@ -5,15 +5,14 @@ types; CONTRIBUTING.md shows a family in one file. Also here: the rules that con
 closed-form cost of a network as a list of steps, each with the shape, parameters and multiply-accumulates of one layer.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, Field, asdict, dataclass, fields, replace
-from typing import Any, ClassVar, Final, Literal, TypeAlias, TypeVar, cast, get_args
+from typing import Any, ClassVar, Final, Literal, TypeAlias, TypeVar, cast, get_args, get_origin
 
 from vitrail.core.config_overrides import Choice
 from vitrail.core.errors import ConfigError, ImageSizeError, unknown_name
-from vitrail.core.text import LARGEST_SIDE, Pair, format_size, pair
+from vitrail.core.text import LARGEST_SIDE, Pair, format_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +69,9 @@ class ModelConfig(Choice, ABC):
         """What layers are counted by, for freezing and decay of the rate: blocks, or stages."""
 
     @property
-    @abstractmethod
     def units(self) -> int:
         """Blocks, all in all."""
+        return self.layers
 
     @property
     def tokens(self) -> int | None:
@@ -95,9 +94,13 @@ class ModelConfig(Choice, ABC):
         return ""
 
     @property
-    @abstractmethod
     def open_sizes(self) -> ImageSizes:
-        """The image sizes that one built network can read, without a change of its weights."""
+        """The image sizes that one built network can read, without a change of its weights: multiples of the patch, or
+        of a backbone's stride."""
+        step = self.patch_pixels
+        if self.image[0] % step[0] or self.image[1] % step[1]:
+            return ImageSizes(step=None, why="SAME padding that leaves pixels over is made for one size alone")
+        return ImageSizes(step=step)
 
     @property
     def prefix(self) -> int:
@@ -154,7 +157,7 @@ class ModelConfig(Choice, ABC):
     @property
     def can_recompute(self) -> bool:
         """Whether blocks can be computed again in the backward pass."""
-        return False
+        return bool(self.tokens)
 
     @property
     def padding_macs(self) -> int:
@@ -179,17 +182,12 @@ class ModelConfig(Choice, ABC):
 
     def patch_head(self, classes: int) -> dict[str, Any]:
         """The changes that give it one linear layer on every patch token as head, or none at all."""
-        raise ConfigError(
-            f"{self.title} has no patch tokens for a head with {classes} classes per pixel; take a ViT or a hybrid"
-        )
+        why = f"{self.title} has no patch tokens for a head with {classes} classes per pixel"
+        raise ConfigError(f"{why}; take a ViT or a hybrid")
 
     def new_last_layer(self, classes: int) -> dict[str, Any]:
         """The changes that replace the last layer alone."""
         return {"classes": classes}
-
-    def without_head(self) -> dict[str, Any]:
-        """The changes that leave the encoder."""
-        return {"classes": 0}
 
     @property
     def fixed_bytes(self) -> int:
@@ -210,16 +208,6 @@ def register_config(config: C) -> C:
     return config
 
 
-def multiples_of_patch(config: ModelConfig) -> ImageSizes:
-    """Multiples of the patch, or of a backbone's stride."""
-    step = config.patch_pixels
-    if config.image[0] % step[0] or config.image[1] % step[1]:
-        return ImageSizes(
-            step=None, why="SAME padding at a size that leaves pixels over is laid on for that size alone"
-        )
-    return ImageSizes(step=step)
-
-
 def to_dict(config: ModelConfig) -> dict[str, Any]:
     """Plain data for a file header; `from_dict` reads it back."""
     return {"family": config.family, **asdict(config)}
@@ -233,124 +221,64 @@ def from_dict(data: dict[str, Any]) -> ModelConfig:
         raise unknown_name("model family", family, FAMILIES)
     kind = FAMILIES[family]
     known = {field.name: field for field in fields(kind)}
-    values: dict[str, Any] = {}
     for name, value in rest.items():
         if name not in known:
             raise unknown_name("config field", name, known)
-        values[name] = _check_type(name, known[name].type, value)
-    required = [name for name, field in known.items() if field.default is MISSING and field.default_factory is MISSING]
-    if missing := [name for name in required if name not in values]:
+        rest[name] = _from_json(name, known[name].type, value)
+    if missing := [name for name, field in known.items() if field.default is MISSING and name not in rest]:
         raise ConfigError(f"incomplete model config: {', '.join(missing)} missing")
-    return kind(**values)
+    return kind(**rest)
 
 
-def _check_type(name: str, kind: Any, value: Any) -> Any:
-    """JSON knows no tuples and blurs 1 and 1.0; everything else must already be right."""
-    if name == "backbone":
-        if value is None:
-            return None
+def _from_json(name: str, kind: Any, value: Any) -> Any:
+    """JSON knows no tuples and blurs 1 and 1.0; `check_fields` sees to the rest."""
+    if name == "backbone" and value is not None:
         if not isinstance(value, dict) or cast(dict[str, Any], value).get("family", "resnet") != "resnet":
             raise ConfigError(f"backbone={value!r} must be the config of a ResNet")
         try:
             return from_dict({"family": "resnet", **cast(dict[str, Any], value)})
         except ConfigError as error:
             raise ConfigError(f"backbone: {error}") from None
-    if name in ("image", "patch", "blocks"):
-        if not isinstance(value, list | tuple) or not all(type(item) is int for item in value):
+    if get_origin(kind) is tuple:
+        if not isinstance(value, list | tuple) or not all(type(item) is int for item in cast(list[Any], value)):
             raise ConfigError(f"{name}={value!r} must be a list of whole numbers")
-        return pair(list(value)) if name != "blocks" and len(value) == 2 else tuple(value)
-    if kind is float and type(value) is int and abs(value) < 2**53:
-        return float(value)
-    if not isinstance(value, kind if kind in (int, float, bool) else (str, type(None))) or (
-        type(value) is bool and kind is not bool
-    ):
-        raise ConfigError(f"{name}={value!r} must be of type {getattr(kind, '__name__', 'text')}")
-    return value
+        return tuple(cast(list[int], value))
+    return float(value) if kind is float and type(value) is int and abs(value) < LARGEST_FLOAT else value
 
 
-Gelu: TypeAlias = Literal["tanh", "erf"]
-Position: TypeAlias = Literal["none", "learned", "learned2d", "learned2d-sum", "relative", "sincos2d"]
-Placement: TypeAlias = Literal["stem", "every", "shared"]
 Pool: TypeAlias = Literal["token", "mean"]
-Head: TypeAlias = Literal["none", "linear", "tanh", "patches"]
-Attention: TypeAlias = Literal["full", "axial"]
-Unit: TypeAlias = Literal["preactivation", "postactivation"]
-Root: TypeAlias = Literal["7x7", "3x3"]
-Standardisation: TypeAlias = Literal["std+eps", "sqrt(var+eps)"]
-Padding: TypeAlias = Literal["same", "symmetric"]
-PoolPadding: TypeAlias = Literal["zero", "infinity"]
-Mixing: TypeAlias = Literal["convolution", "axial"]
+Position: TypeAlias = Literal["none", "learned", "learned2d", "learned2d-sum", "relative", "sincos2d"]
 
 # Beyond these no machine computes, and merely naming all the tensors would take minutes.
 MOST: Final = {
-    "depth": 1024,
-    "width": 1 << 16,
-    "mlp_width": 1 << 18,
-    "heads": 1 << 12,
-    "channels": 1 << 12,
-    "classes": 1 << 24,
-    "registers": 1 << 12,
-    "groups": 1 << 16,
-    "axial_heads": 1 << 12,
-}
-MOST_BLOCKS: Final = 1024  # of one stage of a ResNet
-MOST_PATCHES: Final = 1 << 18
+    "depth": 1024, "width": 1 << 16, "mlp_width": 1 << 18, "heads": 1 << 12, "channels": 1 << 12, "classes": 1 << 24,
+    "registers": 1 << 12, "groups": 1 << 16, "axial_heads": 1 << 12,
+}  # fmt: skip
+LARGEST_FLOAT: Final = 2**53  # up to here whole numbers are floats, too
 
 
-CHOICES: dict[str, tuple[str | None, ...]] = {
-    "gelu": get_args(Gelu),
-    "position": get_args(Position),
-    "placement": (None, *get_args(Placement)),
-    "pool": get_args(Pool),
-    "head": get_args(Head),
-    "attention": get_args(Attention),
-    "unit": get_args(Unit),
-    "root": get_args(Root),
-    "standardisation": get_args(Standardisation),
-    "padding": get_args(Padding),
-    "pool_padding": get_args(PoolPadding),
-    "mixing": get_args(Mixing),
-}
-
-
-def check_types(config: ModelConfig) -> None:
-    """Numbers are numbers and switches are switches; a file, a shell or a slip may say otherwise."""
+def check_fields(config: ModelConfig, *positive: str) -> None:
+    """Numbers are numbers and switches are switches, choices are known, sizes are possible; a file, a shell or a slip
+    may say otherwise."""
     for field in fields(config):
-        value = getattr(config, field.name)
-        if field.type in (int, bool) and type(value) is not field.type:
-            raise ConfigError(f"{field.name}={value!r} must be of type {getattr(field.type, '__name__', field.type)}")
-        if field.type is float and (type(value) not in (int, float) or not -math.inf < value < math.inf):
-            raise ConfigError(f"{field.name}={value!r} must be a finite number")
-
-
-def check_choices(config: ModelConfig) -> None:
-    for field in fields(config):
-        value = getattr(config, field.name)
-        if field.name in CHOICES and value not in CHOICES[field.name]:
-            raise unknown_name(field.name, str(value), [str(choice) for choice in CHOICES[field.name]])
-
-
-def check_positive(config: ModelConfig, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if not value > 0:
+        name, kind = field.name, field.type
+        value: Any = getattr(config, name)
+        found = type(value)
+        if kind in (int, bool) and found is not kind:
+            raise ConfigError(f"{name}={value!r} must be of type {getattr(kind, '__name__', kind)}")
+        if kind is float and (found not in (int, float) or not abs(value) < LARGEST_FLOAT):
+            raise ConfigError(f"{name}={value!r} must be a finite number")
+        literal = next((member for member in (kind, *get_args(kind)) if get_origin(member) is Literal), None)
+        if literal and value not in (get_args(literal) if literal is kind else (*get_args(literal), None)):
+            raise unknown_name(name, str(value), get_args(literal))
+        if kind == Pair and not (len(value) == 2 and min(value) >= 1):
+            raise ConfigError(f"{name}={value} must be (height, width), both at least 1")
+        if name in positive and not value > 0:
             raise ConfigError(f"{name}={value} must be above 0")
-
-
-def check_most(config: ModelConfig) -> None:
-    """Sizes that no machine could compute."""
-    for field in fields(config):
-        if field.name in MOST and getattr(config, field.name) > MOST[field.name]:
-            raise ConfigError(f"{field.name}={getattr(config, field.name)} is more than {MOST[field.name]:,}")
+        if name in MOST and value > MOST[name]:
+            raise ConfigError(f"{name}={value} is more than {MOST[name]:,}")
     if max(config.image) > LARGEST_SIDE:
         raise ImageSizeError(f"image={format_size(config.image)} is larger than {LARGEST_SIDE} pixels a side")
-
-
-def check_positive_pairs(config: ModelConfig, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if not (len(value) == 2 and min(value) >= 1):
-            raise ConfigError(f"{name}={value} must be (height, width), both at least 1")
 
 
 def list_steps(config: ModelConfig) -> list[CostStep]:

@@ -11,9 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitrail.core.errors import unknown_name
 from vitrail.core.text import Pair
-from vitrail.models.family import Pool
 from vitrail.models.resnet_config import ResNetConfig, same_widths
 from vitrail.models.vit_config import ViTConfig
 
@@ -91,37 +89,25 @@ def pad_same(x: Tensor, side: int, stride: int, value: float = 0.0, *, open_size
 
 
 class RootPool(nn.Module):
-    """The root's max-pool as a module, which export replaces by one that survives other runtimes."""
+    """The root's 3x3 max-pool, which export replaces by one that survives other runtimes. No ReLU stands before BiT's,
+    so padding by zero and by minus infinity differ there."""
 
     def __init__(self, config: ResNetConfig):
         super().__init__()
         self.config = config
 
     def forward(self, x: Tensor) -> Tensor:
-        return root_pool(x, self.config)
-
-
-def root_pool(x: Tensor, config: ResNetConfig) -> Tensor:
-    """The root's 3x3 max-pool. No ReLU stands before BiT's, so padding by zero and by minus infinity differ there."""
-    if config.root == "3x3":
-        return x
-    value = 0.0 if config.pool_padding == "zero" else float("-inf")
-    if config.padding == "same":
-        return F.max_pool2d(pad_same(x, 3, 2, value=value), 3, stride=2)
-    return F.max_pool2d(F.pad(x, (1, 1, 1, 1), value=value), 3, stride=2)
+        if self.config.root == "3x3":
+            return x
+        value = 0.0 if self.config.pool_padding == "zero" else float("-inf")
+        same = self.config.padding == "same"
+        x = pad_same(x, 3, 2, value) if same else F.pad(x, (1, 1, 1, 1), value=value)
+        return F.max_pool2d(x, 3, stride=2)
 
 
 def pool(z: Tensor, config: ViTConfig) -> Tensor:
     """The class token's row, or the mean over the patches: [B, T, D] -> [B, D]."""
     return z[:, 0] if config.pool == "token" else z[:, config.prefix :].mean(dim=1)
-
-
-def pool_from_timm(name: str) -> Pool:
-    """Ours of timm's words for what a head reads."""
-    known: dict[str, Pool] = {"token": "token", "avg": "mean", "mean": "mean"}
-    if name not in known:
-        raise unknown_name("global_pool", name, known)
-    return known[name]
 
 
 class ClassificationHead(nn.Module):
@@ -136,9 +122,8 @@ class ClassificationHead(nn.Module):
         if self.hidden is not None:
             lecun_normal_(self.hidden.weight)
             nn.init.zeros_(self.hidden.bias)
-        if self.classifier is not None:
-            nn.init.zeros_(self.classifier.weight)
-            nn.init.zeros_(self.classifier.bias)
+        for parameter in () if self.classifier is None else self.classifier.parameters():
+            nn.init.zeros_(parameter)
 
     def features(self, y: Tensor) -> Tensor:
         """What the last layer reads: y itself, or y through the hidden tanh layer (the paper's pre-logits)."""
@@ -149,24 +134,13 @@ class ClassificationHead(nn.Module):
         return y if self.classifier is None else self.classifier(y)
 
 
-class LinearPatchHead(nn.Module):
-    """Patch tokens to logits per pixel: one linear layer, which starts at zero, on each of them."""
+class LinearPatchHead(ClassificationHead):
+    """Patch tokens to logits per pixel: one linear layer, which starts at zero, on each of them. What it reads is
+    `patch_map`; an image's features are its representation as it is."""
 
-    def __init__(self, config: ViTConfig):
-        super().__init__()
-        self.classifier = nn.Linear(config.width, config.classes)
-
-    def initialise(self) -> None:
-        nn.init.zeros_(self.classifier.weight)
-        nn.init.zeros_(self.classifier.bias)
-
-    def features(self, y: Tensor) -> Tensor:
-        """The image's representation as it is: what such a head reads is `patch_map`."""
-        return y
-
-    def forward(self, patches: Tensor, grid: Pair, size: Pair) -> Tensor:
+    def forward(self, y: Tensor, grid: Pair, size: Pair) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         """[B, N, D] on a grid -> [B, K, height, width], resized bilinearly between the centres of the patches."""
-        logits = self.classifier(patches).transpose(1, 2).unflatten(2, grid)  # [B, K, rows, columns]
+        logits = super().forward(y).transpose(1, 2).unflatten(2, grid)  # [B, K, rows, columns]
         return F.interpolate(logits, size, mode="bilinear", align_corners=False)
 
 

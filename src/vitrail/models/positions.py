@@ -33,12 +33,10 @@ def resize_grid(grid: Tensor, size: Pair, numerics: Numerics = "reference") -> T
     if tuple(grid.shape[:2]) == tuple(size):
         return grid
     wide = grid.to(torch.float64).permute(2, 0, 1)[None]
-    if numerics == "reference":
-        out = F.interpolate(wide, size, mode="bilinear", align_corners=True)
-    elif numerics == "bilinear":
-        out = F.interpolate(wide, size, mode="bilinear", align_corners=False)
-    else:
+    if numerics == "bicubic":
         out = _bicubic(_bicubic(wide[0], size[1]).transpose(1, 2), size[0]).transpose(1, 2)[None]
+    else:
+        out = F.interpolate(wide, size, mode="bilinear", align_corners=numerics == "reference")
     return out[0].permute(1, 2, 0).to(grid.dtype).contiguous()
 
 
@@ -91,17 +89,14 @@ def resize_positions(
         raise ConfigError(f"{old.tied_to_size}; keep image_size={format_size(old.image)}")
     out = dict(tensors)
     for name, tensor in tensors.items():
-        if not name.startswith("position.tables."):
-            continue
-        match name.rsplit(".", 1)[1]:
-            case "table":
+        place, _, part = name.rpartition(".")
+        if place.startswith("position.tables."):
+            if part == "table":
                 out[name] = resize_position(tensor, old.grid, new.grid, numerics)
-            case "rows":
+            elif part == "rows":
                 out[name] = resize_grid(tensor[:, None], (new.grid[0], 1), numerics)[:, 0]
-            case "columns":
+            elif part == "columns":
                 out[name] = resize_grid(tensor[None], (1, new.grid[1]), numerics)[0]
-            case _:
-                pass
     return out
 
 
@@ -128,12 +123,12 @@ class LearnedTable(nn.Module):
 
     def forward(self, grid: Pair | None = None) -> Tensor:
         split = _prefix_rows(self.config)
+        own = self.table[:, split:]
         if grid is not None:
-            own = resample_grid(self.table[0, split:].unflatten(0, self.config.grid), grid)
-            return _with_prefix(self.config, self.table[:, :split] if split else None, own.flatten(0, 1)[None])
-        if self.table.shape[1] == self.config.tokens:
+            own = resample_grid(own[0].unflatten(0, self.config.grid), grid).flatten(0, 1)[None]
+        elif self.table.shape[1] == self.config.tokens:
             return self.table
-        return _with_prefix(self.config, self.table[:, :split] if split else None, self.table[:, split:])
+        return _with_prefix(self.config, self.table[:, :split] if split else None, own)
 
 
 class AxesTable(nn.Module):
@@ -171,23 +166,20 @@ class SineTable(nn.Module):
     def __init__(self, config: ViTConfig):
         super().__init__()
         self.config = config
-        self.register_buffer("table", self._compute_table(), persistent=False)
+        self.register_buffer("table", self.compute_table(), persistent=False)
 
-    def _compute_table(self) -> Tensor:
+    def compute_table(self) -> Tensor:
         return sine_positions(self.config.grid, self.config.width, torch.float64).flatten(0, 1)[None].float()
 
     def initialise(self) -> None:
-        self.table.copy_(self._compute_table())
-
-    def materialise(self, like: Tensor) -> None:
-        """Fixed tables are in no weight file: make one where the network was built without storage."""
-        self.table = self._compute_table().to(like.device, like.dtype)
+        self.table.copy_(self.compute_table())
 
     def forward(self, grid: Pair | None = None) -> Tensor:
-        if grid is None:
-            return _with_prefix(self.config, None, self.table)
-        made = sine_positions(grid, self.config.width, torch.float32, self.table.device).to(self.table.dtype)
-        return _with_prefix(self.config, None, made.flatten(0, 1)[None])
+        table = self.table
+        if grid is not None:
+            made = sine_positions(grid, self.config.width, torch.float32, table.device).to(table.dtype)
+            table = made.flatten(0, 1)[None]
+        return _with_prefix(self.config, None, table)
 
 
 def sine_positions(grid: Pair, width: int, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from vitrail.core.errors import ConfigError, ImageSizeError
 from vitrail.core.text import Pair
-from vitrail.models.attention import Attention, merge_columns, merge_rows, split_columns, split_rows
-from vitrail.models.backbone import Backbone, Intermediates, resolve_layers
+from vitrail.models.attention import Attention, merge_lines, split_lines
+from vitrail.models.backbone import Backbone, Intermediates, Layers, resolve_layers
 from vitrail.models.family import ModelConfig
 from vitrail.models.layers import RootPool, StandardisedConv
 from vitrail.models.resnet_config import ResNetConfig
@@ -37,8 +37,9 @@ class AxialMixing(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         z = x.flatten(2).transpose(1, 2)  # [B, C, H, W] -> [B, N, C]
-        z = merge_rows(self.row(split_rows(z, self.grid), self.row_offsets), self.grid)
-        z = merge_columns(self.column(split_columns(z, self.grid), self.column_offsets), self.grid)
+        for columns, mix, offsets in ((False, self.row, self.row_offsets), (True, self.column, self.column_offsets)):
+            lines = mix(split_lines(z, self.grid, columns=columns), offsets)
+            z = merge_lines(lines, self.grid, columns=columns)
         x = z.transpose(1, 2).unflatten(2, self.grid)
         return x if self.stride == 1 else F.avg_pool2d(x, self.stride, self.stride, ceil_mode=True)
 
@@ -107,8 +108,7 @@ class Trunk(nn.Module):
     def __init__(self, config: ResNetConfig):
         super().__init__()
         self.config = config
-        side, stride = (7, 2) if config.root == "7x7" else (3, 1)
-        self.root = StandardisedConv(config, config.channels, config.root_width, side, stride)
+        self.root = StandardisedConv(config, config.channels, config.root_width, *config.root_size)
         post = config.unit == "postactivation"
         self.norm_root = group_norm(config, config.root_width) if post else None
         self.pool = RootPool(config)
@@ -181,14 +181,6 @@ class ResNet(Backbone):
     def units(self) -> list[nn.Module]:
         return [unit for stage in self.trunk.stages for unit in stage.children()]
 
-    @property
-    def num_features(self) -> int:
-        return self.config.features
-
-    @property
-    def num_prefix_tokens(self) -> int:
-        return 0
-
     def no_weight_decay(self) -> set[str]:
         return {name for name, _ in self.named_parameters() if name.endswith("_offsets")}
 
@@ -201,15 +193,12 @@ class ResNet(Backbone):
         return self._forward_map(images, None)
 
     def _forward_map(self, images: Tensor, found: list[Tensor] | None) -> Tensor:
-        if images.shape[1] != self.config.channels:
-            raise ImageSizeError(
-                f"images of {tuple(images.shape)} have not the {self.config.channels} channels of this network"
-            )
-        if self.config.mixing == "axial" and tuple(images.shape[2:]) != self.config.image:
-            raise ImageSizeError(f"images of {tuple(images.shape)} do not fit axial tables for {self.config.image}")
-        return self._apply_norm(self.trunk(images, found))
-
-    def _apply_norm(self, x: Tensor) -> Tensor:
+        shape, channels = tuple(images.shape), self.config.channels
+        if shape[1] != channels:
+            raise ImageSizeError(f"images of {shape} do not have the {channels} channels of this network")
+        if self.config.mixing == "axial" and shape[2:] != self.config.image:
+            raise ImageSizeError(f"images of {shape} do not fit axial tables for {self.config.image}")
+        x = self.trunk(images, found)
         return x if self.norm is None else F.relu(self.norm(x), inplace=True)
 
     @property
@@ -222,15 +211,8 @@ class ResNet(Backbone):
     def patch_map(self, images: Tensor) -> Tensor:
         return self.forward_features(images)
 
-    def forward_intermediates(
-        self,
-        images: Tensor,
-        layers: int | list[int] | tuple[int, ...] | None = None,
-        *,
-        norm: bool = True,
-        prefix: bool = True,
-        attention: bool = False,
-        qkv: bool = False,
+    def run_layers(
+        self, images: Tensor, layers: Layers, *, norm: bool, prefix: bool, attention: bool, qkv: bool
     ) -> tuple[Tensor, Intermediates]:
         """The map behind each stage; the last norm fits the last stage alone, so `norm` means that one."""
         if attention or qkv:

@@ -7,29 +7,13 @@ weights were trained with.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final, Literal
 
 from vitrail.core.errors import ConfigError
 from vitrail.core.text import Pair
-from vitrail.models.family import (
-    MOST_BLOCKS,
-    CostStep,
-    ImageSizes,
-    Mixing,
-    ModelConfig,
-    Padding,
-    PoolPadding,
-    Root,
-    Standardisation,
-    Unit,
-    check_choices,
-    check_most,
-    check_positive,
-    check_positive_pairs,
-    check_types,
-    multiples_of_patch,
-    register_config,
-)
+from vitrail.models.family import CostStep, ImageSizes, ModelConfig, check_fields, register_config
+
+MOST_BLOCKS: Final = 1024  # of one stage
 
 
 @register_config
@@ -51,23 +35,19 @@ class ResNetConfig(ModelConfig):
     factor: float = 1.0
     channels: int = 3
     classes: int = 1000
-    unit: Unit = "preactivation"
-    root: Root = "7x7"
+    unit: Literal["preactivation", "postactivation"] = "preactivation"
+    root: Literal["7x7", "3x3"] = "7x7"
     groups: int = 32
     norm_eps: float = 1e-5
-    standardisation: Standardisation = "sqrt(var+eps)"
+    standardisation: Literal["std+eps", "sqrt(var+eps)"] = "sqrt(var+eps)"
     standardisation_eps: float = 1e-10
-    padding: Padding = "symmetric"
-    pool_padding: PoolPadding = "zero"
-    mixing: Mixing = "convolution"
+    padding: Literal["same", "symmetric"] = "symmetric"
+    pool_padding: Literal["zero", "infinity"] = "zero"
+    mixing: Literal["convolution", "axial"] = "convolution"
     axial_heads: int = 8
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_choices(self)
-        check_positive(self, "channels", "groups", "norm_eps", "standardisation_eps", "factor", "axial_heads")
-        check_positive_pairs(self, "image")
-        check_most(self)
+        check_fields(self, "channels", "groups", "norm_eps", "standardisation_eps", "factor", "axial_heads")
         fewest = 0 if self.unit == "postactivation" else 1
         if not fewest <= len(self.blocks) <= 8 or not all(1 <= count <= MOST_BLOCKS for count in self.blocks):
             raise ConfigError(f"blocks={self.blocks}: one to eight stages, each of 1 to {MOST_BLOCKS} blocks")
@@ -77,18 +57,22 @@ class ResNetConfig(ModelConfig):
             raise ConfigError(f"classes={self.classes} must be 0 (no head) or more")
         if self.unit == "postactivation" and self.pool_padding == "zero":
             # Behind a ReLU the two are equal; one spelling keeps configs comparable.
-            raise ConfigError(
-                "pool_padding='zero' says nothing behind a ReLU; a post-activation network takes 'infinity'"
-            )
-        for channels in (self.root_width, *(self.bottleneck(s) for s in range(len(self.blocks)))):
+            raise ConfigError("pool_padding='zero' says nothing behind a ReLU; postactivation takes 'infinity'")
+        widths = [self.bottleneck(stage) for stage in range(len(self.blocks))]
+        for channels in (self.root_width, *widths):
             if channels % self.groups:
                 raise ConfigError(f"groups={self.groups} does not divide {channels} channels at factor {self.factor}")
-        if self.mixing == "axial" and any(self.bottleneck(s) % self.axial_heads for s in range(len(self.blocks))):
+        if self.mixing == "axial" and any(width % self.axial_heads for width in widths):
             raise ConfigError(f"axial_heads={self.axial_heads} does not divide the bottleneck widths")
 
     @property
     def root_width(self) -> int:
         return round(64 * self.factor)
+
+    @property
+    def root_size(self) -> Pair:
+        """Side and stride of the root convolution."""
+        return (7, 2) if self.root == "7x7" else (3, 1)
 
     def bottleneck(self, stage: int) -> int:
         """Channels of the 3x3 convolutions in a stage; its output has four times as many."""
@@ -114,9 +98,7 @@ class ResNetConfig(ModelConfig):
     @property
     def pooled(self) -> Pair:
         """The feature map behind the root and its max-pool."""
-        if self.root == "3x3":
-            return self.image
-        return shrink(shrink(self.image, 2), 2)
+        return self.image if self.root == "3x3" else shrink(shrink(self.image, 2), 2)
 
     def stage_grid(self, grid: Pair, stage: int) -> Pair:
         return grid if stage == 0 else shrink(grid, 2)
@@ -143,7 +125,7 @@ class ResNetConfig(ModelConfig):
             return ImageSizes(step=None, why=self.tied_to_size)
         if self.padding == "symmetric":
             return ImageSizes(step=self.patch_pixels, any=True)
-        return multiples_of_patch(self)
+        return super(ResNetConfig, self).open_sizes
 
     @property
     def has_convolutions(self) -> bool:
@@ -158,7 +140,14 @@ class ResNetConfig(ModelConfig):
         return self.blocks, self.factor, self.root, self.mixing
 
     def walk(self) -> Iterator[CostStep]:
-        return resnet_steps(self)
+        f, k = self.features, self.classes
+        yield CostStep("image", (*self.image, self.channels))
+        yield from trunk_steps(self)
+        if self.unit == "preactivation":
+            yield CostStep("norm, ReLU", (*self.grid, f), 2 * f)
+        yield CostStep("mean over positions", (f,))
+        if k:
+            yield CostStep("head: logits", (k,), f * k + k, f * k)
 
     def activation_bytes(self, width: int, *, recompute: bool) -> int:
         """About four times what each unit gives."""
@@ -166,7 +155,16 @@ class ResNetConfig(ModelConfig):
 
     @property
     def padding_macs(self) -> int:
-        return padding_macs(self)
+        wasted = _on_padding(self, self.image, *self.root_size) * self.channels * self.root_width
+        if self.mixing != "convolution":
+            return wasted
+        grid = self.pooled
+        for stage, count in enumerate(self.blocks):
+            inner = self.bottleneck(stage) ** 2
+            wasted += _on_padding(self, grid, 3, 2 if stage else 1) * inner
+            grid = self.stage_grid(grid, stage)
+            wasted += (count - 1) * _on_padding(self, grid, 3, 1) * inner
+        return wasted
 
 
 def shrink(size: Pair, stride: int) -> Pair:
@@ -181,21 +179,9 @@ def same_widths(size: int, side: int, stride: int) -> Pair:
     return total // 2, total - total // 2
 
 
-def resnet_steps(c: ResNetConfig) -> Iterator[CostStep]:
-    yield CostStep("image", (*c.image, c.channels))
-    yield from trunk_steps(c)
-    f = c.features
-    if c.unit == "preactivation":
-        yield CostStep("norm, ReLU", (*c.grid, f), 2 * f)
-    yield CostStep("mean over positions", (f,))
-    if c.classes:
-        yield CostStep("head: logits", (c.classes,), f * c.classes + c.classes, f * c.classes)
-
-
 def trunk_steps(c: ResNetConfig) -> Iterator[CostStep]:
-    side = 7 if c.root == "7x7" else 3
-    stride = 2 if c.root == "7x7" else 1
-    grid = (-(-c.image[0] // stride), -(-c.image[1] // stride))
+    side, stride = c.root_size
+    grid = shrink(c.image, stride)
     kernel = side * side * c.channels * c.root_width
     norm = 2 * c.root_width if c.unit == "postactivation" else 0
     yield CostStep(f"root {c.root} convolution", (*grid, c.root_width), kernel + norm, math.prod(grid) * kernel)
@@ -205,15 +191,8 @@ def trunk_steps(c: ResNetConfig) -> Iterator[CostStep]:
     for stage, count in enumerate(c.blocks):
         for block in range(count):
             out = c.stage_grid(grid, stage) if block == 0 else grid
-            yield _unit(
-                c,
-                f"stage {stage + 1}, block {block + 1}",
-                grid,
-                out,
-                width,
-                c.bottleneck(stage),
-                stage > 0 and block == 0,
-            )
+            strided = stage > 0 and block == 0
+            yield _unit(c, f"stage {stage + 1}, block {block + 1}", grid, out, width, c.bottleneck(stage), strided)
             grid, width = out, 4 * c.bottleneck(stage)
 
 
@@ -222,11 +201,8 @@ def _unit(c: ResNetConfig, name: str, grid: Pair, out: Pair, width: int, inner: 
     wide = 4 * inner
     before, after = math.prod(grid), math.prod(out)
     projected = width * wide if width != wide or strided else 0
-    norms = (
-        2 * (width + inner + inner)
-        if c.unit == "preactivation"
-        else 2 * (inner + inner + wide + (wide if projected else 0))
-    )
+    outer = width if c.unit == "preactivation" else 2 * wide if projected else wide
+    norms = 2 * (inner + inner + outer)
     middle_params, middle_macs = _middle(c, grid, out, inner)
     kernels = width * inner + middle_params + inner * wide + projected
     work = before * width * inner + middle_macs + after * (inner * wide + projected)
@@ -244,24 +220,9 @@ def _middle(c: ResNetConfig, grid: Pair, out: Pair, inner: int) -> tuple[int, in
     return params, work
 
 
-def padding_macs(config: ResNetConfig) -> int:
-    """Multiply-accumulates of one image that only multiply padding."""
-    side, stride = (7, 2) if config.root == "7x7" else (3, 1)
-    wasted = _on_padding(config, config.image, side, stride) * config.channels * config.root_width
-    if config.mixing != "convolution":
-        return wasted
-    grid = config.pooled
-    for stage, count in enumerate(config.blocks):
-        inner = config.bottleneck(stage) ** 2
-        wasted += _on_padding(config, grid, 3, 2 if stage else 1) * inner
-        grid = config.stage_grid(grid, stage)
-        wasted += (count - 1) * _on_padding(config, grid, 3, 1) * inner
-    return wasted
-
-
-def _on_padding(config: ResNetConfig, size: tuple[int, int], side: int, stride: int) -> int:
+def _on_padding(config: ResNetConfig, size: Pair, side: int, stride: int) -> int:
     """Taps of a convolution over a plane that lie outside of it."""
-    outputs = math.prod(-(-length // stride) for length in size)
+    outputs = math.prod(shrink(size, stride))
     inside = 1
     for length in size:
         before = same_widths(length, side, stride)[0] if config.padding == "same" else side // 2

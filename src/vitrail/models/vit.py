@@ -7,8 +7,8 @@
 
 A hybrid differs in `embedding` alone (patch_embedding.py), an Axial-ViT in `blocks` (D.6).
 
-There is one forward pass, `encode`, with options for a subset of the tokens (`keep`), masked tokens, images of another
-size, the first tokens of the last layer only (`queries`) and intermediates (`taps`).
+There is one forward pass, `encode`: `embed`, with options for a subset of the tokens (`keep`) and masked tokens, then
+`forward_blocks`, with options for the first tokens of the last layer only (`queries`) and intermediates (`taps`).
 """
 
 from collections.abc import Mapping
@@ -20,14 +20,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from vitrail.core.errors import ImageSizeError
+from vitrail.core.errors import ImageSizeError, unknown_name
 from vitrail.core.text import Pair, format_size
-from vitrail.models import attention
-from vitrail.models.attention import Attention
-from vitrail.models.backbone import Backbone, Intermediates, Taps, resolve_layers
-from vitrail.models.family import ModelConfig
+from vitrail.models.attention import Attention, expand_line_weights, merge_lines, split_lines
+from vitrail.models.backbone import Backbone, Intermediates, Layers, Taps, resolve_layers
+from vitrail.models.family import ModelConfig, Pool
 from vitrail.models.kernels.fused_ops import can_fuse_linear, fused_gelu_linear
-from vitrail.models.layers import LinearPatchHead, StochasticDepth, build_head, pool, pool_from_timm
+from vitrail.models.layers import LinearPatchHead, StochasticDepth, build_head, pool
 from vitrail.models.patch_embedding import HybridEmbedding, PatchEmbedding
 from vitrail.models.positions import Numerics, PositionEmbeddings, redraw_positions, resize_positions
 from vitrail.models.vit_config import ViTConfig, vit_config
@@ -50,11 +49,8 @@ class MLP(nn.Module):
             nn.init.normal_(layer.bias, std=1e-6)
 
     def forward(self, z: Tensor) -> Tensor:
-        hidden = (
-            fused_gelu_linear(z, self.expand, self.tanh)
-            if can_fuse_linear(z, self.expand)
-            else self.gelu(self.expand(z))
-        )
+        fused = can_fuse_linear(z, self.expand)
+        hidden = fused_gelu_linear(z, self.expand, self.tanh) if fused else self.gelu(self.expand(z))
         return self.dropout(self.contract(self.dropout(hidden)))
 
 
@@ -68,9 +64,8 @@ class Block(nn.Module):
     def __init__(self, config: ViTConfig, layer: int):
         super().__init__()
         self.norm_attention = nn.LayerNorm(config.width, eps=config.norm_eps)
-        self.attention = Attention(
-            config.width, config.heads, qkv_bias=config.qkv_bias, dropout=config.attention_dropout
-        )
+        dropout, bias = config.attention_dropout, config.qkv_bias
+        self.attention = Attention(config.width, config.heads, qkv_bias=bias, dropout=dropout)
         self.norm_mlp = nn.LayerNorm(config.width, eps=config.norm_eps)
         self.mlp = MLP(config)
         self.dropout = nn.Dropout(config.dropout)
@@ -101,27 +96,24 @@ class Block(nn.Module):
 class RowBlock(Block):
     """A layer whose tokens see their own row of the grid alone (D.6)."""
 
+    columns: bool = False
+
     def __init__(self, config: ViTConfig, layer: int):
         super().__init__(config, layer)
         self.grid = config.grid
 
     def attend(self, z: Tensor, offsets: Tensor | None, queries: int | None, taps: Taps | None) -> Tensor:
-        mixed = self.attention(attention.split_rows(z, self.grid), offsets, None, taps)
-        return attention.merge_rows(mixed, self.grid)[:, :queries]
+        mixed = self.attention(split_lines(z, self.grid, columns=self.columns), offsets, None, taps)
+        return merge_lines(mixed, self.grid, columns=self.columns)[:, :queries]
 
     def spread(self, weights: Tensor) -> Tensor:
-        return attention.expand_row_weights(weights, self.grid)
+        return expand_line_weights(weights, self.grid, columns=self.columns)
 
 
 class ColumnBlock(RowBlock):
     """A layer whose tokens see their own column of the grid alone (D.6)."""
 
-    def attend(self, z: Tensor, offsets: Tensor | None, queries: int | None, taps: Taps | None) -> Tensor:
-        mixed = self.attention(attention.split_columns(z, self.grid), offsets, None, taps)
-        return attention.merge_columns(mixed, self.grid)[:, :queries]
-
-    def spread(self, weights: Tensor) -> Tensor:
-        return attention.expand_column_weights(weights, self.grid)
+    columns: bool = True
 
 
 class AxialBlock(nn.Module):
@@ -179,9 +171,8 @@ class ViT(Backbone):
         self._check(images)
         patches = self.embedding(images)
         # The class token is added here, in front of registers and patches (Eq. 1).
-        prefix = [
-            token.expand(patches.shape[0], -1, -1) for token in (self.class_token, self.registers) if token is not None
-        ]
+        first = [token for token in (self.class_token, self.registers) if token is not None]
+        prefix = [token.expand(patches.shape[0], -1, -1) for token in first]
         return torch.cat([*prefix, patches], dim=1) if prefix else patches
 
     def embed(
@@ -208,19 +199,11 @@ class ViT(Backbone):
         return self.dropout(z)
 
     def encode(
-        self,
-        images: Tensor,
-        *,
-        keep: Tensor | None = None,
-        masked: Tensor | None = None,
-        mask_token: Tensor | None = None,
-        positions: Tensor | None = None,
-        queries: int | None = None,
-        taps: Taps | None = None,
+        self, images: Tensor, positions: Tensor | None = None, queries: int | None = None, taps: Taps | None = None
     ) -> Tensor:
         """z_L, before the last norm: [B, C, H, W] -> [B, T, D], or the first `queries` tokens of it. Images may be of
-        another size than the network's own. `taps` collect what each layer does; the rest is for `embed`."""
-        z = self.embed(images, keep=keep, masked=masked, mask_token=mask_token, positions=positions)
+        another size than the network's own; `positions` are for `embed`. `taps` collect what each layer does."""
+        z = self.embed(images, positions=positions)
         return self.forward_blocks(z, self._other_grid(images), queries=queries, taps=taps)
 
     def forward_blocks(
@@ -236,34 +219,25 @@ class ViT(Backbone):
         """z_0, positions included, through all layers to z_L, or from z_first to z_last: [B, T, D] -> [B, T, D], or the
         first `queries` tokens of it. Where positions enter at the stem alone, T may be any number. `grid` is that of
         images of another size."""
-        end = self.config.depth if last is None else last
-        for layer in range(first, end):
-            if layer:
-                z = self.position(z, layer, grid)
+        recompute = self.grad_checkpointing and self.training and torch.is_grad_enabled()
+        for layer in range(first, self.config.depth if last is None else last):
+            z = self.position(z, layer, grid) if layer else z
             few = queries if layer == self.config.depth - 1 else None
-            z = self._block(layer, z, self.position.offsets(layer), few, taps)  # Eqs. 2, 3
+            block, args = self.blocks[layer], (z, self.position.offsets(layer), few, taps)
+            z = cast(Tensor, checkpoint(block, *args, use_reentrant=False) if recompute else block(*args))  # Eqs. 2, 3
         return z
-
-    def _block(self, layer: int, z: Tensor, offsets: Tensor | None, queries: int | None, taps: Taps | None) -> Tensor:
-        block = self.blocks[layer]
-        if self.grad_checkpointing and self.training and torch.is_grad_enabled():
-            return cast(Tensor, checkpoint(block, z, offsets, queries, taps, use_reentrant=False))
-        return block(z, offsets, queries, taps)
 
     def _check(self, images: Tensor) -> None:
         """Channels must be the network's; so must the size where positions or attention are tied to it."""
         config = self.config
         if self.open_size or tuple(images.shape[1:]) == (config.channels, *config.image):
             return
-        step = config.open_sizes.step
-        whole = images.ndim == 4 and step and not (images.shape[2] % step[0] or images.shape[3] % step[1])
-        whole = whole and images.shape[2] > 0 and images.shape[3] > 0
-        if not whole or images.shape[1] != config.channels:
-            fits = f"; multiples of {format_size(step)} do, too" if step else ""
-            raise ImageSizeError(
-                f"images of {tuple(images.shape)} do not fit a network for [B, {config.channels}, "
-                f"{format_size(config.image).replace('x', ', ')}]{fits}"
-            )
+        step, shape = config.open_sizes.step, tuple(images.shape)
+        fits = step and len(shape) == 4 and not (shape[2] % step[0] or shape[3] % step[1]) and min(shape[2:]) > 0
+        if not fits or shape[1] != config.channels:
+            own = f"[B, {config.channels}, {config.image[0]}, {config.image[1]}]"
+            more = f"; multiples of {format_size(step)} do, too" if step else ""
+            raise ImageSizeError(f"images of {shape} do not fit a network for {own}{more}")
 
     def _other_grid(self, images: Tensor) -> Pair | None:
         """The grid of images of another size than the network's own."""
@@ -313,15 +287,8 @@ class ViT(Backbone):
         """[B, N, D] -> [B, D, rows, columns]."""
         return patches.transpose(1, 2).unflatten(2, self._grid(images))
 
-    def forward_intermediates(
-        self,
-        images: Tensor,
-        layers: int | list[int] | tuple[int, ...] | None = None,
-        *,
-        norm: bool = True,
-        prefix: bool = True,
-        attention: bool = False,
-        qkv: bool = False,
+    def run_layers(
+        self, images: Tensor, layers: Layers, *, norm: bool, prefix: bool, attention: bool, qkv: bool
     ) -> tuple[Tensor, Intermediates]:
         wanted = resolve_layers(layers, self.depth)
         taps = Taps(attention=attention or qkv)
@@ -350,14 +317,6 @@ class ViT(Backbone):
         return redraw_positions(tensors, drawn, vit_config(config))
 
     @property
-    def num_features(self) -> int:
-        return self.config.width
-
-    @property
-    def num_prefix_tokens(self) -> int:
-        return self.config.prefix
-
-    @property
     def has_class_token(self) -> bool:
         return self.config.class_token
 
@@ -383,29 +342,26 @@ class ViT(Backbone):
         """Tokens of `forward_features` to logits, or to the image's features. A head of patches has to know the size of
         the images, which tokens do not tell: `image_size`, or the network's own where it is not given."""
         if isinstance(self.head, LinearPatchHead) and not pre_logits:
-            return self._forward_patches(self.head, features, image_size or self.config.image)
+            size, patches = image_size or self.config.image, features[:, self.config.prefix :]
+            rows, columns = self.config.patch_pixels
+            grid = self.config.grid if size == self.config.image else (size[0] // rows, size[1] // columns)
+            if patches.shape[1] != grid[0] * grid[1]:
+                why = f"images of {format_size(size)} have {format_size(grid)} patches, not {patches.shape[1]}"
+                raise ImageSizeError(f"{why}; give forward_head the image_size, or call the network itself")
+            return self.head(self.norm(patches) if self.config.norm_after_pool else patches, grid, size)
         y = pool(features, self.config)
         if self.config.norm_after_pool:
             y = self.norm(y)
         return self.head.features(y) if pre_logits else self.head(y)
 
-    def _forward_patches(self, head: LinearPatchHead, features: Tensor, size: Pair) -> Tensor:
-        rows, columns = self.config.patch_pixels
-        grid = self.config.grid if size == self.config.image else (size[0] // rows, size[1] // columns)
-        patches = features[:, self.config.prefix :]
-        if patches.shape[1] != grid[0] * grid[1]:
-            raise ImageSizeError(
-                f"{patches.shape[1]} patches are not those of images of {format_size(size)}, which have "
-                f"{format_size(grid)}; "
-                "give forward_head the image_size, or call the network itself"
-            )
-        return head(self.norm(patches) if self.config.norm_after_pool else patches, grid, size)
-
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """A new zero-initialised linear head in place of the whole old one (3.2); 0 leaves none. `global_pool` is what
         it reads, in timm's words ("token", "avg"); as before where it is not given, so that a head of patches remains
         one."""
-        pool = self.config.pool if global_pool is None else pool_from_timm(global_pool)
+        pools: dict[str | None, Pool] = {None: self.config.pool, "token": "token", "avg": "mean", "mean": "mean"}
+        if global_pool not in pools:
+            raise unknown_name("global_pool", str(global_pool), ("token", "avg", "mean"))
+        pool = pools[global_pool]
         kind = "patches" if self.config.has_patch_head and global_pool is None else "linear"
         self.config = replace(  # pyright: ignore[reportIncompatibleVariableOverride] - narrower, as built
             self.config,

@@ -7,30 +7,15 @@ weights were trained with.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 from vitrail.core.errors import ConfigError, ImageSizeError
 from vitrail.core.text import Pair, format_size
-from vitrail.models.family import (
-    MOST_PATCHES,
-    Attention,
-    CostStep,
-    Gelu,
-    Head,
-    ImageSizes,
-    ModelConfig,
-    Placement,
-    Pool,
-    Position,
-    check_choices,
-    check_most,
-    check_positive,
-    check_positive_pairs,
-    check_types,
-    multiples_of_patch,
-    register_config,
-)
+from vitrail.models.family import CostStep, ImageSizes, ModelConfig, Pool, Position, check_fields, register_config
 from vitrail.models.resnet_config import ResNetConfig, trunk_steps
+
+MOST_PATCHES: Final = 1 << 18
+Placement: TypeAlias = Literal["stem", "every", "shared"]
 
 
 @register_config
@@ -55,39 +40,30 @@ class ViTConfig(ModelConfig):
     patch: Pair = (16, 16)
     channels: int = 3
     classes: int = 1000
-    head: Head = "linear"
+    head: Literal["none", "linear", "tanh", "patches"] = "linear"
     pool: Pool = "token"
     class_token: bool = True
     registers: int = 0
     position: Position = "learned"
     placement: Placement | None = None
     position_prefix: bool = True
-    attention: Attention = "full"
+    attention: Literal["full", "axial"] = "full"
     backbone: ResNetConfig | None = None
     qkv_bias: bool = True
     dropout: float = 0.0
     attention_dropout: float = 0.0
     stochastic_depth: float = 0.0
-    gelu: Gelu = "tanh"
+    gelu: Literal["tanh", "erf"] = "tanh"
     norm_eps: float = 1e-6
     norm_after_pool: bool = False
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_choices(self)
-        check_positive(self, "width", "depth", "mlp_width", "heads", "channels", "norm_eps")
-        check_positive_pairs(self, "image", "patch")
-        check_most(self)
+        check_fields(self, "width", "depth", "mlp_width", "heads", "channels", "norm_eps")
         if self.width % self.heads:
             raise ConfigError(f"heads={self.heads} does not divide width={self.width}")
         for name in ("dropout", "attention_dropout", "stochastic_depth"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must lie in [0, 1)")
-        self._check_tokens()
-        self._check_positions()
-        self._check_image()
-
-    def _check_tokens(self) -> None:
         if self.registers < 0:
             raise ConfigError(f"registers={self.registers} must be 0 or more")
         if self.pool == "token" and not self.class_token:
@@ -99,11 +75,7 @@ class ViTConfig(ModelConfig):
         if self.classes < (self.head in ("linear", "patches")):
             raise ConfigError(f"head={self.head!r} does not take classes={self.classes}; set 1 or more, or head='none'")
         if self.attention == "axial" and (self.class_token or self.registers):
-            raise ConfigError(
-                "attention='axial' keeps the tokens on their grid: set class_token=False, registers=0, pool='mean'"
-            )
-
-    def _check_positions(self) -> None:
+            raise ConfigError("attention='axial' keeps the token grid: set class_token=False, registers=0, pool='mean'")
         if self.position == "none" and self.placement not in (None, "stem"):
             raise ConfigError(f"position='none' has nothing to place at {self.placement!r}")
         if self.position == "learned2d" and self.width % 2:
@@ -112,31 +84,28 @@ class ViTConfig(ModelConfig):
             raise ConfigError(f"position='sincos2d' needs a width divisible by 4, not {self.width}")
         if self.attention == "axial" and self.position == "relative":
             raise ConfigError("position='relative' runs over the raster index; axial attention takes the other kinds")
+        self._check_image()
 
     def _check_image(self) -> None:
-        if self.backbone is not None and self.backbone.image != self.image:
-            raise ConfigError(
-                f"image={format_size(self.image)} but the backbone was made for {format_size(self.backbone.image)}"
-            )
-        if self.backbone is not None and self.backbone.channels != self.channels:
-            raise ConfigError(f"channels={self.channels} but the backbone takes {self.backbone.channels}")
-        if self.backbone is not None and (self.backbone.unit, self.backbone.classes) != ("postactivation", 0):
-            raise ConfigError("a hybrid's backbone is a post-activation ResNet without a head (classes=0)")
-        ground, what = (self.image, "image") if self.backbone is None else (self.backbone.grid, "feature map")
+        ground, what, stem = self.image, "image", self.backbone
+        if stem is not None:
+            ground, what = stem.grid, "feature map"
+            if stem.image != self.image:
+                raise ConfigError(
+                    f"image={format_size(self.image)} but the backbone was made for {format_size(stem.image)}"
+                )
+            if stem.channels != self.channels:
+                raise ConfigError(f"channels={self.channels} but the backbone takes {stem.channels}")
+            if (stem.unit, stem.classes) != ("postactivation", 0):
+                raise ConfigError("a hybrid's backbone is a post-activation ResNet without a head (classes=0)")
         for size, patch in zip(ground, self.patch, strict=True):
             if left := size % patch:
-                low = size - left
-                near = f"use {low} or {low + patch}" if low else f"use {patch}"
-                raise ImageSizeError(
-                    f"{what} {format_size(ground)} leaves {left} pixel{'s' if left > 1 else ''} over at patch "
-                    f"{format_size(self.patch)}; {near}"
-                )
+                near = f"use {size - left} or {size - left + patch}" if size > patch else f"use {patch}"
+                over = f"leaves {left} pixel{'s' if left > 1 else ''} over at patch {format_size(self.patch)}"
+                raise ImageSizeError(f"{what} {format_size(ground)} {over}; {near}")
         if self.patches > MOST_PATCHES:
-            raise ImageSizeError(
-                f"image {format_size(self.image)} at patch {format_size(self.patch)} has {self.patches:,} "
-                "patches, more than "
-                f"{MOST_PATCHES:,}; use a smaller image or a larger patch"
-            )
+            found = f"image {format_size(self.image)} at patch {format_size(self.patch)} has {self.patches:,} patches"
+            raise ImageSizeError(f"{found}, more than {MOST_PATCHES:,}; use a smaller image or a larger patch")
 
     @property
     def grid(self) -> Pair:
@@ -179,10 +148,6 @@ class ViTConfig(ModelConfig):
         return self.depth
 
     @property
-    def units(self) -> int:
-        return self.depth
-
-    @property
     def size_step(self) -> Pair:
         return self.patch if self.backbone is None else (1, 1)
 
@@ -190,10 +155,8 @@ class ViTConfig(ModelConfig):
     def tied_to_size(self) -> str:
         if self.position != "relative":
             return ""
-        return (
-            f"relative positions run over the raster index of a {format_size(self.grid)} grid and cannot be "
-            f"resized in 2-D"
-        )
+        grid = format_size(self.grid)
+        return f"relative positions run over the raster index of a {grid} grid and cannot be resized in 2-D"
 
     @property
     def open_sizes(self) -> ImageSizes:
@@ -201,7 +164,7 @@ class ViTConfig(ModelConfig):
             return ImageSizes(step=None, why="relative positions are tied to one size")
         if self.attention == "axial":
             return ImageSizes(step=None, why="axial attention is tied to one grid")
-        return multiples_of_patch(self)
+        return super(ViTConfig, self).open_sizes
 
     @property
     def has_patch_head(self) -> bool:
@@ -226,15 +189,28 @@ class ViTConfig(ModelConfig):
 
     @property
     def table(self) -> list[tuple[str, str]]:
-        return [
-            ("patches", format_size(self.grid)),
-            ("layers", str(self.depth)),
-            ("heads", str(self.heads)),
-            ("width", str(self.width)),
-        ]
+        numbers = {"layers": self.depth, "heads": self.heads, "width": self.width}
+        return [("patches", format_size(self.grid)), *((name, str(value)) for name, value in numbers.items())]
 
     def walk(self) -> Iterator[CostStep]:
-        return vit_steps(self)
+        n, t, d, channels = self.patches, self.tokens, self.width, self.channels
+        yield CostStep("image", (*self.image, channels))
+        if self.backbone is not None:
+            yield from trunk_steps(self.backbone)
+            channels = self.backbone.features
+        inside = math.prod(self.patch) * channels
+        yield CostStep(f"patches {format_size(self.patch)}", (n, inside))
+        yield CostStep("embeddings E", (n, d), inside * d + d, n * inside * d)
+        if self.class_token:
+            yield CostStep("class token", (n + 1, d), d)
+        if self.registers:
+            yield CostStep(f"{self.registers} registers", (t, d), self.registers * d)
+        if self.position != "none" and self.placed in ("stem", "shared"):
+            shared = ", shared by all layers" if self.placed == "shared" else ""
+            yield CostStep(f"positions ({self.position}{shared})", (t, d), _table_parameters(self))
+        for layer in range(1, self.depth + 1):
+            yield from _block(self, layer)
+        yield from _patch_head(self) if self.has_patch_head else _head(self)
 
     def activation_bytes(self, width: int, *, recompute: bool) -> int:
         """A token of a block: the inputs of both norms and their outputs (4D), q, k and v (3D), what attention gives
@@ -244,18 +220,10 @@ class ViTConfig(ModelConfig):
         layers = self.depth * (2 if self.attention == "axial" else 1)
         kept = tokens * (layers * d + 10 * d + 3 * m) if recompute else tokens * layers * (8 * d + 2 * m)
         stem = 0 if self.backbone is None else self.backbone.activation_bytes(1, recompute=recompute)
-        return width * (kept + stem + 4 * tokens * d) + self._logits_bytes(width)
-
-    def _logits_bytes(self, width: int) -> int:
-        """Logits as floats and their gradient; where each pixel has some, what the head gives before that, too."""
-        if not self.has_patch_head:
-            return 8 * self.classes
+        # Logits as floats and their gradient; where each pixel has some, what the head gives before that, too.
         pixels = math.prod(self.image)
-        return self.classes * (8 * pixels + width * (pixels + self.patches))
-
-    @property
-    def can_recompute(self) -> bool:
-        return True
+        logits = 8 * pixels + width * (pixels + self.patches) if self.has_patch_head else 8
+        return width * (kept + stem + 4 * tokens * d) + self.classes * logits
 
     @property
     def padding_macs(self) -> int:
@@ -294,9 +262,6 @@ class ViTConfig(ModelConfig):
     def new_last_layer(self, classes: int) -> dict[str, Any]:
         return {"classes": classes, "head": "tanh" if self.head == "tanh" else "linear"}
 
-    def without_head(self) -> dict[str, Any]:
-        return {"classes": 0, "head": "none"}
-
     @property
     def fixed_bytes(self) -> int:
         return 8 * self.tokens * self.width if self.position == "sincos2d" else 0
@@ -308,31 +273,6 @@ def vit_config(config: ModelConfig | None, what: str = "this") -> ViTConfig:
         title = "missing" if config is None else config.title
         raise ConfigError(f"{what} needs a ViT, and the model is {title}")
     return config
-
-
-def vit_steps(c: ViTConfig) -> Iterator[CostStep]:
-    n, t, d = c.patches, c.tokens, c.width
-    yield CostStep("image", (*c.image, c.channels))
-    channels = c.channels
-    if c.backbone is not None:
-        yield from trunk_steps(c.backbone)
-        channels = c.backbone.features
-    inside = math.prod(c.patch) * channels
-    yield CostStep(f"patches {format_size(c.patch)}", (n, inside))
-    yield CostStep("embeddings E", (n, d), inside * d + d, n * inside * d)
-    if c.class_token:
-        yield CostStep("class token", (n + 1, d), d)
-    if c.registers:
-        yield CostStep(f"{c.registers} registers", (t, d), c.registers * d)
-    if c.position != "none" and c.placed in ("stem", "shared"):
-        yield CostStep(
-            f"positions ({c.position}{', shared by all layers' if c.placed == 'shared' else ''})",
-            (t, d),
-            _table_parameters(c),
-        )
-    for layer in range(1, c.depth + 1):
-        yield from _block(c, layer)
-    yield from _patch_head(c) if c.has_patch_head else _head(c)
 
 
 def _head(c: ViTConfig) -> Iterator[CostStep]:
@@ -362,21 +302,15 @@ def _block(c: ViTConfig, layer: int) -> Iterator[CostStep]:
     bias = 3 * d * c.qkv_bias
     relative = c.position == "relative" and (layer == 1 or c.placed != "stem")
     offsets = _table_parameters(c) if relative and c.placed == "every" else 0
-    for axis, length in _axes(c):
+    # Sub-blocks and how many tokens one query sees: all, or its row and then its column (D.6).
+    axes = [("", t)] if c.attention == "full" else [("row ", c.grid[1]), ("column ", c.grid[0])]
+    for axis, length in axes:
         name = f"block {layer}: {axis}"
         work = 2 * t * length * d + relative * t * (2 * length - 1) * d
         yield CostStep(f"{name}norm, q k v", (3, c.heads, t, d // c.heads), 2 * d + 3 * d * d + bias, 3 * t * d * d)
         yield CostStep(f"{name}attention", (c.heads, t, d // c.heads), offsets, work)
         yield CostStep(f"{name}out, residual", (t, d), d * d + d, t * d * d)
         yield CostStep(f"{name}norm, MLP, residual", (t, d), 2 * d + 2 * d * m + d + m, 2 * t * d * m)
-
-
-def _axes(c: ViTConfig) -> list[tuple[str, int]]:
-    """Sub-blocks and how many tokens one query sees: all, or its row and then its column (D.6)."""
-    if c.attention == "full":
-        return [("", c.tokens)]
-    rows, columns = c.grid
-    return [("row ", columns), ("column ", rows)]
 
 
 def _table_parameters(c: ViTConfig) -> int:

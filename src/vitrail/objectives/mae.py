@@ -200,7 +200,7 @@ class MAEObjective(Objective):
     def encoded(self, images: Tensor, visible: Tensor) -> Tensor:
         """Class token, registers and visible patches behind the encoder's last norm: [B, T - M, D]."""
         network = self._vit
-        return network.norm(network.encode(cast_to_weights(images, network), keep=visible))
+        return network.norm(network.forward_blocks(network.embed(cast_to_weights(images, network), keep=visible)))
 
     def taken(self, patches: Tensor) -> tuple[Tensor, Tensor]:
         """What is taken out of each patch [B, M, P·P·3], its mean and deviation [B, M, 1]. The published code's ways:

@@ -214,7 +214,8 @@ class MaskedPatchesObjective(Objective):
         # Patches are embedded one by one: the embedding of another patch is what its pixels embed to in this place. As
         # bytes they change places without a gradient that would have to be carried back.
         images = cast_to_weights(self.normalised(self.swapped(pixels, source)), network)
-        z = network.encode(images, masked=source == self.model.patches, mask_token=self.head.mask)
+        masked = source == self.model.patches
+        z = network.forward_blocks(network.embed(images, masked=masked, mask_token=self.head.mask))
         return self.head(network.norm(gather_tokens(z, corrupted + self.model.prefix))).float()
 
     def swapped(self, pixels: Tensor, source: Tensor) -> Tensor:

@@ -98,7 +98,7 @@ def fit_network(run: Run, num_classes: int) -> ModelConfig:
         requested = "start=closed-form" if run.start == "closed-form" else "baseline=on"
         raise ConfigError(f"{requested} only applies to classification, not to objective={kind}; remove it")
     if task is None:
-        return adapt_config(model, **model.without_head())
+        return adapt_config(model, **model.linear_head(0))
     return task.fit_model(model, num_classes, new_head=bool(run.weights))
 
 

@@ -24,7 +24,7 @@ from vitrail.cli.options.groups import (
 )
 from vitrail.core.text import Pair
 from vitrail.evaluation import SHARE, Precision, Stored
-from vitrail.models.family import CHOICES, Position
+from vitrail.models.family import Position
 
 SUFFIX: Final = ".safetensors"
 TOKEN: Final = "VITRAIL_TOKEN"
@@ -263,7 +263,7 @@ class ConvertOptions:
     heads: int | None = option(None, help="attention heads, if they cannot be inferred from an unusual width")
     position: Position | None = option(
         None,
-        choices=CHOICES["position"],
+        choices=get_args(Position),
         default_text="big_vision's sincos2d",
         help="position embedding of a file that stores none",
     )
