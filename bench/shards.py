@@ -27,7 +27,6 @@ from vitrail.data.dataset import ImageDataset
 from vitrail.data.randomness import EpochOrder
 from vitrail.data.readers import shards
 from vitrail.data.readers.shard_index import ShardFile, ShardIndex, open_spools, write_columns, write_index
-from vitrail.data.readers.tar import ScannedShard
 from vitrail.data.tools.pack import pack
 
 SHARDS = 10
@@ -112,18 +111,11 @@ def memory() -> tuple[float, float]:
 def big_index(folder: Path, samples: int) -> None:
     """An index of many samples, whose shards do not exist."""
     each = 100_000
-    rows = ScannedShard(
-        offset=np.arange(each) * 110_592 + 512,
-        size=np.full(each, 109_000),
-        label=(np.arange(each) % 1000).astype(np.int32),
-        names=np.frombuffer(b"".join(b"%09d.jpg" % i for i in range(each)), np.uint8),
-        name_length=np.full(each, 13),
-        several=(np.arange(each) % 1000).astype(np.int32),
-        count=np.ones(each, np.int64),
-        multiple=False,
-        mask_offset=np.zeros(each, np.int64),
-        mask_size=np.zeros(each, np.int64),
-    )
+    number, none = np.arange(each), np.zeros(each, np.int64)
+    rows = {"offset": number * 110_592 + 512, "size": np.full(each, 109_000), "label": number % 1000}
+    rows |= {"names": np.frombuffer(b"".join(b"%09d.jpg" % i for i in range(each)), np.uint8)}
+    rows |= {"name_length": np.full(each, 13), "several": number % 1000, "count": np.ones(each, np.int64)}
+    rows |= {"listed": none, "mask_offset": none, "mask_size": none}
     wanted = [ShardFile(f"{i:05d}.tar", 11_059_200_000, 0) for i in range(samples // each)]
     began = time.perf_counter()
     with ExitStack() as stack:

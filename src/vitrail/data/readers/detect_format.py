@@ -286,6 +286,29 @@ def group_by_split(where: str, names: Sequence[str]) -> dict[str, list[str]]:
     return {split: splits[split] for split in SPLIT_ORDER if split in splits}
 
 
+def find_files(path: Path, suffix: str, refused: tuple[str, ...] = ()) -> dict[str, list[str]]:
+    """The files of a folder, or of its folders named like splits, by split; names are relative to the folder."""
+
+    def list_files(folder: Path) -> tuple[str, ...]:
+        contents = list_folder(str(folder))
+        for name in contents.others:
+            refuse_suffix(folder / name, refused)
+        return contents.with_suffix(suffix)
+
+    if names := list_files(path):
+        return group_by_split(str(path), names)
+    inner = {name: split for name in list_folder(str(path)).folders if (split := parse_split(name))}
+    if len(set(inner.values())) < len(inner):
+        raise DataError(f"{path} holds {', '.join(inner)}: two names for one split; keep one of them")
+    found = {split: [f"{name}/{file}" for file in list_files(path / name)] for name, split in inner.items()}
+    return {split: files for split, files in found.items() if files}
+
+
+def refuse_suffix(path: Path, suffixes: tuple[str, ...]) -> None:
+    if path.name.lower().endswith(suffixes):
+        raise DataError(f"{path} is compressed, so its images cannot be read one by one; unpack it to a plain .tar")
+
+
 def expand_braces(pattern: str) -> list[str]:
     """The names that braces stand for: a-{000..002}.tar, {train,val}.tar. Stars are left to the file system."""
     found = re.search(r"\{([^{}]*)\}", pattern)

@@ -11,13 +11,12 @@ The first bytes of every mask are read; all of it only where no file says how ma
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import numpy as np
 
@@ -34,6 +33,7 @@ from vitrail.data.readers.folder import (
     find_splits,
     list_below,
     list_folder,
+    map_threads,
     parse_split,
     read_file,
 )
@@ -55,15 +55,11 @@ COLOUR_TYPE: Final = 25  # byte of a PNG with the type of its values
 COLOURS: Final = {2: "RGB", 4: "grey with alpha", 6: "RGBA"}
 NAMES: Final = ("classes.txt", "labels.txt", "classes.json")
 IGNORED: Final = 255
-READERS: Final = 8  # files read at once
-BLOCK: Final = 4096  # files queued for reading
 MANY: Final = 1000  # masks from which on the indices found in them are cached
 SAMPLE: Final = 32  # masks, at most, that are read where the classes have names
 BLACK_AND_WHITE: Final = (
     "the masks have no values other than 0 and 255, and 255 is ignored; store the classes as 0, 1, 2, ..."
 )
-
-Answer = TypeVar("Answer")
 
 
 class UnpairedMasks(DataError):
@@ -440,10 +436,3 @@ def survey_indices(paths: Sequence[str]) -> tuple[int | None, bool]:
 
     found = [one for one in map_threads(find_highest, paths) if one is not None]
     return max((top for top, _ in found), default=None), any(ignored for _, ignored in found)
-
-
-def map_threads(function: Callable[[str], Answer], paths: Sequence[str]) -> Iterator[Answer]:
-    """The function of each file, several files at once."""
-    with ThreadPoolExecutor(READERS) as pool:
-        for start in range(0, len(paths), BLOCK):
-            yield from pool.map(function, paths[start : start + BLOCK])

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from vitrail.core.errors import BadImage, BadLabels, DataError, SourceNotFound
 from vitrail.data.dataset import NONE, ImageDataset, Labels, number_classes, pixel_class_words, refuse_negative
-from vitrail.data.readers.detect_format import group_by_split
+from vitrail.data.readers.detect_format import find_files, group_by_split
 from vitrail.data.readers.folder import list_folder, parse_split
 
 REMEDY: Final = "A column of names (text) instead of numbers makes each of them a class"
@@ -301,7 +301,7 @@ def read(path: Path | str, *, image: str | None = None, label: str | None = None
     files = parquet_files(path)
     if not files:
         raise SourceNotFound(f"{path}: no .parquet files here")
-    blocks = {split: ParquetBlocks([str(name) for name in names]) for split, names in files.items()}
+    blocks = {split: ParquetBlocks(names) for split, names in files.items()}
     return build_splits(str(path), blocks, image, label, None)
 
 
@@ -362,22 +362,13 @@ def read_field(path: Path, field: str) -> Any:
         raise DataError(f"{path}: not the description of a saved dataset: {error!r}") from None
 
 
-def parquet_files(path: Path) -> dict[str, Sequence[Path]]:
+def parquet_files(path: Path) -> dict[str, list[str]]:
     """The files by split."""
     if path.is_file():
-        return {split: [path] for split in group_by_split(str(path), [path.name])}
+        return {split: [str(path)] for split in group_by_split(str(path), [path.name])}
     if not path.is_dir():
         raise SourceNotFound(f"{path}: no such file or folder")
     contents = list_folder(str(path))
-    if names := contents.with_suffix(".parquet"):
-        return {split: [path / name for name in files] for split, files in group_by_split(str(path), names).items()}
-    if "data" in contents.folders:
+    if not contents.with_suffix(".parquet") and "data" in contents.folders:
         return parquet_files(path / "data")
-    inner = {name: split for name in contents.folders if (split := parse_split(name))}
-    if len(set(inner.values())) < len(inner):
-        raise DataError(f"{path} holds {', '.join(inner)}: two names for one split; keep one of them")
-    found = {
-        split: [path / name / file for file in list_folder(str(path / name)).with_suffix(".parquet")]
-        for name, split in inner.items()
-    }
-    return {split: files for split, files in found.items() if files}
+    return {split: [str(path / name) for name in names] for split, names in find_files(path, ".parquet").items()}

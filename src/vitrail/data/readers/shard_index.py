@@ -12,14 +12,14 @@ import json
 import mmap
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from hashlib import sha256
+from functools import partial
+from hashlib import file_digest, sha256
 from pathlib import Path
 from shutil import copyfileobj
-from typing import IO, Any, Final, TypeAlias
+from typing import IO, Any, Final, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 from vitrail.core.atomic_files import cache_folder, replace_on_success
 from vitrail.core.errors import DataError, SourceNotFound
 from vitrail.data.dataset import NONE, Labels, StringArray
-from vitrail.data.readers.tar import ScannedShard, scan_shard
+from vitrail.data.readers.folder import map_threads
+from vitrail.data.readers.tar import ShardColumns, scan_shard
 
 MAGIC: Final = b"vitrail shards 1"
 PREAMBLE: Final = len(MAGIC) + 8 + 32
@@ -35,6 +36,7 @@ ALIGN: Final = 64
 CHECKED: Final = 64 << 20  # bytes of columns whose checksums are compared on opening
 SCANS: Final = 8  # at once: a mounted store answers many requests in the time of one
 
+SAMPLES: Final = ("offset", "size", "label", "mask_offset", "mask_size")  # columns with one value per sample
 DTYPES: Final = {
     "offset": "<i8",
     "size": "<i8",
@@ -88,15 +90,11 @@ class ShardIndex:
             memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self.shards = tuple(ShardFile(*row) for row in self.header["shards"])
         self.ends: NDArray[np.int64] = np.cumsum([shard.samples for shard in self.shards], dtype=np.int64)
-        self.columns = {name: self.column(memory, name) for name in self.header["columns"]}
-        if size <= CHECKED:
-            for name, column in self.columns.items():
-                if sha256(column.data).hexdigest() != self.header["columns"][name]["sha256"]:
-                    raise ValueError(f"its column {name} is damaged")
-
-    def column(self, memory: mmap.mmap, name: str) -> NDArray[Any]:
-        place = self.header["columns"][name]
-        return np.frombuffer(memory, DTYPES[name], place["count"], place["offset"])
+        self.columns: dict[str, NDArray[Any]] = {}
+        for name, place in self.header["columns"].items():
+            self.columns[name] = column = np.frombuffer(memory, DTYPES[name], place["count"], place["offset"])
+            if size <= CHECKED and sha256(column.data).hexdigest() != place["sha256"]:
+                raise ValueError(f"its column {name} is damaged")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return reopen_index, (self.path, self.digest)
@@ -119,32 +117,18 @@ class ShardIndex:
         values = self.columns["several"][int(starts[0]) : int(starts[-1])]
         return Labels(values, starts - starts[0] if starts[0] else starts)
 
-    def rows(self, shard: int) -> ScannedShard:
+    def rows(self, shard: int) -> ShardColumns:
         """The columns of one shard, as they were scanned."""
         last = int(self.ends[shard])
         first = last - self.shards[shard].samples
-        names = self.columns["name_starts"][first : last + 1]
-        label = self.columns["label"][first:last]
-        several, count = label[label != NONE], (label != NONE).astype(np.int64)
-        if "several" in self.columns:
-            starts = self.columns["several_starts"][first : last + 1]
-            several, count = self.columns["several"][int(starts[0]) : int(starts[-1])], np.diff(starts)
-        return ScannedShard(
-            offset=self.columns["offset"][first:last],
-            size=self.columns["size"][first:last],
-            label=label,
-            names=self.columns["names"][int(names[0]) : int(names[-1])],
-            name_length=np.diff(names),
-            several=several,
-            count=count,
-            multiple=self.shards[shard].multiple,
-            mask_offset=self.masks("mask_offset", first, last),
-            mask_size=self.masks("mask_size", first, last),
-        )
-
-    def masks(self, name: str, first: int, last: int) -> NDArray[np.int64]:
-        """Offsets or sizes of masks; zeros in an index of shards without masks."""
-        return self.columns[name][first:last] if name in self.columns else np.zeros(last - first, np.int64)
+        none, names, labels = np.zeros(last - first, np.int64), self.names(first, last), self.labels(first, last)
+        part = {name: self.columns[name][first:last] if name in self.columns else none for name in SAMPLES}
+        part |= {"names": names.bytes[names.starts[0] : names.starts[-1]], "name_length": np.diff(names.starts)}
+        if labels.starts is None:
+            known = part["label"] != NONE
+            return part | {"several": part["label"][known], "count": known, "listed": none}
+        multiple = none + self.shards[shard].multiple
+        return part | {"several": labels.values, "count": np.diff(labels.starts), "listed": multiple}
 
 
 def reopen_index(path: Path, digest: str) -> ShardIndex:
@@ -176,9 +160,17 @@ def open_index(
         if len(index.shards) == len(shards) and all(map(ShardFile.is_same_file, index.shards, shards)):
             return index
         old = old or index
+    known = {} if old is None else {shard.name: at for at, shard in enumerate(old.shards)}
+
+    def rows(shard: ShardFile) -> ShardColumns:
+        at = known.get(shard.name)
+        if old is not None and at is not None and old.shards[at].is_same_file(shard) and old.shards[at].masks >= 0:
+            return old.rows(at)
+        return scan_shard(root / shard.name)
+
     with ExitStack() as stack:
         place, spools = open_spools(places, stack)
-        done = write_columns(shards, make_scanner(root, old), spools, progress)
+        done = write_columns(shards, rows, spools, progress)
         try:
             return write_index(place, done, spools)
         except OSError as error:
@@ -201,86 +193,48 @@ def open_spools(places: Sequence[Path], stack: ExitStack) -> tuple[Path, dict[st
             place.parent.mkdir(parents=True, exist_ok=True)
             if not os.stat(place.parent).st_mode & 0o222:  # root could write there, but should not
                 raise PermissionError(errno.EACCES, "marked as read-only")
-            return place, {
-                name: stack.enter_context(tempfile.TemporaryFile(dir=place.parent, prefix=".vitrail-"))
-                for name in DTYPES
-            }
+            open_file = partial(tempfile.TemporaryFile, dir=place.parent, prefix=".vitrail-")
+            return place, {name: stack.enter_context(open_file()) for name in DTYPES}
         except OSError as error:
             refused.append(f"{place.parent}: {error.strerror}")
     raise DataError(f"no writable place for the index ({'; '.join(refused)}); set VITRAIL_CACHE to a folder")
 
 
-def make_scanner(root: Path, old: ShardIndex | None) -> Callable[[ShardFile], ScannedShard]:
-    """A function that returns the columns of a shard: from the old index where it has them, else from the file."""
-    known = {} if old is None else {shard.name: at for at, shard in enumerate(old.shards)}
-
-    def rows(shard: ShardFile) -> ScannedShard:
-        at = known.get(shard.name)
-        if old is not None and at is not None and old.shards[at].is_same_file(shard) and old.shards[at].masks >= 0:
-            return old.rows(at)
-        return scan_shard(root / shard.name)
-
-    return rows
-
-
 def write_columns(
     shards: list[ShardFile],
-    rows: Callable[[ShardFile], ScannedShard],
+    rows: Callable[[ShardFile], ShardColumns],
     spools: dict[str, IO[bytes]],
     progress: Progress | None = None,
 ) -> list[ShardFile]:
-    """Appends the columns of one shard after another."""
+    """Appends the columns of one shard after another. `rows` returns them, for several shards at once."""
     done: list[ShardFile] = []
     names = several = 0
     for name in ("name_starts", "several_starts"):
         spools[name].write(np.zeros(1, "<i8").tobytes())
-    for shard, part in zip(shards, scan_ahead(rows, shards), strict=True):
-        pieces = {
-            "offset": part.offset,
-            "size": part.size,
-            "label": part.label,
-            "names": part.names,
-            "name_starts": names + np.cumsum(part.name_length),
-            "several": part.several,
-            "several_starts": several + np.cumsum(part.count),
-            "mask_offset": part.mask_offset,
-            "mask_size": part.mask_size,
-        }
-        names, several = names + len(part.names), several + len(part.several)
-        for name, piece in pieces.items():
-            spools[name].write(np.ascontiguousarray(piece, DTYPES[name]).tobytes())
-        highest = int(part.several.max(initial=-1))
-        masks = int((part.mask_size > 0).sum())
-        done.append(ShardFile(shard.name, shard.size, shard.changed, len(part), highest, part.multiple, masks))
+    for shard, part in zip(shards, map_threads(rows, shards, block=SCANS), strict=True):
+        name_starts, several_starts = names + np.cumsum(part["name_length"]), several + np.cumsum(part["count"])
+        pieces = part | {"name_starts": name_starts, "several_starts": several_starts}
+        names, several = names + len(part["names"]), several + len(part["several"])
+        for name, spool in spools.items():
+            spool.write(np.ascontiguousarray(pieces[name], DTYPES[name]).tobytes())
+        highest, masks = int(part["several"].max(initial=-1)), int((part["mask_size"] > 0).sum())
+        facts = len(part["offset"]), highest, bool(part["listed"].any()), masks
+        done.append(ShardFile(shard.name, shard.size, shard.changed, *facts))
         if progress:
             progress(len(done), len(shards))
     return done
 
 
-def scan_ahead(rows: Callable[[ShardFile], ScannedShard], shards: Sequence[ShardFile]) -> Iterator[ScannedShard]:
-    """Scans several shards at once, and holds only a few in memory."""
-    if len(shards) == 1:
-        yield rows(shards[0])
-        return
-    with ThreadPoolExecutor(SCANS) as pool:
-        for first in range(0, len(shards), SCANS):
-            yield from pool.map(rows, shards[first : first + SCANS])
-
-
 def write_index(place: Path, shards: Sequence[ShardFile], spools: dict[str, IO[bytes]]) -> ShardIndex:
     """Writes the header and the collected columns atomically; of two concurrent writers, the later wins."""
-    if not any(shard.multiple for shard in shards):  # then the first label is the only one
-        spools = {name: spool for name, spool in spools.items() if not name.startswith("several")}
-    if not any(shard.masks > 0 for shard in shards):
-        spools = {name: spool for name, spool in spools.items() if not name.startswith("mask")}
+    unused = () if any(shard.multiple for shard in shards) else ("several",)  # the first label is the only one
+    unused += () if any(shard.masks > 0 for shard in shards) else ("mask",)
+    spools = {name: spool for name, spool in spools.items() if not name.startswith(unused)}
     columns: dict[str, dict[str, Any]] = {}
     for name, spool in spools.items():
-        size = spool.tell()
+        count = spool.tell() // np.dtype(DTYPES[name]).itemsize
         spool.seek(0)
-        digest = sha256()
-        while piece := spool.read(1 << 20):
-            digest.update(piece)
-        columns[name] = {"count": size // np.dtype(DTYPES[name]).itemsize, "offset": 0, "sha256": digest.hexdigest()}
+        columns[name] = {"count": count, "offset": 0, "sha256": file_digest(cast("Any", spool), "sha256").hexdigest()}
     rows = [[getattr(shard, field) for field in ShardFile.__slots__] for shard in shards]
     header: dict[str, Any] = {"shards": rows, "columns": columns, "length": 2**62}
     room = len(json.dumps(header)) + 24 * len(columns)  # offsets are filled in below, and take less

@@ -10,20 +10,18 @@ into the cache; after that opening a set maps memory, whatever its size. Each sa
 import glob
 import json
 import os
-from collections import OrderedDict
-from functools import cached_property
+from functools import cached_property, lru_cache
 from hashlib import sha256
 from pathlib import Path
-from threading import Lock
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.errors import BadImage, BadLabels, DataError, SourceNotFound, describe_error
 from vitrail.data.dataset import Encoded, ImageDataset, number_classes, pixel_class_words
-from vitrail.data.readers.detect_format import expand_braces, group_by_split
-from vitrail.data.readers.folder import MAX_BYTES, list_folder, parse_split
+from vitrail.data.readers.detect_format import expand_braces, find_files, group_by_split, refuse_suffix
+from vitrail.data.readers.folder import MAX_BYTES, parse_split
 from vitrail.data.readers.shard_index import Progress, ShardFile, ShardIndex, open_index
 
 OPEN_FILES: Final = 64  # per process
@@ -32,25 +30,21 @@ DESCRIPTION: Final = "pack.json"  # written when a pack is complete
 JOURNAL: Final = "pack.journal"  # exists until then
 COMPRESSED: Final = (".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".tar.bz2")
 PIECE: Final = 1 << 20  # values hashed at once
+Names: TypeAlias = tuple[str, ...]
 
 
 class ShardDataset(ImageDataset):
     """Samples `first` to `last` of an index: one split of a set."""
 
     def __init__(
-        self,
-        root: Path,
-        index: ShardIndex,
-        first: int,
-        last: int,
-        classes: tuple[str, ...],
-        pixel_classes: tuple[str, ...] = (),
+        self, root: Path, index: ShardIndex, first: int, last: int, classes: Names, pixel_classes: Names = ()
     ) -> None:
         self.root, self.index, self.first, self.last = root, index, first, last
         self.classes, self.pixel_classes = classes, pixel_classes
         self.labels = index.labels(first, last)
         self.names = index.names(first, last)
-        self.files = OpenFiles(root, index)
+        # The most recently read tar files stay open. Processes and threads may share them: reads have an offset.
+        self.open_shard = lru_cache(OPEN_FILES)(open_shard)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ShardDataset, (self.root, self.index, self.first, self.last, self.classes, self.pixel_classes)
@@ -74,7 +68,15 @@ class ShardDataset(ImageDataset):
         offset, size = (int(self.index.columns[name][self.first + index]) for name in columns)
         if size > MAX_BYTES:
             raise BadImage(f"has {size:,} bytes; the limit for one image is {MAX_BYTES:,}")
-        return self.files.read(self.shard(index), offset, size)
+        shard = self.index.shards[self.shard(index)]
+        file = self.open_shard(self.root / shard.name, shard)
+        data = os.pread(file.number, size, offset)
+        while len(data) < size:  # a mounted store may return less than requested
+            more = os.pread(file.number, size - len(data), offset + len(data))
+            if not more:
+                raise BadImage(f"the tar file was cut short: {len(data):,} of {size:,} bytes are left")
+            data += more
+        return data
 
     def name(self, index: int) -> str:
         return f"{self.index.shards[self.shard(index)].name}:{self.names[index]}"
@@ -86,20 +88,14 @@ class ShardDataset(ImageDataset):
     def fingerprint(self) -> str:
         """As for every data set, but hashed array by array, and without the names of the tar files."""
         digest = sha256(json.dumps(["shards", len(self), *self.classes, *pixel_class_words(self)]).encode())
-        starts, bytes_of = self.names.starts, self.names.bytes
-        arrays: list[tuple[NDArray[Any] | None, int]] = [
-            (self.labels.values, 0),
-            (self.labels.starts, 0),
-            (self.sizes(), 0),
-            (starts, int(starts[0])),
-            (bytes_of[int(starts[0]) : int(starts[-1])], 0),
-        ]
-        for array, less in arrays:
+        starts, labels = self.names.starts, self.labels
+        names = self.names.bytes[int(starts[0]) : int(starts[-1])]
+        several = names[:0] if labels.starts is None else labels.starts
+        for array in (labels.values, several, self.sizes(), starts, names):
             digest.update(b"|")
-            if array is None:
-                continue
             for start in range(0, len(array), PIECE):
-                digest.update((array[start : start + PIECE].astype("<i8") - less).data)
+                piece = array[start : start + PIECE].astype("<i8")
+                digest.update((piece - starts[0] if array is starts else piece).data)
         return digest.hexdigest()
 
 
@@ -117,40 +113,12 @@ class FileHandle:
             os.close(self.number)
 
 
-class OpenFiles:
-    """The most recently read tar files, kept open. Processes and threads may share them: reads have an offset."""
-
-    def __init__(self, root: Path, index: ShardIndex) -> None:
-        self.root, self.index, self.lock = root, index, Lock()
-        self.open: OrderedDict[int, FileHandle] = OrderedDict()
-
-    def get(self, shard: int) -> FileHandle:
-        with self.lock:
-            found = self.open.get(shard)
-            if found is None:
-                found = self.open[shard] = self.open_shard(self.index.shards[shard])
-                if len(self.open) > OPEN_FILES:
-                    self.open.popitem(last=False)
-            else:
-                self.open.move_to_end(shard)
-            return found
-
-    def open_shard(self, shard: ShardFile) -> FileHandle:
-        file = FileHandle(self.root / shard.name)
-        status = os.fstat(file.number)
-        if (status.st_size, status.st_mtime_ns) != (shard.size, shard.changed):
-            raise DataError(f"{self.root / shard.name} changed since it was indexed; open the set again")
-        return file
-
-    def read(self, shard: int, offset: int, size: int) -> bytes:
-        file = self.get(shard)
-        data = os.pread(file.number, size, offset)
-        while len(data) < size:  # a mounted store may return less than requested
-            more = os.pread(file.number, size - len(data), offset + len(data))
-            if not more:
-                raise BadImage(f"the tar file was cut short: {len(data):,} of {size:,} bytes are left")
-            data += more
-        return data
+def open_shard(path: Path, shard: ShardFile) -> FileHandle:
+    file = FileHandle(path)
+    status = os.fstat(file.number)
+    if (status.st_size, status.st_mtime_ns) != (shard.size, shard.changed):
+        raise DataError(f"{path} changed since it was indexed; open the set again")
+    return file
 
 
 def read(path: Path | str, *, progress: Progress | None = None) -> dict[str, ImageDataset]:
@@ -189,8 +157,7 @@ def locate_shards(path: Path) -> tuple[Path, dict[str, list[str]], Path]:
     if path.is_dir():
         return path, list_shards(path), path / INDEX
     if path.is_file():
-        if path.name.lower().endswith(COMPRESSED):
-            raise compressed_error(path)
+        refuse_suffix(path, COMPRESSED)
         return path.parent, group_by_split(str(path), [path.name]), path.with_name(path.name + ".index")
     if not any(sign in str(path) for sign in "{*?"):
         raise SourceNotFound(f"{path}: no such file or folder")
@@ -211,21 +178,7 @@ def list_shards(path: Path) -> dict[str, list[str]]:
         raise DataError(f"{path} holds a pack that was not finished; run the same `vitrail data pack` again")
     if (path / DESCRIPTION).exists():
         return read_description(path)
-    contents = list_folder(str(path))
-    refuse_compressed(path, contents.others)
-    tars = contents.with_suffix(".tar")
-    inner = {name: split for name in contents.folders if (split := parse_split(name))}
-    if tars:
-        return group_by_split(str(path), tars)
-    if len(set(inner.values())) < len(inner):
-        raise DataError(f"{path} holds {', '.join(inner)}: two names for one split; keep one of them")
-    splits: dict[str, list[str]] = {}
-    for name, split in inner.items():
-        inside = list_folder(str(path / name))
-        refuse_compressed(path / name, inside.others)
-        if shards := inside.with_suffix(".tar"):
-            splits[split] = [f"{name}/{shard}" for shard in shards]
-    return splits
+    return find_files(path, ".tar", refused=COMPRESSED)
 
 
 def read_description(path: Path) -> dict[str, list[str]]:
@@ -235,20 +188,9 @@ def read_description(path: Path) -> dict[str, list[str]]:
         for row in json.loads((path / DESCRIPTION).read_text("utf-8"))["shards"]:
             splits.setdefault(str(row["split"]), []).append(os.path.basename(row["name"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"{path / DESCRIPTION} is damaged ({describe_error(error)}); remove it to read the shards by name"
-        ) from None
+        damage = f"is damaged ({describe_error(error)})"
+        raise DataError(f"{path / DESCRIPTION} {damage}; remove it to read the shards by name") from None
     return splits
-
-
-def refuse_compressed(path: Path, names: tuple[str, ...]) -> None:
-    for name in names:
-        if name.lower().endswith(COMPRESSED):
-            raise compressed_error(path / name)
-
-
-def compressed_error(path: Path) -> DataError:
-    return DataError(f"{path} is compressed, so its images cannot be read one by one; unpack it to a plain .tar")
 
 
 def find_class_names(root: Path, path: Path, index: ShardIndex) -> tuple[str, ...]:
@@ -259,10 +201,8 @@ def find_class_names(root: Path, path: Path, index: ShardIndex) -> tuple[str, ..
     if listed := find_names(root, path, "classes"):
         names = read_names(listed)
         if index.highest >= len(names):
-            raise BadLabels(
-                f"{root / worst} has the label {index.highest}, but {listed} names {len(names)} classes, 0 to "
-                f"{len(names) - 1}"
-            )
+            named = f"{listed} names {len(names)} classes, 0 to {len(names) - 1}"
+            raise BadLabels(f"{root / worst} has the label {index.highest}, but {named}")
         return names
     remedy = f"classes.txt in {root}, one name per line, defines the numbers"
     return number_classes(str(root / worst), [index.labels(0, len(index)).values], remedy)
@@ -279,15 +219,14 @@ def find_names(root: Path, path: Path, called: str) -> Path | None:
 
 def has_masks(index: ShardIndex, first: int, last: int, listed: Path | None) -> bool:
     """Whether the samples of a split have masks whose classes have names. Masks for only some samples are refused."""
-    without = np.flatnonzero(index.masks("mask_size", first, last) == 0)
-    if listed is None or len(without) == last - first:
+    if listed is None or "mask_size" not in index.columns or not index.columns["mask_size"][first:last].any():
         return False
+    without = np.flatnonzero(index.columns["mask_size"][first:last] == 0)
     if without.size:
         where = index.shards[int(np.searchsorted(index.ends, first + without[0], side="right"))].name
-        raise DataError(
-            f"{where}: {index.names(first, last)[int(without[0])]} has no mask, KEY.seg.png ({without.size:,} of "
-            f"{last - first:,} images have none); add it, or remove {listed} to read the images without masks"
-        )
+        missing = f"has no mask, KEY.seg.png ({without.size:,} of {last - first:,} images have none)"
+        remedy = f"add it, or remove {listed} to read the images without masks"
+        raise DataError(f"{where}: {index.names(first, last)[int(without[0])]} {missing}; {remedy}")
     return True
 
 

@@ -7,11 +7,12 @@ because samples would otherwise be lost silently.
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from os import fsencode
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,12 +25,13 @@ BLOCK: Final = 512
 PIECE: Final = 4096  # holds a label and the two headers around it
 LONGEST: Final = 1 << 20  # bytes of an extended header or a label; honest ones have a few hundred
 ZEROS: Final = bytes(BLOCK)
-COMPRESSED: Final = {
+NOT_TAR: Final = "not a tar file, or a damaged one"
+COMPRESSED: Final = {  # by their first bytes
     b"\x1f\x8b": "gzip -d",
-    b"\x28\xb5\x2f\xfd": "zstd -d",
+    b"(\xb5/\xfd": "zstd -d",
     b"\xfd7zXZ": "xz -d",
     b"BZh": "bzip2 -d",
-    b"PK\x03\x04": "unzip",
+    b"PK\3\4": "unzip",
 }
 
 
@@ -74,7 +76,12 @@ class TarReader:
 
     def members(self) -> Iterator[Member]:
         """Its regular files in order. DataError, with the offset, where it is damaged, cut short or not a tar file."""
-        self.refuse_compressed()
+        first = self.read_at(0, 8)
+        if not first:
+            raise DataError(f"{self.path} is empty")
+        if command := next((command for magic, command in COMPRESSED.items() if first.startswith(magic)), ""):
+            reason = "is compressed, so its images cannot be read one by one"
+            raise DataError(f"{self.path} {reason}; decompress it with {command}")
         offset, extra = 0, dict[str, str]()  # `extra` has the extended headers of the next member
         while True:
             block = self.read_at(offset, BLOCK)
@@ -82,12 +89,13 @@ class TarReader:
                 return self.check_end(offset)
             kind, name, size = self.parse_header(offset, block)
             data = offset + BLOCK
-            if kind not in b"LKxg":
-                size = self.parse_size(extra["size"], offset) if "size" in extra else size
+            if kind not in b"LKxg" and "size" in extra:
+                if not re.fullmatch("[0-9]{1,18}", extra["size"]):
+                    raise self.error(offset, f"damaged extended header: size {extra['size'][:40]!r}")
+                size = int(extra["size"])
             offset = data + -(-size // BLOCK) * BLOCK
             if data + size > self.size:
-                there = f"{name} has {self.size - data:,} of {size:,} bytes"
-                raise self.error(data, f"cut short: {there}; write or copy it again")
+                raise self.error(data, f"cut short: {name} should have {size:,} bytes; write or copy it again")
             match kind:
                 case 0x4C:  # L: the next name, by GNU
                     extra["path"] = decode_name(self.read_text(Member("a long name", data, size)).partition(b"\0")[0])
@@ -101,24 +109,17 @@ class TarReader:
                     yield Member(extra.get("path", name), data, size)
                     extra = {}
                 case _:
-                    raise self.error(
-                        data - BLOCK,
-                        f"{extra.get('path', name)} is a link, sparse or special (type {chr(kind)!r}), and has no "
-                        "plain bytes of its own; pack it with tar --dereference --hard-dereference",
-                    )
+                    what = f"{extra.get('path', name)} is a link, sparse or special (type {chr(kind)!r})"
+                    raise self.error(data - BLOCK, f"{what}; pack it with tar --dereference --hard-dereference")
 
     def parse_header(self, offset: int, block: bytes) -> tuple[int, str, int]:
         """Kind, name and size from a header, whose checksum is compared."""
         if len(block) < BLOCK:
-            raise self.error(
-                offset,
-                "ends without the end marker of a tar file, so images may be missing; write or copy it again "
-                f"(if you know that it is complete: head -c 1024 /dev/zero >> {self.path.name})",
-            )
+            known = f"if you know that it is complete: head -c 1024 /dev/zero >> {self.path.name}"
+            raise self.error(offset, f"ends without an end marker; write or copy it again ({known})")
         said = self.parse_number(block[148:156], offset)
         if said != sum(block) - sum(block[148:156]) + 8 * 32:
-            what = "damaged header: its checksum does not match" if offset else "not a tar file, or a damaged one"
-            raise self.error(offset, what)
+            raise self.error(offset, "damaged header: its checksum does not match" if offset else NOT_TAR)
         name = block[:100].partition(b"\0")[0]
         if block[257:263] == b"ustar\0" and block[345]:
             name = block[345:500].partition(b"\0")[0] + b"/" + name
@@ -131,13 +132,8 @@ class TarReader:
         try:
             return int(field.partition(b"\0")[0].strip() or b"0", 8)
         except ValueError:
-            what = "damaged header" if offset else "not a tar file, or a damaged one"
+            what = "damaged header" if offset else NOT_TAR
             raise self.error(offset, f"{what}: {field!r} is not a number") from None
-
-    def parse_size(self, text: str, offset: int) -> int:
-        if not (text.isascii() and text.isdigit() and len(text) < 19):
-            raise self.error(offset, f"damaged extended header: size {text[:40]!r}")
-        return int(text)
 
     def parse_records(self, member: Member) -> dict[str, str]:
         """The fields of an extended header, lines of "LENGTH key=value"."""
@@ -160,16 +156,6 @@ class TarReader:
             if os.pread(self.descriptor, 1 << 20, at).strip(b"\0"):
                 raise self.error(at, "continues after its end marker; were archives joined? Keep them separate")
 
-    def refuse_compressed(self) -> None:
-        first = self.read_at(0, 8)
-        for magic, command in COMPRESSED.items():
-            if first.startswith(magic):
-                raise DataError(
-                    f"{self.path} is compressed, so its images cannot be read one by one; decompress it with {command}"
-                )
-        if not first:
-            raise DataError(f"{self.path} is empty")
-
 
 def decode_name(name: bytes) -> str:
     return name.decode("utf-8", "surrogateescape")
@@ -180,23 +166,11 @@ MASKS: Final = ("seg.png", "mask.png")  # suffixes of masks; the first has prior
 DIGITS: Final = 9  # of a label; the index has 32 bits
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class ScannedShard:
-    """N samples in columns, in the order of their first members."""
-
-    offset: NDArray[np.int64]
-    size: NDArray[np.int64]
-    label: NDArray[np.int32]  # the first, or -1
-    names: NDArray[np.uint8]  # of the image members, end to end
-    name_length: NDArray[np.int64]
-    several: NDArray[np.int32]  # all labels, end to end
-    count: NDArray[np.int64]  # labels per sample
-    multiple: bool  # whether any sample has a list of labels
-    mask_offset: NDArray[np.int64]
-    mask_size: NDArray[np.int64]  # 0 where there is no mask
-
-    def __len__(self) -> int:
-        return len(self.offset)
+# N samples in columns, in the order of their first members: offset, size, label (the first, or -1), mask_offset and
+# mask_size (0 where there is no mask); names of the image members, end to end, and name_length; all labels, end to end
+# (several), how many a sample has (count), and whether it has a list of them (listed).
+ShardColumns: TypeAlias = dict[str, NDArray[Any]]
+FIELDS: Final = ("offset", "size", "label", "name_length", "count", "listed", "mask_offset", "mask_size")
 
 
 @dataclass(slots=True, eq=False)
@@ -210,7 +184,7 @@ class ShardSample:
     ends: str = ""  # suffix of another member, for a message
 
 
-def scan_shard(path: Path) -> ScannedShard:
+def scan_shard(path: Path) -> ShardColumns:
     """All samples of a shard, by reading its headers and labels."""
     samples: dict[str, ShardSample] = {}
     with TarReader(path) as tar:
@@ -235,11 +209,8 @@ def split_key(name: str) -> tuple[str, str]:
 def add_member(tar: TarReader, sample: ShardSample, member: Member, kind: str) -> None:
     if kind in IMAGES:
         if sample.image is not None:
-            raise tar.error(
-                member.offset,
-                f"{member.name} is a second image next to {sample.image.name}; give files that belong to an "
-                "image a second dot (KEY.mask.png), and every image its own key",
-            )
+            rule = "give files that belong to an image a second dot (KEY.mask.png), and every image its own key"
+            raise tar.error(member.offset, f"{member.name} is a second image next to {sample.image.name}; {rule}")
         sample.image = member
     elif kind == "cls":
         set_labels(tar, sample, member, (parse_label(tar, member, tar.read_text(member).decode("ascii", "replace")),))
@@ -277,30 +248,19 @@ def parse_label(tar: TarReader, member: Member, value: Any) -> int:
     """A class number from text or JSON; names are refused."""
     text = str(value).strip()
     if isinstance(value, bool) or not text.isascii() or not text.isdigit() or len(text) > DIGITS:
-        raise BadLabels(
-            f"{tar.path}: {member.name} has the label {text[:60]!r}; labels are numbers from 0, and their names go, "
-            "in that order, into classes.txt next to the shards"
-        )
+        rule = "labels are numbers from 0, and their names go, in that order, into classes.txt next to the shards"
+        raise BadLabels(f"{tar.path}: {member.name} has the label {text[:60]!r}; {rule}")
     return int(text)
 
 
-def make_columns(samples: list[ShardSample]) -> ScannedShard:
-    images = [sample.image for sample in samples if sample.image]
-    names = [fsencode(image.name) for image in images]
-    labels = [sample.labels or () for sample in samples]
-    return ScannedShard(
-        offset=to_int64((image.offset for image in images), len(samples)),
-        size=to_int64((image.size for image in images), len(samples)),
-        label=np.fromiter((row[0] if row else NONE for row in labels), np.int32, len(samples)),
-        names=np.frombuffer(b"".join(names), np.uint8),
-        name_length=to_int64(map(len, names), len(samples)),
-        several=np.array([value for row in labels for value in row], np.int32),
-        count=to_int64(map(len, labels), len(samples)),
-        multiple=any(sample.listed for sample in samples),
-        mask_offset=to_int64((sample.mask.offset if sample.mask else 0 for sample in samples), len(samples)),
-        mask_size=to_int64((sample.mask.size if sample.mask else 0 for sample in samples), len(samples)),
-    )
-
-
-def to_int64(values: Iterable[int], count: int) -> NDArray[np.int64]:
-    return np.fromiter(values, np.int64, count)
+def make_columns(samples: list[ShardSample]) -> ShardColumns:
+    rows, names, several, empty = list[tuple[int, ...]](), list[bytes](), list[int](), Member("", 0, 0)
+    for sample in samples:
+        image, mask, labels = sample.image or empty, sample.mask or empty, sample.labels or ()
+        names.append(fsencode(image.name))
+        several += labels
+        lengths = len(names[-1]), len(labels), sample.listed
+        rows.append((image.offset, image.size, labels[0] if labels else NONE, *lengths, mask.offset, mask.size))
+    columns = np.array(rows, np.int64).reshape(-1, len(FIELDS)).T
+    packed = {"names": np.frombuffer(b"".join(names), np.uint8), "several": np.array(several, np.int32)}
+    return {**dict(zip(FIELDS, columns, strict=True)), **packed}

@@ -228,8 +228,9 @@ class TarWriter:
             os.posix_fadvise(self.file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         path = Path(self.file.name)
         rows = scan_shard(path)
-        names = "".join(self.images).encode("utf-8", "surrogateescape")
-        if hash_file(path) != self.digest.hexdigest() or len(rows) != len(self.images) or rows.names.tobytes() != names:
+        names, count = "".join(self.images).encode("utf-8", "surrogateescape"), len(self.images)
+        same = len(rows["size"]) == count and rows["names"].tobytes() == names
+        if hash_file(path) != self.digest.hexdigest() or not same:
             raise DataError(f"{path}: reading it back gives other bytes than were written; is the disk failing?")
         return self.digest.hexdigest()
 
