@@ -38,7 +38,7 @@ SINGLE: Final = {256, 257, 259, 262, 266, 277, 278, 284, 292, 293, 317, 322, 323
 NEEDED: Final = SINGLE | {258, 273, 279, 320, 324, 325, 338, 339, 347, 529, 530, 532}
 UNITS: Final = {1: 1, 3: 2, 4: 4, 5: 8, 7: 1, 16: 8}  # bytes, shorts, longs, rationals, opaque, longs of BigTIFF
 CODES: Final = {1: "B", 3: "H", 4: "I", 16: "Q"}
-# Left out: JPEG of the old style, which no two programs read alike, and what images of this kind do not come in.
+# Not among them: JPEG of the old style, which no two programs read alike, and what images of this kind do not come in.
 PACKINGS: Final = {1, 2, 3, 4, 5, 7, 8, 32773, 32946, 50000}  # none, fax, LZW, JPEG, deflate, PackBits, deflate, zstd
 LARGE_TILE: Final = 1 << 24  # pixels; a tile may be larger than a small image, but not without end
 LONGEST_PROFILE: Final = 1 << 16  # bytes; the tag in question is among the first
@@ -52,6 +52,11 @@ class TiffTag(NamedTuple):
     kind: int
     amount: int
     value: bytes
+
+    @property
+    def length(self) -> int:
+        """Of its values, in bytes; they are in `value` where they fit."""
+        return UNITS.get(self.kind, 0) * self.amount
 
 
 class TiffDirectory:
@@ -67,26 +72,18 @@ class TiffDirectory:
         row = struct.Struct(f"{self.order}HH{self.word}{'8s' if self.big else '4s'}")
         count = min(self.number("Q" if self.big else "H", start), (len(data) - first) // row.size, 65535)
         rows = row.iter_unpack(data[first : first + count * row.size])
-        self.entries: dict[int, TiffTag] = {}
-        for entry in map(TiffTag._make, rows):
-            self.entries.setdefault(entry.tag, entry)  # the first one counts, as in libtiff
+        # The first one of a tag counts, as in libtiff.
+        self.entries = {entry.tag: entry for entry in reversed([*map(TiffTag._make, rows)])}
 
     def number(self, code: str, where: int) -> int:
         return int(struct.unpack_from(self.order + code, self.data, where)[0])
 
-    def length(self, entry: TiffTag) -> int:
-        return UNITS.get(entry.kind, 0) * entry.amount
-
-    def inline(self, entry: TiffTag) -> bool:
-        return self.length(entry) <= len(entry.value)
-
     def first(self, tag: int, otherwise: int) -> int:
         """The first, mostly the only, value of a tag that holds whole numbers."""
         entry = self.entries.get(tag)
-        code = CODES.get(entry.kind) if entry is not None and entry.amount else None
-        if entry is None or code is None:
+        if entry is None or not entry.amount or (code := CODES.get(entry.kind)) is None:
             return otherwise
-        if self.inline(entry):
+        if entry.length <= len(entry.value):
             return int(struct.unpack_from(self.order + code, entry.value)[0])
         return self.number(code, int(struct.unpack(self.order + self.word, entry.value)[0]))
 
@@ -138,12 +135,11 @@ def strip_tiff(data: bytes) -> tuple[bytes, int, tuple[int, int]]:
     directory = TiffDirectory(data)
     kept, total = list[TiffTag](), 0
     for entry in sorted(directory.entries.values()):
-        length = directory.length(entry)
-        if entry.tag not in NEEDED or not length or (entry.tag in SINGLE and entry.amount != 1):
+        if entry.tag not in NEEDED or not entry.length or (entry.tag in SINGLE and entry.amount != 1):
             continue
-        if not directory.inline(entry):
-            total += length
-            if struct.unpack(directory.order + directory.word, entry.value)[0] + length > len(data):
+        if entry.length > len(entry.value):
+            total += entry.length
+            if struct.unpack(directory.order + directory.word, entry.value)[0] + entry.length > len(data):
                 raise BadImage(f"damaged TIFF: the values of tag {entry.tag} lie beyond the end of the file")
         kept.append(entry)
     if total > len(data):
@@ -151,7 +147,13 @@ def strip_tiff(data: bytes) -> tuple[bytes, int, tuple[int, int]]:
     size = (directory.first(WIDTH, 0), directory.first(HEIGHT, 0))
     check_layout(directory, *size)
     turned = directory.first(ORIENTATION, UPRIGHT)
-    return rewrite_directory(directory, kept), turned if 1 <= turned <= 8 else UPRIGHT, size
+    # A new directory at the end of the file. Values stay where they are, so no offset changes.
+    order, word, start = directory.order, directory.word, len(data) + len(data) % 2
+    rows = [struct.pack(f"{order}HH{word}{len(entry.value)}s", *entry) for entry in kept]
+    head = data[: 8 if directory.big else 4] + struct.pack(order + word, start)
+    count = struct.pack(order + ("Q" if directory.big else "H"), len(rows))
+    parts = [head, data[len(head) :], b"\0" * (start - len(data)), count, *rows, struct.pack(order + word, 0)]
+    return b"".join(parts), turned if 1 <= turned <= 8 else UPRIGHT, size
 
 
 def check_layout(directory: TiffDirectory, width: int, height: int) -> None:
@@ -169,13 +171,3 @@ def check_layout(directory: TiffDirectory, width: int, height: int) -> None:
     if blocks > across * down * max(1, directory.first(SAMPLES, 1)):
         raise BadImage(f"damaged TIFF: {blocks:,} pieces for an image of {width} x {height}")
     PieceLimit("TIFF", directory.data, 512).step(blocks)  # Pillow lists them, in Python
-
-
-def rewrite_directory(directory: TiffDirectory, kept: list[TiffTag]) -> bytes:
-    """The file with a new directory at its end. Values stay where they are, so no offset changes."""
-    data, order, word = directory.data, directory.order, directory.word
-    start = len(data) + len(data) % 2
-    rows = [struct.pack(f"{order}HH{word}{len(entry.value)}s", *entry) for entry in kept]
-    head = data[:8] + struct.pack(order + "Q", start) if directory.big else data[:4] + struct.pack(order + "I", start)
-    count = struct.pack(order + ("Q" if directory.big else "H"), len(rows))
-    return b"".join([head, data[len(head) :], b"\0" * (start - len(data)), count, *rows, struct.pack(order + word, 0)])

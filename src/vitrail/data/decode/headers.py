@@ -11,7 +11,7 @@ import re
 import struct
 import zlib
 from collections.abc import Callable
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,8 +38,9 @@ DIGITS: Final = re.compile(rb"[0-9\s]*+")
 LONG_NUMBER: Final = re.compile(rb"\d{11}")
 
 
-def strip_netpbm(data: bytes) -> tuple[bytes, tuple[int, int]]:
-    """The same image as a binary file with a short header, and its (width, height). BadImage where it is cut."""
+def strip_netpbm(data: bytes) -> tuple[bytes, int, tuple[int, int]]:
+    """The same image as a binary file with a short header, its orientation and (width, height). BadImage where it is
+    cut."""
     head = data[:LONGEST]
     found = BITMAP.match(head) or PIXMAP.match(head) or FLOATS.match(head)
     if found is None:
@@ -49,12 +50,12 @@ def strip_netpbm(data: bytes) -> tuple[bytes, tuple[int, int]]:
     if min(size) < 1:
         raise BadImage(f"damaged PPM: {size[0]} x {size[1]} pixels")
     if magic == b"f":
-        return b"Pf %d %d %s\n" % (*size, found[4]) + body, size
-    if magic == b"4":
-        return b"P4 %d %d\n" % size + body, size
-    if magic == b"1":
-        return b"P4 %d %d\n" % size + pack_bits(body, size), size
-    return rescale_values(int(magic), size, int(found[4]), body), size
+        content = b"Pf %d %d %s\n" % (*size, found[4]) + body
+    elif magic in b"14":
+        content = b"P4 %d %d\n" % size + (body if magic == b"4" else pack_bits(body, size))
+    else:
+        content = rescale_values(int(magic), size, int(found[4]), body)
+    return content, UPRIGHT, size
 
 
 def rescale_values(kind: int, size: tuple[int, int], most: int, body: bytes) -> bytes:
@@ -68,20 +69,16 @@ def rescale_values(kind: int, size: tuple[int, int], most: int, body: bytes) -> 
     if kind in (5, 6):
         if most == ours:
             return head + body
-        values = binary_values(body, count, ">u2" if most > 255 else "u1")
+        kind_of_value = np.dtype(">u2" if most > 255 else "u1")
+        if len(body) < (length := count * kind_of_value.itemsize):
+            raise BadImage(f"truncated PPM: {length - len(body):,} bytes are missing")
+        values = np.frombuffer(body, kind_of_value, count)
     else:
         values = text_values(body, count)
         if int(values.max()) > most:
             raise BadImage(f"damaged PPM: a value of {int(values.max())} where {most} is the largest")
     table = np.rint(np.arange(most + 1) / most * ours).astype(">u2" if ours == 65535 else "u1")
     return head + table[np.minimum(values, most)].tobytes()
-
-
-def binary_values(body: bytes, count: int, kind: Literal[">u2", "u1"]) -> "NDArray[np.generic]":
-    length = count * np.dtype(kind).itemsize
-    if len(body) < length:
-        raise BadImage(f"truncated PPM: {length - len(body):,} bytes are missing")
-    return np.frombuffer(body, kind, count)
 
 
 def text_values(body: bytes, count: int) -> "NDArray[np.int64]":
@@ -116,37 +113,31 @@ def drop_comments(body: bytes) -> bytes:
     return COMMENT.sub(b" ", body) if b"#" in body else body
 
 
-# JPEG includes MPO, the stereo and phone cameras' JPEG with further images behind the first. JPEG 2000 is left out:
+# JPEG includes MPO, the stereo and phone cameras' JPEG with further images behind the first. JPEG 2000 is not read:
 # image collections do not come in it, and its decoder allocates by what a stream says as it goes, so that a bomb cannot
 # be refused from the header.
 FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "HEIC")
-MAGIC: Final = (
-    (b"\xff\xd8\xff", "JPEG"),
-    (b"\x89PNG\r\n\x1a\n", "PNG"),
-    (b"GIF87a", "GIF"),
-    (b"GIF89a", "GIF"),
-    (b"BM", "BMP"),
-    (b"II*\0", "TIFF"),
-    (b"MM\0*", "TIFF"),
-    (b"II+\0", "TIFF"),
-    (b"MM\0+", "TIFF"),
-)
-OTHERS: Final = (
-    (b"%!PS", "PostScript"),
-    (b"\xc5\xd0\xd3\xc6", "EPS"),
-    (b"%PDF", "PDF"),
-    (b"8BPS", "Photoshop"),
-    (b"PK\x03\x04", "a zip archive"),
-    (b"\x1f\x8b", "gzip"),
-    (b"\0\0\0\x0cjP  ", "JPEG 2000"),
-    (b"\xff\x4f\xff\x51", "JPEG 2000"),
-    (b"\xff\x0a", "JPEG XL"),
-    (b"\0\0\0\x0cJXL ", "JPEG XL"),
-    (b"<svg", "SVG"),
-    (b"\0\0\1\0", "a Windows icon"),
-    (b"\xff\xd8", "the stump of a JPEG"),
-    (b"\x89PNG", "a PNG that was altered as text, or a stump of one"),
-)
+MAGIC: Final = {
+    "JPEG": (b"\xff\xd8\xff",),
+    "PNG": (b"\x89PNG\r\n\x1a\n",),
+    "GIF": (b"GIF87a", b"GIF89a"),
+    "BMP": (b"BM",),
+    "TIFF": (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),
+}
+OTHERS: Final = {
+    "PostScript": (b"%!PS",),
+    "EPS": (b"\xc5\xd0\xd3\xc6",),
+    "PDF": (b"%PDF",),
+    "Photoshop": (b"8BPS",),
+    "a zip archive": (b"PK\x03\x04",),
+    "gzip": (b"\x1f\x8b",),
+    "JPEG 2000": (b"\0\0\0\x0cjP  ", b"\xff\x4f\xff\x51"),
+    "JPEG XL": (b"\xff\x0a", b"\0\0\0\x0cJXL "),
+    "SVG": (b"<svg",),
+    "a Windows icon": (b"\0\0\1\0",),
+    "the stump of a JPEG": (b"\xff\xd8",),
+    "a PNG that was altered as text, or a stump of one": (b"\x89PNG",),
+}
 BRANDS: Final = {b"mif1": "HEIF of a coding that is not HEVC or AV1", b"crx ": "a raw photograph (CR3)"}
 SCAN: Final = 0xDA
 FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -155,7 +146,31 @@ MAX_SCANS: Final = 100  # a progressive JPEG has about ten; each costs a pass ov
 MAX_TEXT: Final = 1 << 16  # bytes of a PNG's packed text that are looked at
 MAX_BLOCKS: Final = 16  # EXIF and XMP blocks of a file that are asked which way up it is
 MAX_TABLES: Final = 1 << 20  # bytes of a JPEG's tables and frame; Pillow takes them apart in Python
-PROFILES: Final = (b"Raw profile type exif\0", b"Raw profile type APP1\0")  # texts that ImageMagick writes
+
+
+MetadataBlock: TypeAlias = tuple[Callable[[bytes], int], bytes]  # what reads an orientation from it, and its content
+
+
+def orientation_of_text(chunk: bytes) -> int:
+    """From a text chunk of ImageMagick's, packed or not."""
+    text = chunk.partition(b"\0")[2]
+    if text.startswith(b"\0"):  # zTXt: the method of packing comes first
+        try:
+            text = zlib.decompressobj().decompress(text[1:], MAX_TEXT)
+        except zlib.error:
+            return UPRIGHT
+    return orientation_of_profile(text)
+
+
+# How blocks start that say which way up an image is: segments of JPEG, and chunks of PNG with their names.
+METADATA: Final[dict[bytes, Callable[[bytes], int]]] = {
+    b"Exif\0\0": orientation_of_exif,
+    b"http://ns.adobe.com/xap/1.0/\0": orientation_of_xmp,
+    b"eXIf": orientation_of_exif,
+    b"iTXtXML:com.adobe.xmp\0": orientation_of_xmp,
+    **dict.fromkeys((b"tEXtRaw profile type exif\0", b"tEXtRaw profile type APP1\0"), orientation_of_text),
+    **dict.fromkeys((b"zTXtRaw profile type exif\0", b"zTXtRaw profile type APP1\0"), orientation_of_text),
+}
 
 
 class ImageHeader(NamedTuple):
@@ -171,14 +186,13 @@ class ImageHeader(NamedTuple):
 def read_header(data: bytes) -> ImageHeader:
     """BadImage where the format is not on the list; struct.error, KeyError or IndexError where the header is cut."""
     kind = detect_format(data)
-    reader = READERS.get(kind)
-    return ImageHeader(kind, data) if reader is None else reader(data)
+    return READERS[kind](data)
 
 
 def detect_format(data: bytes) -> str:
     """The name of the format by its first bytes, whatever the file is called. BadImage says what else it is."""
-    for magic, kind in MAGIC:
-        if data.startswith(magic):
+    for kind, starts in MAGIC.items():
+        if data.startswith(starts):
             return kind
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "WEBP"
@@ -190,12 +204,12 @@ def detect_format(data: bytes) -> str:
 
 
 def describe_content(data: bytes) -> str:
-    """A file that is not an image we read, in words."""
+    """Describes a file that is not an image we read."""
     if not data:
         return "empty file"
     if not any(data):
         return f"not an image: all of its {len(data):,} bytes are zero"
-    other = next((name for magic, name in OTHERS if data.startswith(magic)), None)
+    other = next((name for name, starts in OTHERS.items() if data.startswith(starts)), None)
     if data[4:8] == b"ftyp":
         other = BRANDS.get(data[8:12], "a film")
     if other is not None:
@@ -209,7 +223,7 @@ def describe_content(data: bytes) -> str:
 def read_jpeg(data: bytes) -> ImageHeader:
     """Tables, frame and scans are kept, and the JFIF and Adobe segments, which say how colours are coded."""
     pieces, since, at, frame = list[bytes](), 0, 2, b""
-    walk, tables, tagged = PieceLimit("JPEG", data), 0, OrientationFinder()
+    walk, tables, tagged = PieceLimit("JPEG", data), 0, list[MetadataBlock]()
     while True:
         walk.step()
         start = data.find(b"\xff", at)  # what lies between two segments is skipped, as everybody does
@@ -218,8 +232,8 @@ def read_jpeg(data: bytes) -> ImageHeader:
         marker, end = data[start + 1], start + 2 + int.from_bytes(data[start + 2 : start + 4])
         if marker in (0x00, 0x01, 0xFF) or 0xD0 <= marker <= 0xD9:  # not a segment: stuffing, fill, restart, end
             end = start + (1 if marker == 0xFF else 2)
-        elif marker == 0xE1:
-            tagged.ask(reader_of_segment(data, start + 4), data[start + 4 : end])
+        elif marker == 0xE1 and (reader := find_reader(data, start + 4)):
+            tagged.append((reader, data[start + 4 : end]))
         elif marker in FRAMES:
             frame = data[start:end]
         if marker in KEPT and marker != SCAN:
@@ -233,25 +247,18 @@ def read_jpeg(data: bytes) -> ImageHeader:
     if tables > MAX_TABLES:
         raise BadImage(f"JPEG with {tables:,} bytes of tables, made to take long; {MAX_TABLES:,} are read")
     refuse_many_scans(data, start, frame)
-    return ImageHeader("JPEG", b"".join([*pieces, data[since:]]) if pieces else data, tagged.orientation)
+    return ImageHeader("JPEG", b"".join([*pieces, data[since:]]) if pieces else data, find_first_orientation(tagged))
 
 
-class OrientationFinder:
+def find_reader(data: bytes, at: int) -> Callable[[bytes], int] | None:
+    """How a block that starts here says which way up the image is; None where it speaks of something else."""
+    return next((reader for start, reader in METADATA.items() if data.startswith(start, at)), None)
+
+
+def find_first_orientation(blocks: list[MetadataBlock]) -> int:
     """Which way up an image is, by the first of its metadata blocks that says so; only so many are asked."""
-
-    def __init__(self) -> None:
-        self.orientation, self.asked = UPRIGHT, 0
-
-    def ask(self, reader: Callable[[bytes], int] | None, block: bytes) -> None:
-        if reader is not None and self.orientation == UPRIGHT and self.asked < MAX_BLOCKS:
-            self.asked += 1
-            self.orientation = reader(block)
-
-
-def reader_of_segment(data: bytes, at: int) -> Callable[[bytes], int] | None:
-    if data.startswith(b"Exif\0\0", at):
-        return orientation_of_exif
-    return orientation_of_xmp if data.startswith(b"http://ns.adobe.com/xap/1.0/\0", at) else None
+    found = (reader(block) for reader, block in blocks[:MAX_BLOCKS])
+    return next((turned for turned in found if turned != UPRIGHT), UPRIGHT)
 
 
 def refuse_many_scans(data: bytes, start: int, frame: bytes) -> None:
@@ -267,7 +274,7 @@ def refuse_many_scans(data: bytes, start: int, frame: bytes) -> None:
 def read_png(data: bytes) -> ImageHeader:
     """Header, palette and pixels are kept. An animated PNG is its still image, alpha is not asked for (tRNS)."""
     kept, since, at = list[bytes](), 0, 8
-    walk, tagged = PieceLimit("PNG", data), OrientationFinder()
+    walk, tagged = PieceLimit("PNG", data), list[MetadataBlock]()
     while at < len(data):
         walk.step()
         if at + 12 > len(data):
@@ -279,34 +286,14 @@ def read_png(data: bytes) -> ImageHeader:
         if name == b"IHDR" and zlib.crc32(data[at + 4 : end - 4]) != int.from_bytes(data[end - 4 : end]):
             raise BadImage("damaged PNG: the checksum of its header is wrong")
         if name not in (b"IHDR", b"PLTE", b"IDAT", b"IEND"):
-            if name in (b"eXIf", b"tEXt", b"zTXt", b"iTXt"):
-                tagged.ask(reader_of_chunk(name, data, at + 8), data[at + 8 : end - 4])
+            if reader := find_reader(data, at + 4):
+                tagged.append((reader, data[at + 8 : end - 4]))
             kept.append(data[since:at])
             since = end
         at = end
         if name == b"IEND":
             break
-    return ImageHeader("PNG", b"".join([*kept, data[since:at]]), tagged.orientation)
-
-
-def reader_of_chunk(name: bytes, data: bytes, at: int) -> Callable[[bytes], int] | None:
-    """How the chunk says which way up the image is; None where it speaks of something else."""
-    if name == b"eXIf":
-        return orientation_of_exif
-    if name == b"iTXt":
-        return orientation_of_xmp if data.startswith(b"XML:com.adobe.xmp\0", at) else None
-    return orientation_of_text if data.startswith(PROFILES, at) else None
-
-
-def orientation_of_text(chunk: bytes) -> int:
-    """From a text chunk of ImageMagick's, packed or not."""
-    text = chunk.partition(b"\0")[2]
-    if text.startswith(b"\0"):  # zTXt: the method of packing comes first
-        try:
-            text = zlib.decompressobj().decompress(text[1:], MAX_TEXT)
-        except zlib.error:
-            return UPRIGHT
-    return orientation_of_profile(text)
+    return ImageHeader("PNG", b"".join([*kept, data[since:at]]), find_first_orientation(tagged))
 
 
 def check_png(data: bytes) -> None:
@@ -366,17 +353,14 @@ def read_webp(data: bytes) -> ImageHeader:
     return ImageHeader("WEBP", data, UPRIGHT, size)
 
 
-def upright(kind: str, content: bytes, size: tuple[int, int]) -> ImageHeader:
-    return ImageHeader(kind, content, UPRIGHT, size)
-
-
 READERS: Final[dict[str, Callable[[bytes], ImageHeader]]] = {
     "JPEG": read_jpeg,
     "PNG": read_png,
+    "BMP": lambda data: ImageHeader("BMP", data),
     "GIF": read_gif,
     "WEBP": read_webp,
     "TIFF": lambda data: ImageHeader("TIFF", *strip_tiff(data)),
-    "PPM": lambda data: upright("PPM", *strip_netpbm(data)),
-    "AVIF": lambda data: upright("AVIF", *strip_heif(data, "AVIF")),
-    "HEIC": lambda data: upright("HEIC", *strip_heif(data, "HEIC")),
+    "PPM": lambda data: ImageHeader("PPM", *strip_netpbm(data)),
+    "AVIF": lambda data: ImageHeader("AVIF", *strip_heif(data, "AVIF")),
+    "HEIC": lambda data: ImageHeader("HEIC", *strip_heif(data, "HEIC")),
 }

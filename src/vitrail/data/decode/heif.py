@@ -9,15 +9,18 @@ The size of frames by the streams themselves: AV1's sequence header (5.5), HEVC'
 """
 
 import struct
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from math import prod
 from typing import Final
 
 from vitrail.core.errors import BadImage
-from vitrail.data.decode.exif_tiff import PieceLimit
+from vitrail.data.decode.exif_tiff import UPRIGHT, PieceLimit
 
 SEQUENCE_HEADER = 1  # type of an OBU
 PARAMETER_SET = 33  # type of a NAL unit
+
+Size = tuple[int, int]
 
 
 class BitReader:
@@ -42,40 +45,48 @@ class BitReader:
         return (1 << zeros) - 1 + self.take(zeros)
 
 
-def av1_size(streams: Iterable[bytes], walk: PieceLimit) -> tuple[int, int]:
+class ByteReader:
+    """Whole numbers of some bytes each, from a place on. BadImage where there are no more bytes."""
+
+    def __init__(self, data: bytes, at: int) -> None:
+        self.data, self.at = data, at
+
+    def take(self, width: int) -> int:
+        self.at += width
+        if self.at > len(self.data):
+            raise BadImage("truncated: it ends within its header")
+        return int.from_bytes(self.data[self.at - width : self.at])
+
+
+def av1_size(streams: Iterable[bytes], walk: PieceLimit) -> Size:
     """The largest frame that the sequence headers of some OBUs allow."""
-    found = [
-        sequence_size(payload)
-        for stream in streams
-        for kind, payload in read_obus(stream, walk)
-        if kind == SEQUENCE_HEADER
-    ]
+    found: list[Size] = []
+    for stream in streams:
+        at = 0
+        while at < len(stream):
+            walk.step()
+            head = stream[at]
+            at += 1 + (head >> 2 & 1)
+            length, at = read_leb128(stream, at) if head & 2 else (len(stream) - at, at)
+            if head >> 3 & 15 == SEQUENCE_HEADER:
+                found.append(sequence_size(stream[at : at + min(length, 256)]))
+            at += length
     if not found:
         raise BadImage("damaged AVIF: its stream has no sequence header")
-    return max(found, key=lambda size: size[0] * size[1])
+    return max(found, key=prod)
 
 
-def read_obus(stream: bytes, walk: PieceLimit) -> Iterator[tuple[int, bytes]]:
-    at = 0
-    while at < len(stream):
-        walk.step()
-        head, at = stream[at], at + 1
-        at += head >> 2 & 1
-        length, shift = len(stream) - at, 0
-        if head & 2:
-            length = 0
-            while True:
-                if at >= len(stream) or shift > 56:
-                    raise BadImage("damaged AVIF: a piece of its stream has no length")
-                length |= (stream[at] & 0x7F) << shift
-                shift, at = shift + 7, at + 1
-                if not stream[at - 1] & 0x80:
-                    break
-        yield head >> 3 & 15, stream[at : at + min(length, 256)] if head >> 3 & 15 == SEQUENCE_HEADER else b""
-        at += length
+def read_leb128(stream: bytes, at: int) -> tuple[int, int]:
+    """A number of seven bits a byte, and where it ends."""
+    value = 0
+    for place, byte in enumerate(stream[at : at + 9]):
+        value |= (byte & 0x7F) << 7 * place
+        if not byte & 0x80:
+            return value, at + place + 1
+    raise BadImage("damaged AVIF: a piece of its stream has no length")
 
 
-def sequence_size(payload: bytes) -> tuple[int, int]:
+def sequence_size(payload: bytes) -> Size:
     bits = BitReader(payload)
     bits.take(4)  # profile, still image
     if bits.take(1):  # a still image of the short kind
@@ -100,41 +111,35 @@ def skip_operating_points(bits: BitReader) -> None:
     display = bits.take(1)
     for _ in range(bits.take(5) + 1):
         bits.take(12)
-        if bits.take(5) > 7:
-            bits.take(1)
-        if model and bits.take(1):
-            bits.take(2 * delay + 1)
-        if display and bits.take(1):
-            bits.take(4)
+        bits.take(1 if bits.take(5) > 7 else 0)
+        bits.take(2 * delay + 1 if model and bits.take(1) else 0)
+        bits.take(4 if display and bits.take(1) else 0)
 
 
-def hevc_size(configurations: Sequence[bytes], stream: bytes, walk: PieceLimit) -> tuple[int, int]:
+def hevc_size(configurations: Sequence[bytes], stream: bytes, walk: PieceLimit) -> Size:
     """The largest image of the parameter sets in hvcC boxes, and in the stream itself."""
-    found: list[tuple[int, int]] = []
+    found: list[Size] = []
     width = 4
     for config in configurations:
-        width = (config[21] & 3) + 1
-        at = 23
+        width, at = (config[21] & 3) + 1, 23
         for _ in range(config[22]):
-            count = int.from_bytes(config[at + 1 : at + 3])
-            at += 3
+            count, at = int.from_bytes(config[at + 1 : at + 3]), at + 3
             for _ in range(count):
                 walk.step()
-                length = int.from_bytes(config[at : at + 2])
-                found += parameter_size(config[at + 2 : at + 2 + length])
-                at += 2 + length
+                first, at = at + 2, at + 2 + int.from_bytes(config[at : at + 2])
+                found += parameter_size(config[first:at])
     at = 0
     while at + width < len(stream):
         walk.step()
-        length = int.from_bytes(stream[at : at + width])
-        found += parameter_size(stream[at + width : at + width + min(length, 512)])
-        at += width + length
+        first, length = at + width, int.from_bytes(stream[at : at + width])
+        found += parameter_size(stream[first : first + min(length, 512)])
+        at = first + length
     if not found:
         raise BadImage("damaged HEIC: its stream has no parameter set")
-    return max(found, key=lambda size: size[0] * size[1])
+    return max(found, key=prod)
 
 
-def parameter_size(unit: bytes) -> list[tuple[int, int]]:
+def parameter_size(unit: bytes) -> list[Size]:
     """Of a sequence parameter set; nothing of another NAL unit."""
     if len(unit) < 3 or unit[0] >> 1 & 63 != PARAMETER_SET:
         return []
@@ -147,8 +152,7 @@ def parameter_size(unit: bytes) -> list[tuple[int, int]]:
     for profile, level in present:
         bits.take(88 * profile + 8 * level)
     bits.golomb()
-    if bits.golomb() == 3:
-        bits.take(1)
+    bits.take(1 if bits.golomb() == 3 else 0)
     return [(bits.golomb(), bits.golomb())]
 
 
@@ -160,215 +164,160 @@ SPARE: Final = 4  # times the image: alpha, depth, thumbnails and tiles that lap
 SMALL: Final = 1 << 22  # pixels of such things that any file may have
 LARGEST: Final = 1 << 16  # pixels a side
 
-Size = tuple[int, int]
 
-
-@dataclass(slots=True)
 class HeifBoxes:
-    """What the boxes say, by the number of an item: its type, its properties, and where its bytes lie."""
+    """What the boxes of a file say, by the number of an item: its type, its properties, and where its bytes lie."""
 
-    kinds: dict[int, bytes] = field(default_factory=dict[int, bytes])
-    places: dict[int, int] = field(default_factory=dict[int, int])  # of an item's type in the file
-    properties: list[tuple[bytes, bytes]] = field(default_factory=list[tuple[bytes, bytes]])
-    owned: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
-    extents: dict[int, list[tuple[int, int]]] = field(default_factory=dict[int, list[tuple[int, int]]])
-    primary: int = -1
-    tracks: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])  # first samples: offset, length
-    framed: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])  # sizes that tracks claim
+    def __init__(self, data: bytes, kind: str) -> None:
+        self.data, self.walk, self.primary = data, PieceLimit(kind, data, 256), -1
+        self.kinds: dict[int, bytes] = {}
+        self.places: dict[int, int] = {}  # of an item's type in the file
+        self.properties: list[tuple[bytes, bytes]] = []
+        self.owned: dict[int, list[int]] = defaultdict(list)
+        self.extents: dict[int, list[tuple[int, int]]] = defaultdict(list)  # offset, length
+        self.tracks: list[tuple[int, int]] = []  # first samples: offset, length
+        self.framed: list[Size] = []  # sizes that tracks claim
+        for name, start, end in self.boxes(0, len(data)):
+            if name == b"meta":
+                self.read_meta(start + 4, end)
+            elif name == b"moov" and kind == "AVIF":
+                self.read_movie(start, end)
+
+    def boxes(self, start: int, end: int) -> Iterator[tuple[bytes, int, int]]:
+        """The boxes within a span: their names, and where their contents begin and end."""
+        while start + 8 <= end:
+            self.walk.step()
+            length, head = self.number(start, 4), 8
+            if length == 1:
+                length, head = int.from_bytes(self.data[start + 8 : start + 16]), 16
+            stop = end if length == 0 else start + length
+            if stop > end or stop < start + head:
+                raise BadImage("truncated or damaged: a box ends beyond the file or before it begins")
+            yield self.data[start + 4 : start + 8], start + head, stop
+            start = stop
+
+    def number(self, at: int, width: int) -> int:
+        return ByteReader(self.data, at).take(width)
+
+    def read_meta(self, start: int, end: int) -> None:
+        found = list(self.boxes(start, end))
+        base = {name: first for name, first, _ in found}.get(b"idat", 0)
+        for name, first, last in found:
+            match name:
+                case b"pitm":
+                    self.primary = self.number(first + 4, 2 if self.data[first] == 0 else 4)
+                case b"iinf":
+                    self.read_items(first + 4 + (2 if self.data[first] == 0 else 4), last)
+                case b"iprp":
+                    self.read_properties(first, last)
+                case b"iloc":
+                    self.read_places(first, base)
+                case _:
+                    pass
+
+    def read_items(self, start: int, end: int) -> None:
+        """infe: the type of each item."""
+        for name, at, _ in self.boxes(start, end):
+            if name == b"infe" and self.data[at] in (2, 3):
+                wide = 2 if self.data[at] == 2 else 4
+                item, place = self.number(at + 4, wide), at + 4 + wide + 2
+                self.kinds[item], self.places[item] = self.data[place : place + 4], place
+
+    def read_properties(self, start: int, end: int) -> None:
+        """ipco: all properties; ipma: which of them each item has."""
+        for name, first, last in self.boxes(start, end):
+            if name == b"ipco":
+                self.properties = [(kind, self.data[a:b]) for kind, a, b in self.boxes(first, last)]
+            elif name == b"ipma":
+                wide, each = 2 if self.data[first] < 1 else 4, 2 if self.data[first + 3] & 1 else 1
+                read, mask = ByteReader(self.data, first + 4), 0x7FFF if each == 2 else 0x7F
+                for _ in range(read.take(4)):
+                    self.walk.step()
+                    item, count = read.take(wide), read.take(1)
+                    self.owned[item] += [(read.take(each) & mask) - 1 for _ in range(count)]
+
+    def read_places(self, start: int, base: int) -> None:
+        """iloc: where the bytes of each item lie."""
+        version, read = self.data[start], ByteReader(self.data, start + 4)
+        sizes, wide = read.take(2), 2 if version < 2 else 4
+        offset, length, origin, index = (sizes >> shift & 15 for shift in (12, 8, 4, 0))
+        for _ in range(read.take(wide)):
+            self.walk.step()
+            item = read.take(wide)
+            method = read.take(2) & 15 if version else 0
+            read.take(2)
+            begin = read.take(origin) + (base if method == 1 else 0)
+            for _ in range(read.take(2)):
+                self.walk.step()
+                read.take(index if version else 0)
+                self.extents[item].append((begin + read.take(offset), read.take(length)))
+
+    def read_movie(self, start: int, end: int) -> None:
+        """moov: the first sample of each track, which is what is decoded of an animation."""
+        offset = length = 0
+        for name, first, last in self.boxes(start, end):
+            if name in (b"trak", b"mdia", b"minf", b"stbl"):
+                self.read_movie(first, last)
+            elif name in (b"stco", b"co64") and self.number(first + 4, 4):
+                offset = self.number(first + 8, 4 if name == b"stco" else 8)
+            elif name == b"tkhd":
+                place = first + (88 if self.data[first] == 1 else 76)
+                self.framed.append((self.number(place, 4) >> 16, self.number(place + 4, 4) >> 16))
+            elif name == b"stsd":
+                self.framed.append((self.number(first + 40, 2), self.number(first + 42, 2)))
+            elif name == b"stsz":
+                length = self.number(first + 4, 4) or (self.number(first + 12, 4) if last > first + 12 else 0)
+        if offset and length:
+            self.tracks.append((offset, length))
+
+    def content(self, item: int) -> bytes:
+        places = self.extents.get(item, [])
+        return b"".join(self.data[at : at + length] if length else self.data[at:] for at, length in places)
+
+    def coded_size(self, item: int) -> Size:
+        """What the stream of an item says."""
+        known = [self.properties[at] for at in self.owned.get(item, []) if 0 <= at < len(self.properties)]
+        if CODED[self.kinds[item]] == "AVIF":
+            heads = [content[4:] for name, content in known if name == b"av1C"]
+            return av1_size([*heads, self.content(item)], self.walk)
+        return hevc_size([content for name, content in known if name == b"hvcC"], self.content(item), self.walk)
+
+    def claimed_sizes(self) -> Iterator[Size]:
+        """What the description says: tracks, ispe of every item, and the canvas of a grid."""
+        yield from self.framed
+        yield from (struct.unpack_from(">II", content, 4) for name, content in self.properties if name == b"ispe")
+        for item, name in self.kinds.items():
+            if name == b"grid" and (content := self.content(item)[:12]):
+                yield struct.unpack_from(">II" if content[1] & 1 else ">HH", content, 4)
 
 
 def detect_brand(data: bytes) -> str | None:
     """AVIF or HEIC by the brands of a file, or none."""
     length = min(int.from_bytes(data[:4]), len(data), 4096)
     brands = {data[8:12], *(data[at : at + 4] for at in range(16, length - 3, 4))}
-    if brands & AVIF:
-        return "AVIF"
-    return "HEIC" if brands & HEIC else None
+    return "AVIF" if brands & AVIF else "HEIC" if brands & HEIC else None
 
 
-def strip_heif(data: bytes, kind: str) -> tuple[bytes, Size]:
-    """The file without its metadata, and the (width, height) of the image as it is stored."""
-    boxes, walk = HeifBoxes(), PieceLimit(kind, data, 256)
-    for name, start, end in iter_boxes(data, 0, len(data), walk):
-        if name == b"meta":
-            read_meta(data, start + 4, end, boxes, walk)
-        elif name == b"moov" and kind == "AVIF":
-            read_movie(data, start, end, boxes, walk)
-    refuse_repeated(data, boxes, kind)
-    coded = {item: size_of_item(data, item, boxes, walk) for item, name in boxes.kinds.items() if CODED.get(name)}
-    sizes = [*coded.values(), *(av1_size([data[at : at + length]], walk) for at, length in boxes.tracks)]
-    claimed = [(max(size[0], 1), max(size[1], 1)) for size in claimed_sizes(data, boxes)]
-    if not sizes or (boxes.primary not in boxes.kinds and not boxes.tracks):
-        raise BadImage(f"damaged {kind}: no image in it")
-    width, height = max([*claimed, *sizes], key=lambda size: size[0] * size[1])
-    if max(width, height) > LARGEST:
-        raise BadImage(f"damaged {kind}: {width} x {height} pixels")
-    total = sum(across * down for across, down in sizes)
-    if total > SPARE * width * height + SMALL:
-        raise BadImage(f"a decompression bomb: {kind} of {total:,} pixels in {len(sizes)} pieces")
-    return hide_metadata(data, boxes), (width, height)
-
-
-def refuse_repeated(data: bytes, boxes: HeifBoxes, kind: str) -> None:
-    """Items that all lie on the same bytes would be read again and again."""
+def strip_heif(data: bytes, kind: str) -> tuple[bytes, int, Size]:
+    """The file without its metadata, its orientation, and the (width, height) of the image as it is stored."""
+    boxes = HeifBoxes(data, kind)
     read = [item for item, name in boxes.kinds.items() if name in SHOWN]
     total = sum(length or max(len(data) - at, 0) for item in read for at, length in boxes.extents.get(item, []))
-    if total > 2 * len(data):
+    if total > 2 * len(data):  # items that all lie on the same bytes would be read again and again
         raise BadImage(f"damaged {kind}: its items claim {total:,} bytes of {len(data):,}")
-
-
-def iter_boxes(data: bytes, start: int, end: int, walk: PieceLimit) -> Iterator[tuple[bytes, int, int]]:
-    """The boxes within a span: their names, and where their contents begin and end."""
-    while start + 8 <= end:
-        walk.step()
-        length, head = int.from_bytes(data[start : start + 4]), 8
-        name = data[start + 4 : start + 8]
-        if length == 1:
-            length, head = int.from_bytes(data[start + 8 : start + 16]), 16
-        stop = end if length == 0 else start + length
-        if stop > end or stop < start + head:
-            raise BadImage("truncated or damaged: a box ends beyond the file or before it begins")
-        yield name, start + head, stop
-        start = stop
-
-
-def read_meta(data: bytes, start: int, end: int, boxes: HeifBoxes, walk: PieceLimit) -> None:
-    base = 0
-    for name, first, last in iter_boxes(data, start, end, walk):
-        match name:
-            case b"pitm":
-                boxes.primary = read_number(data, first + 4, 2 if data[first] == 0 else 4)
-            case b"iinf":
-                read_items(data, first, last, boxes, walk)
-            case b"iprp":
-                for inner, begin, stop in iter_boxes(data, first, last, walk):
-                    if inner == b"ipco":
-                        boxes.properties = [(kind, data[a:b]) for kind, a, b in iter_boxes(data, begin, stop, walk)]
-                    elif inner == b"ipma":
-                        read_owners(data, begin, boxes, walk)
-            case b"idat":
-                base = first
-            case _:
-                pass
-    for name, first, _ in iter_boxes(data, start, end, walk):
-        if name == b"iloc":
-            read_places(data, first, base, boxes, walk)
-
-
-def read_number(data: bytes, at: int, width: int) -> int:
-    if at + width > len(data):
-        raise BadImage("truncated: it ends within its header")
-    return int.from_bytes(data[at : at + width])
-
-
-def read_items(data: bytes, start: int, end: int, boxes: HeifBoxes, walk: PieceLimit) -> None:
-    """infe: the type of each item."""
-    first = start + 4 + (2 if data[start] == 0 else 4)
-    for name, at, _ in iter_boxes(data, first, end, walk):
-        if name == b"infe" and data[at] in (2, 3):
-            wide = 2 if data[at] == 2 else 4
-            place = at + 4 + wide + 2
-            item = read_number(data, at + 4, wide)
-            boxes.kinds[item], boxes.places[item] = data[place : place + 4], place
-
-
-def read_owners(data: bytes, start: int, boxes: HeifBoxes, walk: PieceLimit) -> None:
-    """ipma: the properties of each item."""
-    wide, long = (2 if data[start] < 1 else 4), data[start + 3] & 1
-    at = start + 8
-    for _ in range(read_number(data, start + 4, 4)):
-        walk.step()
-        item, count = read_number(data, at, wide), read_number(data, at + wide, 1)
-        at += wide + 1
-        each = 2 if long else 1
-        mask = 0x7FFF if long else 0x7F
-        boxes.owned.setdefault(item, []).extend(
-            (read_number(data, at + each * i, each) & mask) - 1 for i in range(count)
-        )
-        at += each * count
-
-
-def read_places(data: bytes, start: int, base: int, boxes: HeifBoxes, walk: PieceLimit) -> None:
-    """iloc: where the bytes of each item lie."""
-    version = data[start]
-    sizes = read_number(data, start + 4, 2)
-    offset, length, origin, index = (sizes >> shift & 15 for shift in (12, 8, 4, 0))
-    wide = 2 if version < 2 else 4
-    at = start + 6 + wide
-    for _ in range(read_number(data, start + 6, wide)):
-        walk.step()
-        item = read_number(data, at, wide)
-        at += wide
-        method = read_number(data, at, 2) & 15 if version else 0
-        at += (2 if version else 0) + 2
-        begin = read_number(data, at, origin) + (base if method == 1 else 0)
-        count = read_number(data, at + origin, 2)
-        at += origin + 2
-        for _ in range(count):
-            walk.step()
-            at += index if version else 0
-            boxes.extents.setdefault(item, []).append(
-                (begin + read_number(data, at, offset), read_number(data, at + offset, length))
-            )
-            at += offset + length
-
-
-def item_bytes(data: bytes, item: int, boxes: HeifBoxes) -> list[bytes]:
-    return [data[at : at + length] if length else data[at:] for at, length in boxes.extents.get(item, [])]
-
-
-def properties_of(item: int, boxes: HeifBoxes, *names: bytes) -> list[bytes]:
-    """The properties of an item by their names."""
-    known = [boxes.properties[at] for at in boxes.owned.get(item, []) if 0 <= at < len(boxes.properties)]
-    return [content for name, content in known if name in names]
-
-
-def size_of_item(data: bytes, item: int, boxes: HeifBoxes, walk: PieceLimit) -> Size:
-    """What the stream of an item says."""
-    stream = b"".join(item_bytes(data, item, boxes))
-    if CODED[boxes.kinds[item]] == "AVIF":
-        return av1_size([*(one[4:] for one in properties_of(item, boxes, b"av1C")), stream], walk)
-    return hevc_size(properties_of(item, boxes, b"hvcC"), stream, walk)
-
-
-def claimed_sizes(data: bytes, boxes: HeifBoxes) -> list[Size]:
-    """What the description says: ispe of every item, and the canvas of a grid."""
-    found: list[Size] = [*boxes.framed]
-    for name, content in boxes.properties:
-        if name == b"ispe":
-            found.append(struct.unpack_from(">II", content, 4))
-    for item, name in boxes.kinds.items():
-        content = b"".join(item_bytes(data, item, boxes))[:12] if name == b"grid" else b""
-        if content:
-            found.append(struct.unpack_from(">II" if content[1] & 1 else ">HH", content, 4))
-    return found
-
-
-def read_movie(data: bytes, start: int, end: int, boxes: HeifBoxes, walk: PieceLimit) -> None:
-    """moov: the first sample of each track, which is what is decoded of an animation."""
-    inner = {b"trak", b"mdia", b"minf", b"stbl"}
-    offset = length = 0
-    for name, first, last in iter_boxes(data, start, end, walk):
-        if name in inner:
-            read_movie(data, first, last, boxes, walk)
-        elif name in (b"stco", b"co64") and read_number(data, first + 4, 4):
-            offset = read_number(data, first + 8, 4 if name == b"stco" else 8)
-        elif name == b"tkhd":
-            place = first + (88 if data[first] == 1 else 76)
-            boxes.framed.append((read_number(data, place, 4) >> 16, read_number(data, place + 4, 4) >> 16))
-        elif name == b"stsd":
-            boxes.framed.append((read_number(data, first + 40, 2), read_number(data, first + 42, 2)))
-        elif name == b"stsz":
-            length = read_number(data, first + 4, 4) or (read_number(data, first + 12, 4) if last > first + 12 else 0)
-    if offset and length:
-        boxes.tracks.append((offset, length))
-
-
-def hide_metadata(data: bytes, boxes: HeifBoxes) -> bytes:
-    hidden = [place for item, place in boxes.places.items() if boxes.kinds[item] not in SHOWN]
-    if not hidden:
-        return data
-    copy = bytearray(data)
-    for place in hidden:
-        copy[place : place + 4] = b"skip"
-    return bytes(copy)
+    sizes = [boxes.coded_size(item) for item in read if boxes.kinds[item] in CODED]
+    sizes += [av1_size([data[at : at + length]], boxes.walk) for at, length in boxes.tracks]
+    claimed = [(max(across, 1), max(down, 1)) for across, down in boxes.claimed_sizes()]
+    if not sizes or (boxes.primary not in boxes.kinds and not boxes.tracks):
+        raise BadImage(f"damaged {kind}: no image in it")
+    width, height = max([*claimed, *sizes], key=prod)
+    if max(width, height) > LARGEST:
+        raise BadImage(f"damaged {kind}: {width} x {height} pixels")
+    total = sum(map(prod, sizes))
+    if total > SPARE * width * height + SMALL:
+        raise BadImage(f"a decompression bomb: {kind} of {total:,} pixels in {len(sizes)} pieces")
+    stripped = bytearray(data)
+    for item, place in boxes.places.items():
+        if boxes.kinds[item] not in SHOWN:
+            stripped[place : place + 4] = b"skip"
+    return bytes(stripped), UPRIGHT, (width, height)

@@ -16,11 +16,12 @@ Masks as they are stored: class indices, never scaled and never looked up in a p
 """
 
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,10 +42,8 @@ from vitrail.data.decode.exif_tiff import TURNING, UPRIGHT, find_orientation
 from vitrail.data.decode.headers import check_png, detect_format, read_header
 
 USUAL: Final = 12  # bytes a pixel
-# Formats whose decoders keep more; one that is not known counts as much.
+# Formats whose decoders keep more.
 MORE: Final = {"TIFF": 16, "WEBP": 20, "AVIF": 24, "HEIC": 24}
-LIGHT: Final = frozenset({"JPEG", "PNG", "GIF", "BMP", "PPM"})
-HEAVIEST: Final = max(MORE.values())
 SMALL: Final = 1 << 24  # pixels that any file may have; beyond them ...
 DENSITY: Final = 2000  # ... no more than this many a byte: PNG packs greys up to 1032, JPEG about 340
 # These pack one colour without end, and cost most; photographs have 10 to 50, AVIF and HEIC up to 200.
@@ -53,32 +52,33 @@ DENSE: Final = {"WEBP": 200, "AVIF": 400, "HEIC": 400}
 
 def decoding_bytes(kind: str, size: tuple[int, int], length: int) -> int:
     """For a file of `length` bytes and (width, height) `size`."""
-    each = USUAL if kind in LIGHT else MORE.get(kind, HEAVIEST)
-    return each * size[0] * size[1] + 2 * length
+    return MORE.get(kind, USUAL) * size[0] * size[1] + 2 * length
 
 
-def refuse_bomb(kind: str, size: tuple[int, int], length: int, max_pixels: int) -> None:
-    """BadImage for more pixels than allowed, or than a file of `length` bytes can honestly hold."""
-    pixels = size[0] * size[1]
+def check_size(kind: str, size: tuple[int, int], length: int, max_pixels: int) -> int:
+    """The bytes that decoding takes. BadImage for more pixels than allowed, or than a file of `length` bytes can
+    honestly hold, and for what takes too much memory."""
+    shape, pixels, takes = f"{size[0]} x {size[1]} pixels", size[0] * size[1], decoding_bytes(kind, size, length)
     if pixels > max_pixels:
-        raise BadImage(f"{size[0]} x {size[1]} pixels are more than the limit of {max_pixels:,}")
+        raise BadImage(f"{shape} are more than the limit of {max_pixels:,}")
     if pixels > max(SMALL, DENSE.get(kind, DENSITY) * length):
-        raise BadImage(f"a decompression bomb: {size[0]} x {size[1]} pixels claimed by {length:,} bytes")
+        raise BadImage(f"a decompression bomb: {shape} claimed by {length:,} bytes")
+    if takes > MAX_BYTES:
+        most = f"at most {MAX_BYTES / 1e9:.1f} GB is allowed"
+        raise BadImage(f"{kind} of {shape}, which takes {takes / 1e9:.1f} GB to decode; {most}")
+    return takes
 
 
 HEIC_EXTRA: Final = "pip install 'vitrail[heic]'"
-READ: Final = (
-    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
-    *(".ppm", ".pgm", ".pbm", ".pnm", ".avif"),
-)
-HEIC: Final = (".heic", ".heif", ".hif")
-RAW: Final = (
-    *(".cr2", ".cr3", ".crw", ".nef", ".nrw", ".arw", ".srf", ".sr2", ".dng", ".raf", ".orf", ".rw2", ".pef", ".srw"),
-    *(".x3f", ".3fr", ".iiq", ".kdc", ".mrw"),
-)
-OTHER: Final = (
-    *(".jxl", ".jp2", ".j2k", ".jpx", ".jxr", ".psd", ".psb", ".xcf", ".svg", ".svgz", ".eps", ".ai", ".ico", ".tga"),
-    *(".exr", ".hdr", ".dds", ".dcm", ".fits", ".qoi", ".heics", ".avifs"),
+# The ends of names: of what is read, of what is read with an extra, and of images that are not read.
+READ, HEIC, UNREAD = (
+    tuple(f".{end}" for end in ends.split())
+    for ends in (
+        "jpg jpeg jpe jfif png webp gif bmp tif tiff ppm pgm pbm pnm avif",
+        "heic heif hif",
+        "cr2 cr3 crw nef nrw arw srf sr2 dng raf orf rw2 pef srw x3f 3fr iiq kdc mrw jxl jp2 j2k jpx jxr psd psb xcf "
+        "svg svgz eps ai ico tga exr hdr dds dcm fits qoi heics avifs",
+    )
 )
 CONVERT: Final = "convert them to JPEG or PNG"
 
@@ -92,15 +92,14 @@ def readable_suffixes() -> tuple[str, ...]:
 def is_unsupported(name: str) -> bool:
     """Whether a file is an image by its name, of a format that is not read here."""
     lower = name.lower()
-    return not lower.endswith(readable_suffixes()) and lower.endswith((*HEIC, *RAW, *OTHER))
+    return not lower.endswith(readable_suffixes()) and lower.endswith((*HEIC, *UNREAD))
 
 
 def describe_remedy(names: Iterable[str]) -> str:
     """What to do about image files that are not read."""
     lower = [name.lower() for name in names]
-    heic = any(name.endswith(HEIC) for name in lower)
-    more = any(not name.endswith(HEIC) for name in lower)
-    return "; ".join([*([f"HEIC: {HEIC_EXTRA}"] if heic else []), *([CONVERT] if more or not heic else [])])
+    heic = [name.endswith(HEIC) for name in lower]
+    return "; ".join([*([f"HEIC: {HEIC_EXTRA}"] if any(heic) else []), *([] if heic and all(heic) else [CONVERT])])
 
 
 MAX_PIXELS: Final = 178_956_970  # where Pillow too speaks of a bomb: 0.7 GB decoded
@@ -122,19 +121,8 @@ DECODERS: Final[dict[str, Callable[[io.BytesIO], ImageFile]]] = {
     "HEIC": lambda file: open_heic(file),
 }
 PREMULTIPLIED: Final = {"La": "LA", "RGBa": "RGBA"}  # Pillow knows no shorter way from these
-TURNS: Final = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-
-
-Given = TypeVar("Given")
-Read = TypeVar("Read")
+# By EXIF's orientations from 2 on.
+TURNS: Final = "FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90"
 
 
 class EncodedImage:
@@ -155,7 +143,7 @@ class EncodedImage:
         if isinstance(data, np.ndarray):
             self.image, self.orientation = image_from_array(data), UPRIGHT
         else:
-            self.image, self.orientation = open_decoder(data, max_pixels, reserve)
+            self.image, self.orientation = open_decoder(data, max_pixels, reserve or (lambda _: None))
         width, height = self.image.size
         self.size: Pair = (width, height) if self.orientation >= 5 else (height, width)  # (H, W) as a person sees it
 
@@ -180,31 +168,29 @@ class EncodedImage:
 
 def upright_rgb(image: Image.Image) -> Image.Image:
     """Any Pillow image by the same rules: turned as its EXIF says, 16-bit and float scaled, transparency dropped."""
-    try:
+    with refuse_failures(image.format, "pixels"):
         image.load()  # some formats keep EXIF behind the pixels; TIFF turns itself here
         return turn_upright(to_rgb(image), find_orientation(image.info))
-    except BadImage:
-        raise
-    except Exception as error:
-        raise BadImage(describe_failure(error, image.format, "pixels")) from None
 
 
-def open_decoder(data: bytes, max_pixels: int, reserve: Callable[[int], object] | None = None) -> tuple[ImageFile, int]:
+def open_decoder(data: bytes, max_pixels: int, reserve: Callable[[int], object]) -> tuple[ImageFile, int]:
     """The decoder of a file, not run yet, and how the image is turned."""
-    kind, content, orientation, size = read_or_refuse(read_header, data, detect_format(data))
+    kind = detect_format(data)
+    with refuse_failures(kind, "header"):
+        _, content, orientation, size = read_header(data)
     if kind in ("GIF", "TIFF"):  # here Pillow's own limit warns on the way
         max_pixels = min(max_pixels, Image.MAX_IMAGE_PIXELS or max_pixels)
     if size is not None:
-        check_size(kind, size, len(data), max_pixels, reserve)
-    image = read_or_refuse(DECODERS[kind], io.BytesIO(content), kind)
-    if is_run_length(image):
+        reserve(check_size(kind, size, len(data), max_pixels))
+    with refuse_failures(kind, "header"):
+        image = DECODERS[kind](io.BytesIO(content))
+    if image.tile and image.tile[0][0] == "bmp_rle":  # which Pillow unpacks in Python, pixel by pixel
         max_pixels = min(max_pixels, RUNS)
         if len(data) > RUN_BYTES:
             raise BadImage(f"a run-length BMP of {len(data):,} bytes, of at most {RUN_BYTES:,}; save it again as PNG")
+    takes = check_size(kind, image.size, len(data), max_pixels)
     if size is None:
-        check_size(kind, image.size, len(data), max_pixels, reserve)
-    else:
-        refuse_bomb(kind, image.size, len(data), max_pixels)
+        reserve(takes)
     return image, find_orientation(image.info) if kind in ("WEBP", "AVIF") else orientation
 
 
@@ -224,32 +210,13 @@ def open_heic(file: io.BytesIO) -> ImageFile:
     return library.HeifImageFile(file)
 
 
-def read_or_refuse(read: Callable[[Given], Read], given: Given, kind: str) -> Read:
-    """What `read` makes of a file's header; BadImage, in our words, whatever goes wrong."""
+@contextmanager
+def refuse_failures(kind: str | None, part: str) -> Generator[None]:
+    """BadImage, in our words, for whatever goes wrong in the "header" or the "pixels" of a file."""
     try:
-        return read(given)
-    except BadImage:
-        raise
+        yield
     except Exception as error:
-        raise BadImage(describe_failure(error, kind, "header")) from None
-
-
-def check_size(
-    kind: str, size: tuple[int, int], length: int, max_pixels: int, reserve: Callable[[int], object] | None
-) -> None:
-    """Refuses what is too large, and says to `reserve` how much memory the rest will take."""
-    refuse_bomb(kind, size, length, max_pixels)
-    takes = decoding_bytes(kind, size, length)
-    if takes > MAX_BYTES:
-        most = f"at most {MAX_BYTES / 1e9:.1f} GB is allowed"
-        raise BadImage(f"{kind} of {size[0]} x {size[1]} pixels, which takes {takes / 1e9:.1f} GB to decode; {most}")
-    if reserve is not None:
-        reserve(takes)
-
-
-def is_run_length(image: ImageFile) -> bool:
-    """A packed BMP, which Pillow unpacks in Python, pixel by pixel."""
-    return bool(image.tile) and image.tile[0][0] == "bmp_rle"
+        raise BadImage(describe_failure(error, kind, part)) from None
 
 
 def describe_failure(error: Exception, kind: str | None, part: str) -> str:
@@ -274,10 +241,9 @@ def image_from_array(pixels: "NDArray[np.uint8]") -> Image.Image:
 
 
 def turn_upright(image: Image.Image, orientation: int) -> Image.Image:
-    turn = TURNS.get(orientation)
-    if turn is None:
+    if orientation == UPRIGHT:
         return image
-    upright = image.transpose(turn)
+    upright = image.transpose(Image.Transpose[TURNS[orientation - 2]])
     for key in TURNING:  # so that nobody turns it again
         upright.info.pop(key, None)
     return upright
@@ -303,7 +269,12 @@ def eight_bits(image: Image.Image) -> NDArray[np.uint8]:
     values = np.asarray(image)
     if isinstance(image, TiffImageFile) and image.mode == "I" and image.tag_v2.get(SAMPLE_FORMAT, (1,))[0] == 1:
         values = values.view(np.uint32)  # Pillow has no unsigned mode of 32 bits
-    low, high = finite_range(values)
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        finite = np.isfinite(values)
+        if not finite.any():
+            raise BadImage("none of its pixels is a finite number")
+        one = values.flat[int(finite.argmax())]
+        low, high = (float(find(values, where=finite, initial=one)) for find in (np.min, np.max))
     if values.dtype.kind in "iu" and low >= 0 and high <= 65535:
         low, high = 0.0, 65535.0
     elif values.dtype.kind == "f" and low >= 0 and high <= 1:
@@ -311,23 +282,11 @@ def eight_bits(image: Image.Image) -> NDArray[np.uint8]:
     gain = 255 / (high - low) if high > low else 0.0
     flat, out = values.reshape(-1), np.empty(values.size, np.uint8)
     for start in range(0, flat.size, BLOCK):
-        with np.errstate(invalid="ignore"):  # a signalling NaN
+        with np.errstate(invalid="ignore"):
             part = flat[start : start + BLOCK].astype(np.float64)
         part = np.nan_to_num(part, nan=low, posinf=high, neginf=low)
         out[start : start + BLOCK] = np.rint((part - low) * gain)
     return out.reshape(values.shape)
-
-
-def finite_range(values: "NDArray[np.generic]") -> tuple[float, float]:
-    """The least and the greatest value that is a number. BadImage where there is none."""
-    with np.errstate(invalid="ignore"):
-        low, high = float(values.min()), float(values.max())
-    if np.isfinite(low) and np.isfinite(high):
-        return low, high
-    finite = values[np.isfinite(values)]
-    if not finite.size:
-        raise BadImage("none of its pixels is a finite number")
-    return float(finite.min()), float(finite.max())
 
 
 BIT_DEPTH: Final = 24  # where a PNG says how many bits a value has
@@ -345,11 +304,9 @@ def read_mask(data: "bytes | NDArray[np.uint8]") -> NDArray[np.uint8]:
         raise BadImage(f"{detect_format(data)}; a mask is a PNG of class indices")
     encoded = EncodedImage(data)
     assert isinstance(encoded.image, PngImageFile)
-    try:
+    with refuse_failures("PNG", "pixels"):
         check_png(data)
         encoded.image.load()
-    except Exception as error:
-        raise BadImage(describe_failure(error, "PNG", "pixels")) from None
     mode = encoded.image.mode
     if mode not in ("1", "L", "P", "I") and not mode.startswith("I;16"):
         raise BadImage(f"PNG in colour ({mode}); a mask has one channel of class indices, or a palette")
