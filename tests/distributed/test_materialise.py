@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from tests.distributed.pair import together
-from tests.distributed.small import KINDS, inputs, objective, wrapped
+from tests.distributed.small import KINDS, inputs, wrapped
 from tests.models.tiny import SOME, VARIANTS
-from vitrail.distributed.meta_init import draw_parameters, fill_parameters, gather_tensor, give_storage
+from vitrail.distributed.meta_init import draw_parameters, gather_tensor, give_storage
 from vitrail.distributed.parallel import Sharding, parallelise
 from vitrail.distributed.process_group import World
 from vitrail.models.build import build
@@ -113,31 +113,6 @@ def test_one_module_is_whole_at_a_time() -> None:
         if not any(isinstance(child, nn.Linear) for inner in part.children() for child in inner.children())
     )
     assert 0 < live.most <= 2 * largest
-
-
-def fetched(world: World, sharding: Sharding) -> tuple[list[str], int]:
-    """Fills from a file of sorts; counts the rows it was asked for."""
-    file = {name: tensor.detach().clone() for name, tensor in objective("vit").named_parameters()}
-    asked = 0
-
-    def rows(name: str, shape: tuple[int, ...], start: int, count: int) -> Tensor:
-        nonlocal asked
-        asked += count
-        assert shape == tuple(file[name].shape)
-        return file[name][start : start + count]
-
-    learner = hollow(KINDS["vit"])
-    parallelise(learner, world=world, sharding=sharding, values=lambda module: fill_parameters(module, rows))
-    found = {name: gather_tensor(parameter, world) for name, parameter in learner.named_parameters()}
-    return [name for name in file if world.is_main and not torch.equal(found[name], file[name])], asked
-
-
-def test_a_file_is_read_by_rows() -> None:
-    rows = sum(parameter.shape[0] for parameter in objective("vit").parameters())
-    (wrong, first), (_, second) = together(fetched, "fsdp")
-    assert not wrong
-    assert first + second == rows
-    assert min(first, second) > rows / 3
 
 
 def test_what_has_values_keeps_them() -> None:

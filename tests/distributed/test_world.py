@@ -33,7 +33,6 @@ def test_one_process_needs_no_group() -> None:
         world.barrier()
         assert world.gather("a") == ["a"]
         assert world.broadcast(3) == world.broadcast_from_main(3) == 3
-        assert [world.all_true(True), world.all_true(False)] == [True, False]
 
 
 def test_one_process_under_torchrun_needs_none_either(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,31 +69,29 @@ def talk(world: World) -> dict[str, object]:
     total = world.sum_(torch.tensor([1.0, float(world.rank)]))
     world.barrier()
     return {
-        "who": (world.rank, world.size, world.local_rank, world.local_size, world.nodes, world.backend),
+        "who": (world.rank, world.size, world.local_size, world.nodes, world.backend),
         "sum": total.tolist(),
         "agree": world.broadcast({"seed": 10 + world.rank}),
         "broadcast": world.broadcast_from_main("plan" if world.is_main else None),
         "gather": world.gather(world.rank * 2),
-        "all": (world.all_true(True), world.all_true(world.is_main)),
     }
 
 
 def test_two_processes_sum_and_agree() -> None:
     first, second = together(talk)
-    assert (first.pop("who"), second.pop("who")) == ((0, 2, 0, 2, 1, "gloo"), (1, 2, 1, 2, 1, "gloo"))
+    assert (first.pop("who"), second.pop("who")) == ((0, 2, 2, 1, "gloo"), (1, 2, 2, 1, "gloo"))
     assert first == second
     assert first == {
         "sum": [2.0, 1.0],
         "agree": {"seed": 10},
         "broadcast": "plan",
         "gather": [0, 2],
-        "all": (True, False),
     }
 
 
 def test_two_nodes_of_one_process() -> None:
     first, second = together(talk, nodes=2)
-    assert (first["who"], second["who"]) == ((0, 2, 0, 1, 2, "gloo"), (1, 2, 0, 1, 2, "gloo"))
+    assert (first["who"], second["who"]) == ((0, 2, 1, 2, "gloo"), (1, 2, 1, 2, "gloo"))
 
 
 def fail(world: World, way: str) -> None:

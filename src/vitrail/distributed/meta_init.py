@@ -11,7 +11,7 @@ seed: every process draws every full tensor on the CPU in the same order, one mo
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,13 +35,9 @@ def is_writer(tensor: Tensor, world: World) -> bool:
     """Whether this process writes its rows; exactly one process does for each row."""
     if not isinstance(tensor, DTensor):
         return world.is_main
-    replicas = [
-        place
-        for place, placement in zip(_coordinate(tensor), tensor.placements, strict=True)
-        if isinstance(placement, Replicate)
-    ]
-    _, place = _shard(tensor)
-    return not any(replicas) and (place == 0 or local_rows(tensor)[0].shape[0] > 0)
+    places = zip(_coordinate(tensor), tensor.placements, strict=True)
+    first_replica = not any(place for place, placement in places if isinstance(placement, Replicate))
+    return first_replica and (_shard(tensor)[1] == 0 or local_rows(tensor)[0].shape[0] > 0)
 
 
 @torch.no_grad()
@@ -64,12 +60,8 @@ def gather_tensor(tensor: Tensor, world: World) -> Tensor:
 
 def _shard(tensor: DTensor) -> tuple[int, int]:
     """The number of row shards of a tensor, and the index of the local one."""
-    cuts = [(axis, placement) for axis, placement in enumerate(tensor.placements) if isinstance(placement, Shard)]
-    if not cuts:
-        return 1, 0
-    ((axis, placement),) = cuts
-    assert placement.dim == 0, placement
-    return tensor.device_mesh.size(axis), _coordinate(tensor)[axis]
+    axis = next((axis for axis, placement in enumerate(tensor.placements) if isinstance(placement, Shard)), None)
+    return (1, 0) if axis is None else (tensor.device_mesh.size(axis), _coordinate(tensor)[axis])
 
 
 def _coordinate(tensor: DTensor) -> tuple[int, ...]:
@@ -78,7 +70,6 @@ def _coordinate(tensor: DTensor) -> tuple[int, ...]:
     return tuple(place)
 
 
-Rows: TypeAlias = Callable[[str, tuple[int, ...], int, int], Tensor]  # (name, whole shape, first row, rows) -> rows
 DRAWING = ("reset_parameters", "initialise")  # how torch's modules and ours name their initialisation
 
 
@@ -96,13 +87,6 @@ def give_storage(module: nn.Module, device: torch.device) -> None:
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if name in kept:
             tensor.copy_(kept[name])
-
-
-def fill_parameters(module: nn.Module, rows: Rows) -> None:
-    """Fills every parameter from `rows`, which is asked for local rows only. Fixed tables build themselves."""
-    for name, parameter in module.named_parameters():
-        here, shape, start = local_rows(parameter)
-        copy_rows(parameter, rows(name, shape, start, here.shape[0] if shape else 1))
 
 
 def draw_parameters(module: nn.Module, initialise: Callable[[Any], None]) -> None:

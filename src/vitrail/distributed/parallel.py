@@ -11,10 +11,11 @@ Whatever has a list of `blocks` (or `stages` of them) is handled block by block;
 Names of parameters never change, so that a checkpoint does not depend on any of this.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar, cast, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -34,22 +35,15 @@ Sharding: TypeAlias = Literal["none", "ddp", "fsdp", "hsdp"]
 Precision: TypeAlias = Literal["float32", "autocast", "bfloat16"]
 
 
-class HasNetwork(Protocol):
-    """What is made parallel: a module that owns a network, and returns whatever it likes. Where it is another one that
-    is to be asked, a teacher, it has that as `eval_network`."""
-
-    network: nn.Module
-
-
+@dataclass(frozen=True, slots=True)
 class Parallel:
     """An objective as the step calls it. Gradients lie in the objective's own parameters, in float32; multiplied by
     `gradient_factor` they are the sum over processes."""
 
-    def __init__(self, module: nn.Module, run: nn.Module, *, world: World, gradient_factor: float):
-        self.module = module
-        self.world = world
-        self.gradient_factor = gradient_factor
-        self._run = run
+    module: nn.Module
+    _run: nn.Module
+    world: World
+    gradient_factor: float
 
     def __call__(self, *inputs: Tensor) -> Any:
         """What the objective returns, for the local part of the batch."""
@@ -103,32 +97,22 @@ def parallelise(
         for unit in shard_units(module):
             _recompute(unit, keep_weights=low and not shards and not compile)
     if shards:
-        return shard_blocks(module, _mesh(world, sharding), world, precision, compile, values)
+        shard_blocks(module, _mesh(world, sharding), precision, compile)
     give_storage(module, world.device)
     if values is not None:
         values(module)
-    whole = PrecisionWrapper(module, world.device, precision, cast_weights=low)
-    if compile:
+    whole = PrecisionWrapper(module, world.device, precision, cast_weights=low and not shards)
+    if compile and not shards:
         whole.compile(dynamic=False)
-    if world.size == 1:
-        return Parallel(module, whole, world=world, gradient_factor=1.0)
-    run = DistributedDataParallel(
-        whole,
-        device_ids=[world.device] if world.device.type == "cuda" else None,
-        broadcast_buffers=False,  # fixed tables only
-        gradient_as_bucket_view=True,
-    )
-    return Parallel(module, run, world=world, gradient_factor=float(world.size))
+    if shards or world.size == 1:
+        return Parallel(module, whole, world, 1.0)
+    own = [world.device] if world.device.type == "cuda" else None
+    # Buffers are fixed tables only.
+    run = DistributedDataParallel(whole, device_ids=own, broadcast_buffers=False, gradient_as_bucket_view=True)
+    return Parallel(module, run, world, float(world.size))
 
 
-def shard_blocks(
-    module: nn.Module,
-    mesh: DeviceMesh,
-    world: World,
-    precision: Precision,
-    compile: bool,
-    values: Callable[[nn.Module], None] | None,
-) -> Parallel:
+def shard_blocks(module: nn.Module, mesh: DeviceMesh, precision: Precision, compile: bool) -> None:
     """FSDP2: each block is a unit, the rest of the objective another. Blocks are compiled one by one, between the hooks
     that gather and free their weights."""
     low = torch.bfloat16 if precision == "bfloat16" else None
@@ -145,12 +129,6 @@ def shard_blocks(
             # Plain sums: a division by 1 with sums forced, which gloo can do as well as NCCL.
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)
-    give_storage(module, world.device)
-    if values is not None:
-        values(module)
-    return Parallel(
-        module, PrecisionWrapper(module, world.device, precision, cast_weights=False), world=world, gradient_factor=1.0
-    )
 
 
 def shard_units(module: nn.Module) -> list[nn.Module]:
@@ -158,12 +136,9 @@ def shard_units(module: nn.Module) -> list[nn.Module]:
     the members of those of every list called `stages`."""
     found: list[nn.Module] = []
     for name, part in module.named_modules():
-        if isinstance(part, nn.ModuleList):
-            last = name.rpartition(".")[2]
-            if last == "blocks":
-                found += part
-            elif last == "stages":
-                found += (unit for stage in part for unit in _members(stage))
+        last = name.rpartition(".")[2] if isinstance(part, nn.ModuleList) else ""
+        for unit in part.children() if last in ("blocks", "stages") else ():
+            found += unit.children() if last == "stages" and isinstance(unit, nn.Sequential) else [unit]
     return found
 
 
@@ -172,18 +147,12 @@ def networks(objective: nn.Module) -> dict[str, nn.Module]:
     return {name: part for name, part in objective.named_children() if name == "network" or shard_units(part)}
 
 
-def _members(stage: nn.Module) -> Iterator[nn.Module]:
-    return stage.children() if isinstance(stage, nn.Sequential) else iter((stage,))
-
-
 def _mesh(world: World, sharding: Sharding) -> DeviceMesh:
     if sharding == "fsdp":
         return init_device_mesh(world.device.type, (world.size,), mesh_dim_names=("shard",))
     if world.size % world.local_size:
-        raise ConfigError(
-            f"sharding='hsdp' needs as many processes on every node, and {world.size} are not a multiple of the "
-            f"{world.local_size} here; use fsdp"
-        )
+        fact = f"{world.size} are not a multiple of the {world.local_size} here"
+        raise ConfigError(f"sharding='hsdp' needs as many processes on every node, and {fact}; use fsdp")
     return init_device_mesh(world.device.type, (world.nodes, world.local_size), mesh_dim_names=("replicate", "shard"))
 
 
@@ -211,25 +180,25 @@ class PrecisionWrapper(nn.Module):
         if precision == "bfloat16":
             for network in found.values():
                 network.register_forward_pre_hook(_as_weights)
-        asked = getattr(objective, "eval_network", cast(HasNetwork, objective).network)
-        self.questioned: Callable[..., Any] = partial(_call_with_network, asked)
+        asked = getattr(objective, "eval_network", cast(Any, objective).network)
+        self.questioned: Callable[..., Any] = lambda question, *inputs: question(asked, *inputs)
         if isinstance(objective, FSDPModule):
             setattr(objective, "questioned", self.questioned)  # noqa: B010 (torch types a module's attributes as tensors)
             register_fsdp_forward_method(objective, "questioned")
             self.questioned = cast(Callable[..., Any], objective.questioned)
 
     def forward(self, *inputs: Tensor) -> Any:
-        return self._called(self.held.objective, *inputs)
+        return self._call(self.held.objective, *inputs)
 
     def evaluate_with(self, question: Callable[..., T], *inputs: Tensor) -> T:
         if self.precision == "bfloat16":
             inputs = tuple(tensor.bfloat16() if tensor.is_floating_point() else tensor for tensor in inputs)
-        answer = self._called(partial(self.questioned, question), *inputs)
+        answer = self._call(partial(self.questioned, question), *inputs)
         if isinstance(self.held.objective, FSDPModule):
             self.held.objective.reshard()  # no backward pass will do it
         return answer
 
-    def _called(self, call: Callable[..., T], *inputs: Tensor) -> T:
+    def _call(self, call: Callable[..., T], *inputs: Tensor) -> T:
         if self.cast_weights:
             return cast(T, functional_call(self.held, self._low(), (call, *inputs)))
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "autocast"):
@@ -241,10 +210,6 @@ class PrecisionWrapper(nn.Module):
         for name in self.networks:
             tensors += [*getattr(self.held.objective, name).named_buffers(f"objective.{name}")]
         return {name: tensor.bfloat16() for name, tensor in tensors if tensor.dtype == torch.float32}
-
-
-def _call_with_network(network: nn.Module, question: Callable[..., T], *inputs: Tensor) -> T:
-    return question(network, *inputs)
 
 
 def _as_weights(network: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

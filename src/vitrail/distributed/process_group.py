@@ -17,7 +17,7 @@ they do nothing. Gradients are those of the sum of all processes' losses.
 """
 
 import os
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -55,10 +55,8 @@ def find_device(name: str, local_rank: int = 0, world_size: int = 1) -> torch.de
         raise ConfigError(f"device {name!r}: torch sees no GPU here; use device cpu")
     index = local_rank if device.index is None else device.index
     if index >= count:
-        raise ConfigError(
-            f"device {name!r} asks for GPU {index}, but there are {count} here; start one process for each GPU "
-            f"(--nproc-per-node {count}), or use device cpu"
-        )
+        remedy = f"start one process for each GPU (--nproc-per-node {count}), or use device cpu"
+        raise ConfigError(f"device {name!r} asks for GPU {index}, but there are {count} here; {remedy}")
     return torch.device("cuda", index)
 
 
@@ -94,7 +92,6 @@ class World:
 
     rank: int = 0
     size: int = 1
-    local_rank: int = 0
     local_size: int = 1
     device: torch.device
     backend: str = ""  # none in a world of one
@@ -121,27 +118,9 @@ class World:
             dist.all_reduce(tensor)
         return tensor
 
-    def all_reduce_async(self, tensor: Tensor) -> Callable[[], object]:
-        """Starts to sum a tensor over processes, in place; the returned function waits for the result. With a CPU
-        tensor the accelerator's queue keeps running."""
-        self.count_collective()
-        if self.size == 1:
-            return lambda: None
-        work = dist.all_reduce(tensor, async_op=True)
-        assert work is not None
-        return work.wait
-
     def barrier(self) -> None:
-        self.all_true(True)
-
-    def all_true(self, flag: bool) -> bool:
-        """Whether the flag is set in every process."""
-        self.count_collective()
-        if self.size == 1:
-            return flag
-        common = torch.tensor([int(flag)])  # on the CPU, so that the accelerator's queue keeps running
-        dist.all_reduce(common, op=dist.ReduceOp.MIN)
-        return bool(common.item())
+        """Waits for all processes. On the CPU, so that the accelerator's queue keeps running."""
+        self.sum_(torch.zeros(1))
 
     def broadcast(self, value: T) -> T:
         """The main process's value, in every process: small plain data."""
@@ -172,66 +151,46 @@ class World:
 def join_world(device: str = "auto", *, timeout_s: float = TIMEOUT_S) -> Generator[World]:
     """The world that torchrun's environment describes, left in an orderly way at the end. A communication error caused
     by a lost process becomes RankLost, which names the rank."""
-    place = _read_environment(os.environ)
-    chosen = find_device(device, place["LOCAL_RANK"], place["WORLD_SIZE"])
+    rank, size, local_rank, local_size = _read_environment(os.environ)
+    chosen = find_device(device, local_rank, size)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
-    if place["WORLD_SIZE"] == 1:
+    if size == 1:
         yield World(device=chosen)
         return
     if ":" in device:
         raise ConfigError(f"device {device!r} would be shared by several processes; use {chosen.type}")
     # With NCCL, what is on the CPU (flags, plain data) still goes by gloo and waits for no kernel.
     backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
-    watch = _join_group(place, backend, chosen, timeout_s)
-    world = World(
-        rank=place["RANK"],
-        size=place["WORLD_SIZE"],
-        local_rank=place["LOCAL_RANK"],
-        local_size=place["LOCAL_WORLD_SIZE"],
-        device=chosen,
-        backend=backend,
-        watch=watch,
-    )
+    watch = _join_group(rank, size, backend, chosen, timeout_s)
+    world = World(rank=rank, size=size, local_size=local_size, device=chosen, backend=backend, watch=watch)
     try:
         yield world
         world.barrier()  # no process leaves while another still needs it
-    except RuntimeError as error:
-        lost = watch.find_missing()
+    except BaseException as error:
+        lost = watch.find_missing() if isinstance(error, RuntimeError) else ""
         watch.leave_reason(error)
         watch.stop()
         if lost:
             raise RankLost(lost) from error
-        raise
-    except BaseException as error:
-        watch.leave_reason(error)
-        watch.stop()
         raise
     # After an error the group is not taken down: that would wait for lost processes. The process ends anyway.
     watch.stop()
     dist.destroy_process_group()
 
 
-def _join_group(place: Mapping[str, int], backend: str, device: torch.device, timeout_s: float) -> RankWatchdog:
+def _join_group(rank: int, size: int, backend: str, device: torch.device, timeout_s: float) -> RankWatchdog:
     """Joins the group. The backend's own time-out comes after the watch's, for what the watch cannot judge."""
-    rank, size = place["RANK"], place["WORLD_SIZE"]
     limit = timedelta(seconds=timeout_s)
     try:
         store, _, _ = next(rendezvous("env://", rank, size, timeout=limit))
-        dist.init_process_group(
-            backend,
-            store=store,
-            rank=rank,
-            world_size=size,
-            timeout=limit * 1.5 + timedelta(seconds=30),
-            device_id=device if device.type == "cuda" else None,
-        )
+        own, patience = device if device.type == "cuda" else None, limit * 1.5 + timedelta(seconds=30)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience, device_id=own)
     except RuntimeError as error:
         meeting = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        raise RankLost(
-            f"rank {rank} of {size}: the processes did not all come to {meeting} within {timeout_s:.0f} s; "
-            f"are they all started, and is that address open between their machines? ({error})"
-        ) from error
+        fact = f"rank {rank} of {size}: the processes did not all come to {meeting} within {timeout_s:.0f} s"
+        remedy = "are they all started, and is that address open between their machines?"
+        raise RankLost(f"{fact}; {remedy} ({error})") from error
     board: Any = store  # torch's stub leaves `clone` out
     watch = RankWatchdog(board.clone(), rank, size, timeout_s)
     dist.barrier()  # every process has said who it is before one can be missed
@@ -239,26 +198,20 @@ def _join_group(place: Mapping[str, int], backend: str, device: torch.device, ti
     return watch
 
 
-def _read_environment(environment: Mapping[str, str]) -> dict[str, int]:
-    """The numbers of torchrun's environment; a world of one without it."""
+def _read_environment(environment: Mapping[str, str]) -> tuple[int, int, int, int]:
+    """Rank, world size, local rank and local world size by torchrun's environment; a world of one without it."""
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
-        return {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
-    absent = [name for name in VARIABLES if name not in environment]
-    if absent:
+        return 0, 1, 0, 1
+    if absent := [name for name in VARIABLES if name not in environment]:
         raise ConfigError(f"{', '.join(absent)} not set next to RANK or WORLD_SIZE; start the processes with torchrun")
-    place: dict[str, int] = {}
     for name in VARIABLES:
-        if name == "MASTER_ADDR":
-            continue
-        if not environment[name].isdecimal():
+        if name != "MASTER_ADDR" and not environment[name].isdecimal():
             raise ConfigError(f"{name}={environment[name]!r} must be a whole number; start the processes with torchrun")
-        place[name] = int(environment[name])
-    if place["RANK"] >= place["WORLD_SIZE"] or place["LOCAL_RANK"] >= place["LOCAL_WORLD_SIZE"]:
-        raise ConfigError(
-            f"RANK={place['RANK']} of WORLD_SIZE={place['WORLD_SIZE']}, LOCAL_RANK={place['LOCAL_RANK']} of "
-            f"LOCAL_WORLD_SIZE={place['LOCAL_WORLD_SIZE']}: a rank is below its size"
-        )
-    return place
+    rank, size, local_rank, local_size = (int(environment[name]) for name in VARIABLES[:4])
+    if rank >= size or local_rank >= local_size:
+        places = f"RANK={rank} of WORLD_SIZE={size}, LOCAL_RANK={local_rank} of LOCAL_WORLD_SIZE={local_size}"
+        raise ConfigError(f"{places}: a rank is below its size")
+    return rank, size, local_rank, local_size
 
 
 EVERY = 2  # steps between two rounds
@@ -269,27 +222,26 @@ class FlagSync:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.sent: tuple[Tensor, Callable[[], object]] | None = None
+        self.sent: tuple[Tensor, dist.Work] | None = None
 
     def __call__(self, step: int, flags: tuple[bool, ...]) -> tuple[bool, ...]:
         """The flags that any process had raised, identical in all processes; with one process, immediately. All
         processes call this after the same steps. A flag that is reported now is not sent again."""
         if self.world.size == 1:
             return flags
+        seen = (False,) * len(flags)
         if step % EVERY:
-            return (False,) * len(flags)
-        seen = self._receive() or (False,) * len(flags)
+            return seen
+        if self.sent is not None:
+            count, work = self.sent
+            work.wait()
+            seen = tuple(number > 0 for number in count.tolist())
         count = torch.tensor([mine and not known for mine, known in zip(flags, seen, strict=True)], dtype=torch.int32)
-        self.sent = count, self.world.all_reduce_async(count)
+        self.world.count_collective()
+        work = dist.all_reduce(count, async_op=True)  # on the CPU: the accelerator's queue keeps running
+        assert work is not None
+        self.sent = count, work
         return seen
-
-    def _receive(self) -> tuple[bool, ...]:
-        """The flags of the previous round; empty at first."""
-        if self.sent is None:
-            return ()
-        count, wait = self.sent
-        wait()
-        return tuple(number > 0 for number in count.tolist())
 
 
 def gather_rows(tensor: Tensor, world: World) -> Tensor:

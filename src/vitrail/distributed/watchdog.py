@@ -12,20 +12,13 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+
+from torch.distributed.distributed_c10d import Store
 
 SILENCE_S = 60.0  # live processes send a heartbeat every second
 EXIT = 1  # exit status of a process ended by its watchdog
-
-
-class KeyValueStore(Protocol):
-    """What the watchdog needs of torch's store: texts by key, visible to all processes."""
-
-    def set(self, key: str, value: str) -> None: ...
-    def get(self, key: str) -> bytes: ...
-    def check(self, keys: list[str]) -> bool: ...
-    def multi_get(self, keys: list[str]) -> list[bytes]: ...
 
 
 @dataclass(slots=True)
@@ -48,7 +41,7 @@ class Heartbeat:
 class RankWatchdog(threading.Thread):
     """The watchdog thread. The main thread increments `moves`; everything else belongs to the watchdog."""
 
-    def __init__(self, store: KeyValueStore, rank: int, size: int, timeout_s: float):
+    def __init__(self, store: Store, rank: int, size: int, timeout_s: float):
         super().__init__(name="vitrail watch", daemon=True)
         self.store, self.rank, self.size, self.timeout_s = store, rank, size, timeout_s
         self.interval = min(1.0, timeout_s / 8)
@@ -67,8 +60,7 @@ class RankWatchdog(threading.Thread):
                     self._beat()
                     lost = self._find_lost()
             except RuntimeError as error:
-                # The store lives in the launcher, or in the first process where there is none.
-                lost = f"rank 0 of {self.size} or its launcher has ended: the store is gone ({_first_line(error)})"
+                lost = self._describe_lost_store(error)
             if lost and not self._over.is_set():
                 self._end_process(lost)
 
@@ -84,36 +76,36 @@ class RankWatchdog(threading.Thread):
         """The ranks without a heartbeat for three intervals, after a collective failed; empty if all are alive."""
         try:
             with self._lock:
-                before = self._signs()
+                before = self._read_signs(self.signs)
             time.sleep(3 * self.interval)
             with self._lock:
-                after = self._signs()
-                gone = [rank for rank in self.signs if before[rank][0] == after[rank][0]]
+                pairs = zip(self.signs, before, self._read_signs(self.signs), strict=True)
+                gone = [rank for rank, (earlier, _), (later, _) in pairs if earlier == later]
                 return self._describe(gone, "has ended") if gone else ""
         except RuntimeError as error:
-            return f"rank 0 of {self.size} or its launcher has ended: the store is gone ({_first_line(error)})"
+            return self._describe_lost_store(error)
+
+    def _describe_lost_store(self, error: RuntimeError) -> str:
+        """The store lives in the launcher, or in the first process where there is none."""
+        return f"rank 0 of {self.size} or its launcher has ended: the store is gone ({_first_line(error)})"
 
     def _beat(self) -> None:
         self._beats += 1
         self.store.set(_key("sign", self.rank), f"{self._beats} {self.moves}")
 
-    def _signs(self) -> list[tuple[int, int]]:
-        """Beats and moves of every process."""
-        signs = self.store.multi_get([_key("sign", rank) for rank in range(self.size)])
+    def _read_signs(self, ranks: Iterable[int]) -> list[tuple[int, int]]:
+        """Beats and moves of some processes."""
+        signs = self.store.multi_get([_key("sign", rank) for rank in ranks])
         return [(int(beat), int(moves)) for beat, moves in (sign.split() for sign in signs)]
 
     def _find_lost(self) -> str:
         """The verdict on lost ranks, or "". Rank 0 judges all; the others read its verdict and judge rank 0."""
         if self.store.check([_key("lost", 0)]):
             return self.store.get(_key("lost", 0)).decode()
-        if self.rank:
-            beat, moves = self.store.get(_key("sign", 0)).split()
-            self.signs[0].see(int(beat), int(moves))
-            return self._judge([0])
-        for rank, sign in enumerate(self._signs()):
-            if rank != self.rank:
-                self.signs[rank].see(*sign)
-        return self._judge(list(self.signs))
+        judged = [0] if self.rank else list(self.signs)
+        for rank, sign in zip(judged, self._read_signs(judged), strict=True):
+            self.signs[rank].see(*sign)
+        return self._judge(judged)
 
     def _judge(self, ranks: list[int]) -> str:
         now = time.monotonic()
@@ -122,19 +114,16 @@ class RankWatchdog(threading.Thread):
         if dead:
             return self._describe(dead, f"gave no sign of life for {silent:.0f} s: killed, stopped or cut off")
         front = max(self.moves, *(self.signs[rank].moves for rank in ranks))
-        behind = [
-            rank for rank in ranks if self.signs[rank].moves < front and now - self.signs[rank].moved > self.timeout_s
-        ]
+        late = [rank for rank in ranks if now - self.signs[rank].moved > self.timeout_s]
+        behind = [rank for rank in late if self.signs[rank].moves < front]
         return self._describe(behind, f"hangs: others waited {self.timeout_s:.0f} s for it") if behind else ""
 
     def _describe(self, ranks: list[int], what: str) -> str:
         parts: list[str] = []
         for rank in ranks[:8]:
-            who = self._read("who", rank)
-            why = self._read("ended", rank)
-            parts.append(
-                f"rank {rank} of {self.size}{f' ({who})' if who else ''} {what}{f' with {why}' if why else ''}"
-            )
+            who, why = self._read("who", rank), self._read("ended", rank)
+            name = f"rank {rank} of {self.size}{f' ({who})' if who else ''}"
+            parts.append(f"{name} {what}{f' with {why}' if why else ''}")
         return "; ".join(parts) + (f"; and {len(ranks) - 8} more" if len(ranks) > 8 else "")
 
     def _read(self, what: str, rank: int) -> str:
