@@ -31,7 +31,7 @@ import torch
 from PIL import Image
 
 from vitrail.data.decode.image import EncodedImage
-from vitrail.data.loader import train_batches
+from vitrail.data.loader import BatchStream, train_batches
 from vitrail.data.randomness import CounterRng
 from vitrail.data.readers.folder import read_classes
 from vitrail.data.transforms.augmentation import inception
@@ -104,7 +104,7 @@ def torchvision_pass(folder: Path) -> Callable[[int], None]:
 
 def vitrail_pass(folder: Path) -> Callable[[int], None]:
     source = read_classes(folder)
-    batches = train_batches(source, inception(SIZE), batch=len(source), seed=0)  # endless: a pass is one step
+    batches = train_batches(source, inception(SIZE), BatchStream(batch=len(source)))  # endless: a pass is one step
 
     def once(number: int) -> None:
         del number  # the stream counts by itself
@@ -144,7 +144,7 @@ def with_workers(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     rates: dict[int, list[float]] = {1: [], 2: []}
     for number in range(args.rounds):
         for workers in (1, 2) if number % 2 else (2, 1):
-            batches = train_batches(source, view, batch=16, seed=0, workers=workers)
+            batches = train_batches(source, view, BatchStream(batch=16), workers=workers)
             for _ in range(8):  # what was read ahead while the processes started
                 next(batches)
             start = time.perf_counter()

@@ -22,8 +22,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitrail.data.datasets.builtin_sets import ShapesDataset
-from vitrail.data.device_dataset import DRAWN, DeviceDataset, groups, prepare_groups
-from vitrail.data.loader import BatchShare
+from vitrail.data.device_dataset import DeviceDataset
+from vitrail.data.loader import BatchStream
 from vitrail.data.randomness import EpochOrder
 from vitrail.data.transforms.augmentation import Augmentation, RandomErasing, cifar, inception
 from vitrail.data.transforms.batched import BatchedAugmentation
@@ -70,9 +70,7 @@ def whole(steps: int, group: int) -> int:
 def drawing(resident: DeviceDataset, augmentation: Augmentation, batch: int, steps: int, group: int) -> float:
     """Seconds a step for all that needs no device."""
     views = [BatchedAugmentation(augmentation)]
-    order = EpochOrder(len(resident), 0)
-    blocks = groups(0, None, group, max(1, DRAWN // (batch * group)))
-    drawn = prepare_groups(blocks, views, resident.size, BatchShare(batch=batch), order)
+    drawn = resident.prepare_groups(views, BatchStream(batch=batch), EpochOrder(len(resident), 0), group)
     for _ in itertools.islice(drawn, whole(WARM, group) // group):
         pass
     start = time.perf_counter()
@@ -84,7 +82,7 @@ def drawing(resident: DeviceDataset, augmentation: Augmentation, batch: int, ste
 def dispatched(resident: DeviceDataset, augmentation: Augmentation, batch: int, group: int) -> float:
     """Operations a step."""
     with Counted() as counted:
-        for _ in resident.train_batches(augmentation, batch=batch, seed=0, stop=2 * group, group=group):
+        for _ in resident.train_batches(augmentation, BatchStream(batch=batch, stop=2 * group), group=group):
             pass
     return counted.count / (2 * group)
 
@@ -94,7 +92,7 @@ def measured(
 ) -> tuple[float, float]:
     """Seconds a step, and seconds of it that the loop waits for its next batch."""
     device, steps = resident.device, whole(steps, group)
-    batches = resident.train_batches(augmentation, batch=batch, seed=0, ahead=ahead, group=group)
+    batches = resident.train_batches(augmentation, BatchStream(batch=batch), ahead=ahead, group=group)
     for _ in itertools.islice(batches, whole(WARM, group)):
         pass
     wait(device)

@@ -15,7 +15,7 @@ from tests.data.masked import masked, painted
 from vitrail.core.errors import ConfigError
 from vitrail.core.text import Pair
 from vitrail.data.dataset import ArrayDataset
-from vitrail.data.loader import train_batches
+from vitrail.data.loader import BatchStream, train_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.randomness import CounterRng
 from vitrail.data.targets import IGNORED, Geometry, MaskTargets
@@ -115,32 +115,6 @@ def test_boxes_and_points_move_with_masks(whole: Pair, crop: Crop, flip: float, 
         assert torch.allclose(inner.flatten(), torch.tensor([x0, y0, x1, y1], dtype=torch.float64))
 
 
-@settings(deadline=None)
-@given(
-    whole=SIZES,
-    box=st.tuples(st.floats(0, 0.9), st.floats(0, 0.9), st.floats(0.05, 1), st.floats(0.05, 1)),
-    inner=st.tuples(st.integers(1, 40), st.integers(1, 40)),
-    pad=st.tuples(*[st.integers(0, 3)] * 4),
-    flip=st.booleans(),
-)
-def test_restoring_puts_back_what_the_view_shows(
-    whole: Pair, box: tuple[float, ...], inner: Pair, pad: tuple[int, int, int, int], flip: bool
-) -> None:
-    top, left = round(box[0] * (whole[0] - 1)), round(box[1] * (whole[1] - 1))
-    height, width = max(1, round(box[2] * (whole[0] - top))), max(1, round(box[3] * (whole[1] - left)))
-    geometry = Geometry(whole=whole, box=(top, left, height, width), inner=inner, pad=pad, flip=flip)
-    places = torch.arange(whole[0] * whole[1]).view(whole)
-    shown = geometry.mask(places, -1)
-    back = geometry.restore(shown, -1)
-    seen = torch.zeros(whole, dtype=torch.bool)
-    seen[top : top + height, left : left + width] = True
-    assert torch.equal(back >= 0, seen)  # the whole box, and nothing else
-    if inner[0] >= height and inner[1] >= width:  # every pixel of the box is shown
-        assert torch.equal(back[seen], places[seen])
-    if inner[0] <= height and inner[1] <= width:  # every pixel of the view goes back to a pixel of its own
-        assert torch.equal(geometry.mask(back, -1), shown)
-
-
 def ties(length: int, inner: int) -> bool:
     """Whether some centre falls on the very edge between two pixels, where float32 may take either."""
     return any((2 * place + 1) * length % (2 * inner) == 0 for place in range(inner))
@@ -215,11 +189,8 @@ def test_a_view_that_mirrors_and_pads_by_hand() -> None:
     mask = torch.tensor([[1, 2], [3, 4]], dtype=torch.uint8)
     geometry = Geometry(whole=(2, 2), box=(0, 1, 2, 1), inner=(2, 2), pad=(1, 0, 0, 1), flip=True)
     assert geometry.mask(mask, 9).tolist() == [[2, 2, 9], [4, 4, 9], [9, 9, 9]]
-    assert geometry.restore(geometry.mask(mask, 9), 9).tolist() == [[9, 2], [9, 4]]
     assert geometry.points(torch.tensor([[1.0, 0.0], [2.0, 2.0]])).tolist() == [[2.0, 0.0], [0.0, 2.0]]
     assert geometry.boxes(torch.tensor([[0.0, 0.0, 2.0, 1.0]])).tolist() == [[0.0, 0.0, 2.0, 1.0]]
-    maps = torch.arange(12.0).view(2, 2, 3)[:, :, :]
-    assert geometry.restore(torch.nn.functional.pad(maps, (0, 0, 0, 1)), 0).shape == (2, 2, 2)
 
 
 REFLECTED = Augmentation(crop=ResizeCrop(size=(16, 16), resize=16, padding=4, edge="reflect"))
@@ -228,17 +199,17 @@ REFLECTED = Augmentation(crop=ResizeCrop(size=(16, 16), resize=16, padding=4, ed
 @pytest.mark.parametrize("crop", [cifar(8, padding=1), REFLECTED], ids=["zeros", "reflect"])
 def test_borders_count_for_nothing(crop: Augmentation) -> None:
     """Reflected pixels are in the image twice; the mask has them once."""
-    seen = next(train_batches(masked([(20, 20)] * 8), crop, batch=8, seed=0, targets=MaskTargets()))
+    seen = next(train_batches(masked([(20, 20)] * 8), crop, BatchStream(batch=8), targets=MaskTargets()))
     assert set((seen.target == IGNORED).unique().tolist()) == {False, True}
 
 
 def test_policies_that_move_pixels_are_refused() -> None:
     moving = Augmentation(crop=Squash(size=(4, 4)), policy=RandAugment())
     with pytest.raises(ConfigError, match=r"augmentation\.policy=none|or none"):
-        train_batches(masked([(9, 9)]), (moving,), batch=1, seed=0, targets=MaskTargets())
+        train_batches(masked([(9, 9)]), (moving,), BatchStream(batch=1), targets=MaskTargets())
     for policy in (ThreeAugment(), Distort(), None):
         fine = Augmentation(crop=Squash(size=(4, 4)), policy=policy)
-        assert len(next(train_batches(masked([(9, 9)]), fine, batch=1, seed=0, targets=MaskTargets())))
+        assert len(next(train_batches(masked([(9, 9)]), fine, BatchStream(batch=1), targets=MaskTargets())))
 
 
 @pytest.mark.parametrize("flip", [False, True])

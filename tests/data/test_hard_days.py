@@ -15,7 +15,7 @@ from tests.data.decode.fuzzing import mutate
 from tests.data.decode.hostile import bombs, no_pictures, samples
 from vitrail.core.errors import BadImage
 from vitrail.data.decode.image import EncodedImage
-from vitrail.data.loader import Batch, eval_batches, train_batches
+from vitrail.data.loader import Batch, BatchStream, eval_batches, train_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.readers.folder import FileDataset, read_classes, read_flat
 from vitrail.data.transforms.augmentation import Augmentation, RandomErasing, inception
@@ -116,12 +116,7 @@ def pieces(source: FileDataset, spans: list[tuple[int, int, int, int]]) -> list[
                 train_batches(
                     source,
                     VIEWS,
-                    batch=8,
-                    seed=1,
-                    start=start,
-                    stop=stop,
-                    rank=rank,
-                    world=world,
+                    BatchStream(batch=8, seed=1, start=start, stop=stop, rank=rank, world=world),
                     workers=workers,
                 )
             )

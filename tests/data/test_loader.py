@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.data.pictures import Listed, Shifted, encoded, listed, noise
 from vitrail.core.errors import BadImage, ConfigError, DataError, WorkerDied
 from vitrail.data.dataset import Labels, RelabelledDataset
-from vitrail.data.loader import Batch, eval_batches, train_batches
+from vitrail.data.loader import Batch, BatchStream, eval_batches, train_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.unreadable_log import UnreadableLog
 
@@ -44,8 +44,10 @@ def test_going_on_after_any_step_is_the_same_as_not_stopping(
     count: int, batch: int, seed: int, steps: int, data: st.DataObject
 ) -> None:
     stopped = data.draw(st.integers(0, steps - 1))
-    whole = list(train_batches(SOURCES[count], Shifted(), batch=batch, seed=seed, stop=steps))
-    rest = list(train_batches(SOURCES[count], Shifted(), batch=batch, seed=seed, start=stopped, stop=steps))
+    whole = list(train_batches(SOURCES[count], Shifted(), BatchStream(batch=batch, seed=seed, stop=steps)))
+    rest = list(
+        train_batches(SOURCES[count], Shifted(), BatchStream(batch=batch, seed=seed, start=stopped, stop=steps))
+    )
     assert [b.step for b in whole] == list(range(steps))
     assert same(joined(whole[stopped:]), joined(rest))
 
@@ -54,9 +56,13 @@ def test_going_on_after_any_step_is_the_same_as_not_stopping(
 @given(count=COUNTS, local=st.integers(1, 4), world=st.sampled_from([1, 2, 3, 4, 8]), seed=st.integers(0, 10**6))
 def test_a_global_batch_is_the_same_on_any_number_of_processes(count: int, local: int, world: int, seed: int) -> None:
     batch = local * world
-    alone = list(train_batches(SOURCES[count], Shifted(), batch=batch, seed=seed, stop=3))
+    alone = list(train_batches(SOURCES[count], Shifted(), BatchStream(batch=batch, seed=seed, stop=3)))
     ranks = [
-        list(train_batches(SOURCES[count], Shifted(), batch=batch, seed=seed, stop=3, rank=rank, world=world))
+        list(
+            train_batches(
+                SOURCES[count], Shifted(), BatchStream(batch=batch, seed=seed, stop=3, rank=rank, world=world)
+            )
+        )
         for rank in range(world)
     ]
     for step in range(3):
@@ -69,7 +75,9 @@ def test_every_sample_exactly_once_an_epoch(count: int, batch: int, seed: int, r
     """Also where the batch does not divide the set: batches run across the border."""
     epochs = 3
     steps = -(-epochs * count * repeats // batch)
-    batches = list(train_batches(SOURCES[count], Shifted(), batch=batch, seed=seed, stop=steps, repeats=repeats))
+    batches = list(
+        train_batches(SOURCES[count], Shifted(), BatchStream(batch=batch, seed=seed, stop=steps, repeats=repeats))
+    )
     assert all(len(b) == batch for b in batches)
     sample, epoch, *_ = joined(batches)
     for number in range(epochs):
@@ -79,23 +87,23 @@ def test_every_sample_exactly_once_an_epoch(count: int, batch: int, seed: int, r
 
 @pytest.mark.parametrize("workers", [2, *(pytest.param(count, marks=pytest.mark.slow) for count in (1, 3))])
 def test_loader_processes_change_nothing(workers: int) -> None:
-    here = train_batches(SOURCES[11], Shifted(), batch=4, seed=5, stop=9)
-    there = train_batches(SOURCES[11], Shifted(), batch=4, seed=5, stop=9, workers=workers)
+    here = train_batches(SOURCES[11], Shifted(), BatchStream(batch=4, seed=5, stop=9))
+    there = train_batches(SOURCES[11], Shifted(), BatchStream(batch=4, seed=5, stop=9), workers=workers)
     assert same(joined(here), joined(there))
 
 
 def test_augmentation_differs_between_epochs_samples_and_repeats() -> None:
     source = Listed([encoded(noise(0))] * 3)
-    batch = next(train_batches(source, Shifted(), batch=12, seed=0, repeats=2))
+    batch = next(train_batches(source, Shifted(), BatchStream(batch=12, repeats=2)))
     assert len({pixels.numpy().tobytes() for pixels in batch.pixels}) == 12
 
 
 def test_several_views_have_draws_of_their_own() -> None:
-    batch = next(train_batches(SOURCES[5], Shifted(2), batch=5, seed=0))
+    batch = next(train_batches(SOURCES[5], Shifted(2), BatchStream(batch=5)))
     first, second = batch.views
     assert first.shape == second.shape == (5, 3, 4, 4)
     assert not torch.equal(first, second)
-    assert torch.equal(first, next(train_batches(SOURCES[5], Shifted(), batch=5, seed=0)).pixels)
+    assert torch.equal(first, next(train_batches(SOURCES[5], Shifted(), BatchStream(batch=5))).pixels)
 
 
 @pytest.mark.parametrize(("count", "batch", "world"), [(10, 4, 1), (10, 4, 2), (3, 8, 4), (8, 8, 2), (1, 6, 3)])
@@ -124,13 +132,13 @@ def test_a_sweep_gives_the_pixels_of_the_preprocessing() -> None:
 
 def test_a_batch_that_does_not_divide_is_refused_with_the_next_that_does() -> None:
     with pytest.raises(ConfigError, match="over 4 processes; use 8 or"):
-        train_batches(SOURCES[5], Shifted(), batch=10, seed=0, world=4)
+        train_batches(SOURCES[5], Shifted(), BatchStream(batch=10, world=4))
     with pytest.raises(ConfigError, match="rank=4"):
-        train_batches(SOURCES[5], Shifted(), batch=8, seed=0, rank=4, world=4)
+        train_batches(SOURCES[5], Shifted(), BatchStream(batch=8, rank=4, world=4))
     with pytest.raises(DataError, match="without images"):
-        train_batches(Listed([]), Shifted(), batch=8, seed=0)
+        train_batches(Listed([]), Shifted(), BatchStream(batch=8))
     with pytest.raises(ConfigError, match="repeats=0"):
-        train_batches(SOURCES[5], Shifted(), batch=8, seed=0, repeats=0)
+        train_batches(SOURCES[5], Shifted(), BatchStream(batch=8, repeats=0))
 
 
 def test_several_labels_travel_filled_up() -> None:
@@ -142,7 +150,7 @@ def test_several_labels_travel_filled_up() -> None:
 def test_the_global_generator_is_left_alone() -> None:
     torch.manual_seed(0)
     before = torch.get_rng_state()
-    list(train_batches(SOURCES[5], Shifted(), batch=4, seed=0, stop=2, workers=1))
+    list(train_batches(SOURCES[5], Shifted(), BatchStream(batch=4, stop=2), workers=1))
     assert torch.equal(before, torch.get_rng_state())
 
 
@@ -160,7 +168,9 @@ class TestBadFiles:
     def test_they_are_named_once_and_their_places_stay(self, workers: int, tmp_path: Path) -> None:
         told: list[str] = []
         ledger = UnreadableLog(tmp_path, tell=lambda entry: told.append(str(entry)))
-        batches = list(train_batches(self.source(), Shifted(), batch=3, seed=0, stop=6, workers=workers, ledger=ledger))
+        batches = list(
+            train_batches(self.source(), Shifted(), BatchStream(batch=3, stop=6), workers=workers, ledger=ledger)
+        )
         sample, valid = (torch.cat([getattr(b, name) for b in batches]) for name in ("sample", "valid"))
         assert sorted(sample.tolist()) == sorted(list(range(6)) * 3)
         assert set(sample[~valid].tolist()) == {1, 3, 4, 5}
@@ -172,10 +182,10 @@ class TestBadFiles:
         assert any("denied" in line for line in told)
 
     def test_a_later_run_goes_on_with_the_list(self, tmp_path: Path) -> None:
-        list(train_batches(self.source(), Shifted(), batch=6, seed=0, stop=1, ledger=UnreadableLog(tmp_path)))
+        list(train_batches(self.source(), Shifted(), BatchStream(batch=6, stop=1), ledger=UnreadableLog(tmp_path)))
         told: list[object] = []
         again = UnreadableLog(tmp_path, tell=told.append)
-        list(train_batches(self.source(), Shifted(), batch=6, seed=0, start=1, stop=2, ledger=again))
+        list(train_batches(self.source(), Shifted(), BatchStream(batch=6, start=1, stop=2), ledger=again))
         assert (told, len(again)) == ([], 4)
         assert len((tmp_path / "unreadable.jsonl").read_text().splitlines()) == 4
 
@@ -227,12 +237,12 @@ def test_a_bug_in_a_view_comes_through_as_it_is() -> None:
             raise RuntimeError("a bug")
 
     with pytest.raises(RuntimeError, match="a bug") as caught:
-        list(train_batches(SOURCES[3], Broken(), batch=2, seed=0, stop=1, workers=1))
+        list(train_batches(SOURCES[3], Broken(), BatchStream(batch=2, stop=1), workers=1))
     assert not isinstance(caught.value, DataError)
 
 
 @pytest.mark.slow
 def test_a_batch_survives_pickling_and_moves() -> None:
-    batch = next(train_batches(SOURCES[5], Shifted(), batch=4, seed=0))
+    batch = next(train_batches(SOURCES[5], Shifted(), BatchStream(batch=4)))
     again = pickle.loads(pickle.dumps(batch))
     assert same(joined([batch]), joined([again.to("cpu")]))

@@ -17,7 +17,7 @@ from vitrail.core.text import Pair
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.datasets.builtin_sets import ShapesDataset
 from vitrail.data.device_dataset import DeviceDataset, fits_on_device
-from vitrail.data.loader import Batch, eval_batches, train_batches
+from vitrail.data.loader import Batch, BatchStream, eval_batches, train_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.targets import IGNORED, MaskTargets
 from vitrail.data.transforms.augmentation import Augmentation, cifar, inception, reference_inception
@@ -40,30 +40,40 @@ def same(one: Batch, other: Batch) -> bool:
 @given(batch=st.integers(1, 7), seed=st.integers(0, 10**6), steps=st.integers(1, 5), data=st.data())
 def test_going_on_after_any_step_is_the_same(batch: int, seed: int, steps: int, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, steps - 1))
-    whole = list(train_batches(SOURCE, VIEWS, batch=batch, seed=seed, stop=steps, targets=MaskTargets()))
-    rest = list(train_batches(SOURCE, VIEWS, batch=batch, seed=seed, start=start, stop=steps, targets=MaskTargets()))
+    whole = list(train_batches(SOURCE, VIEWS, BatchStream(batch=batch, seed=seed, stop=steps), targets=MaskTargets()))
+    rest = list(
+        train_batches(
+            SOURCE, VIEWS, BatchStream(batch=batch, seed=seed, start=start, stop=steps), targets=MaskTargets()
+        )
+    )
     assert [len(one.targets) for one in whole] == [len(VIEWS)] * steps
     assert all(same(one, other) for one, other in zip(whole[start:], rest, strict=True))
 
 
 def test_loader_processes_change_nothing() -> None:
     here, there = (
-        list(train_batches(SOURCE, VIEWS, batch=4, seed=3, stop=5, workers=workers, repeats=2, targets=MaskTargets()))
+        list(
+            train_batches(
+                SOURCE, VIEWS, BatchStream(batch=4, seed=3, stop=5, repeats=2), workers=workers, targets=MaskTargets()
+            )
+        )
         for workers in (0, 2)
     )
     assert all(same(one, other) for one, other in zip(here, there, strict=True))
 
 
 def test_targets_do_not_change_the_pixels() -> None:
-    with_masks = train_batches(SOURCE, VIEWS, batch=4, seed=3, stop=3, targets=MaskTargets())
-    for one, other in zip(with_masks, train_batches(SOURCE, VIEWS, batch=4, seed=3, stop=3), strict=True):
+    with_masks = train_batches(SOURCE, VIEWS, BatchStream(batch=4, seed=3, stop=3), targets=MaskTargets())
+    for one, other in zip(with_masks, train_batches(SOURCE, VIEWS, BatchStream(batch=4, seed=3, stop=3)), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one.views, other.views, strict=True))
         assert other.target.dtype == torch.int64
 
 
 def test_masks_show_what_the_pixels_show() -> None:
     """The pixels are those of the mask, moved by a window; a constant is added to all of a view."""
-    for batch in train_batches(SOURCE_OF_ONE_SIZE, Shifted(2), batch=6, seed=1, stop=3, targets=MaskTargets()):
+    for batch in train_batches(
+        SOURCE_OF_ONE_SIZE, Shifted(2), BatchStream(batch=6, seed=1, stop=3), targets=MaskTargets()
+    ):
         for pixels, target in zip(batch.views, batch.targets, strict=True):
             assert target.shape == (6, 4, 4)
             assert all(len((one - other).unique()) == 1 for one, other in zip(pixels[:, 0], target, strict=True))
@@ -128,7 +138,7 @@ def test_a_sample_without_a_usable_mask_is_unreadable(workers: int) -> None:
 def test_an_unreadable_image_has_no_mask_either() -> None:
     source = masked([(12, 10)] * 2)
     source.files[0] = encoded(noise(0))[:-40]
-    batch = next(train_batches(source, VIEWS[0], batch=2, seed=0, targets=MaskTargets()))
+    batch = next(train_batches(source, VIEWS[0], BatchStream(batch=2), targets=MaskTargets()))
     assert [bool((target == IGNORED).all()) for target in batch.target] == (~batch.valid).tolist()
     assert int(batch.valid.sum()) == 1
 
@@ -161,7 +171,9 @@ def test_targets_that_batches_cannot_move_stay_off_the_device() -> None:
         DeviceDataset(SOURCE_OF_ONE_SIZE, device="cpu", targets=Corners())
     moving = Augmentation(crop=Squash(size=(4, 4)), policy=RandAugment())
     with pytest.raises(ConfigError, match="none"):
-        DeviceDataset(SOURCE_OF_ONE_SIZE, device="cpu", targets=MaskTargets()).train_batches(moving, batch=1, seed=0)
+        DeviceDataset(SOURCE_OF_ONE_SIZE, device="cpu", targets=MaskTargets()).train_batches(
+            moving, BatchStream(batch=1)
+        )
 
 
 RESIDENT = {
@@ -182,8 +194,10 @@ def test_on_the_device_masks_are_the_loaders_bit_for_bit(augmentations: tuple[Au
     source = Masked([*masks, painted(6, (3, 3))])  # the last one is unusable
     resident = DeviceDataset(source, device=device, targets=MaskTargets())
     for group in (1, 3):
-        here = list(train_batches(source, augmentations, batch=4, seed=5, start=1, stop=8, targets=MaskTargets()))
-        there = list(resident.train_batches(augmentations, batch=4, seed=5, start=1, stop=8, group=group))
+        here = list(
+            train_batches(source, augmentations, BatchStream(batch=4, seed=5, start=1, stop=8), targets=MaskTargets())
+        )
+        there = list(resident.train_batches(augmentations, BatchStream(batch=4, seed=5, start=1, stop=8), group=group))
         for one, other in zip(here, there, strict=True):
             assert (one.step, len(one.targets)) == (other.step, len(other.targets))
             assert torch.equal(one.valid, other.valid.cpu())

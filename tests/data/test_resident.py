@@ -14,7 +14,7 @@ from tests.data.pictures import Listed, encoded, listed, noise
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.data.dataset import ArrayDataset, Labels
 from vitrail.data.device_dataset import DeviceDataset, fits_on_device, groups
-from vitrail.data.loader import Batch, train_batches
+from vitrail.data.loader import Batch, BatchStream, train_batches
 from vitrail.data.randomness import CounterRng
 from vitrail.data.transforms.augmentation import Augmentation, RandomErasing, cifar
 from vitrail.data.transforms.batched import BatchedAugmentation, BatchPlan
@@ -50,8 +50,12 @@ def nearly_same(one: Batch, other: Batch) -> bool:
 def test_the_stream_is_the_loaders_bit_for_bit(device: str, augmentation: Augmentation) -> None:
     resident = DeviceDataset(SOURCE, device=device)
     for rank in range(2):
-        here = resident.train_batches(augmentation, batch=10, seed=3, start=1, stop=6, rank=rank, world=2, repeats=2)
-        there = train_batches(SOURCE, augmentation, batch=10, seed=3, start=1, stop=6, rank=rank, world=2, repeats=2)
+        here = resident.train_batches(
+            augmentation, BatchStream(batch=10, seed=3, start=1, stop=6, rank=rank, world=2, repeats=2)
+        )
+        there = train_batches(
+            SOURCE, augmentation, BatchStream(batch=10, seed=3, start=1, stop=6, rank=rank, world=2, repeats=2)
+        )
         assert all(same(a, b) for a, b in zip(there, here, strict=True))
 
 
@@ -68,7 +72,7 @@ def test_the_thread_changes_nothing_and_a_later_start_goes_on_where_it_was(
     resident = DeviceDataset(SOURCE, device=device)
 
     def taken(ahead: int, start: int = 0) -> list[Batch]:
-        there = resident.train_batches(FULL, batch=16, seed=5, start=start, stop=9, repeats=3, ahead=ahead)
+        there = resident.train_batches(FULL, BatchStream(batch=16, seed=5, start=start, stop=9, repeats=3), ahead=ahead)
         return [batch.to("cpu") for batch in there]
 
     wanted = taken(0)
@@ -104,13 +108,7 @@ def test_the_size_of_a_group_changes_nothing(augmentations: list[Augmentation]) 
     def taken(group: int | None, rank: int, start: int = 0, ahead: int = 2) -> list[Batch]:
         batches = resident.train_batches(
             augmentations,
-            batch=12,
-            seed=5,
-            start=start,
-            stop=14,
-            rank=rank,
-            world=2,
-            repeats=3,
+            BatchStream(batch=12, seed=5, start=start, stop=14, rank=rank, world=2, repeats=3),
             ahead=ahead,
             group=group,
         )
@@ -160,7 +158,7 @@ def test_the_steps_of_a_group_are_parts_of_the_same_tensors_and_the_next_group_i
     before = BatchedAugmentation.plan
     monkeypatch.setattr(BatchedAugmentation, "plan", plan)
     with closing(
-        DeviceDataset(SOURCE, device="cpu").train_batches(FULL[0], batch=4, seed=0, ahead=4, group=5)
+        DeviceDataset(SOURCE, device="cpu").train_batches(FULL[0], BatchStream(batch=4), ahead=4, group=5)
     ) as batches:
         several = list(itertools.islice(batches, 6))
         deadline = time.monotonic() + 10
@@ -177,7 +175,7 @@ def test_the_steps_of_a_group_are_parts_of_the_same_tensors_and_the_next_group_i
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("group", [1, 4])
 def test_the_host_never_waits(group: int) -> None:
-    batches = DeviceDataset(SOURCE, device="cuda").train_batches(FULL, batch=16, seed=0, group=group)
+    batches = DeviceDataset(SOURCE, device="cuda").train_batches(FULL, BatchStream(batch=16), group=group)
     list(itertools.islice(batches, 8))
     torch.cuda.synchronize()
     try:
@@ -188,14 +186,14 @@ def test_the_host_never_waits(group: int) -> None:
 
 
 def working() -> int:
-    return sum(thread.name == "prefetch" for thread in threading.enumerate())
+    return sum(thread.name.startswith("prefetch") for thread in threading.enumerate())
 
 
 def test_the_thread_ends_with_the_iterator() -> None:
     resident = DeviceDataset(SOURCE, device="cpu")
 
     def begun() -> Iterator[Batch]:
-        batches = resident.train_batches(cifar(32), batch=4, seed=0)
+        batches = resident.train_batches(cifar(32), BatchStream(batch=4))
         next(batches)
         return batches
 
@@ -203,9 +201,9 @@ def test_the_thread_ends_with_the_iterator() -> None:
     assert working() == 1
     del endless
     assert working() == 0
-    assert len(list(resident.train_batches(cifar(32), batch=4, seed=0, stop=3))) == 3
+    assert len(list(resident.train_batches(cifar(32), BatchStream(batch=4, stop=3)))) == 3
     assert working() == 0
-    resident.train_batches(cifar(32), batch=4, seed=0)  # nothing was asked of it
+    resident.train_batches(cifar(32), BatchStream(batch=4))  # nothing was asked of it
     assert working() == 0
 
 
@@ -213,7 +211,7 @@ def test_an_error_while_drawing_reaches_the_one_who_asks(monkeypatch: pytest.Mon
     def draw(*_: object) -> None:
         raise ZeroDivisionError("in the other thread")
 
-    batches = DeviceDataset(SOURCE, device="cpu").train_batches(FULL[0], batch=4, seed=0)
+    batches = DeviceDataset(SOURCE, device="cpu").train_batches(FULL[0], BatchStream(batch=4))
     monkeypatch.setattr(RandAugment, "draw", draw)
     with pytest.raises(ZeroDivisionError, match="other thread"):
         next(batches)
@@ -223,17 +221,17 @@ def test_an_error_while_drawing_reaches_the_one_who_asks(monkeypatch: pytest.Mon
 def test_what_cannot_be_drawn_is_refused_at_once() -> None:
     resident = DeviceDataset(SOURCE, device="cpu")
     with pytest.raises(ConfigError, match="Distort uses hue"):
-        resident.train_batches(Augmentation(crop=cifar(32).crop, policy=Distort()), batch=4, seed=0)
+        resident.train_batches(Augmentation(crop=cifar(32).crop, policy=Distort()), BatchStream(batch=4))
     with pytest.raises(ConfigError, match="repeats=0"):
-        resident.train_batches(cifar(32), batch=4, seed=0, repeats=0)
+        resident.train_batches(cifar(32), BatchStream(batch=4, repeats=0))
     with pytest.raises(ConfigError, match="group=0"):
-        resident.train_batches(cifar(32), batch=4, seed=0, group=0)
+        resident.train_batches(cifar(32), BatchStream(batch=4), group=0)
 
 
 def test_several_views_and_their_draws() -> None:
     both = [cifar(32), cifar(32)]
-    (here,) = DeviceDataset(SOURCE, device="cpu").train_batches(both, batch=6, seed=0, stop=1)
-    (there,) = train_batches(SOURCE, both, batch=6, seed=0, stop=1)
+    (here,) = DeviceDataset(SOURCE, device="cpu").train_batches(both, BatchStream(batch=6, stop=1))
+    (there,) = train_batches(SOURCE, both, BatchStream(batch=6, stop=1))
     assert same(there, here)
     assert not torch.equal(*here.views)
 
@@ -248,7 +246,7 @@ def test_unreadable_ones_are_named_and_not_valid() -> None:
     source = Listed([encoded(noise(0)), b"", encoded(noise(2))])
     ledger = UnreadableLog()
     (batch,) = DeviceDataset(source, device="cpu", ledger=ledger).train_batches(
-        cifar((12, 10), padding=1), batch=3, seed=0, stop=1
+        cifar((12, 10), padding=1), BatchStream(batch=3, stop=1)
     )
     assert list(ledger.known) == ["image-1.png"]
     assert batch.valid.tolist() == [sample != 1 for sample in batch.sample.tolist()]

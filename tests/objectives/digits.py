@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from vitrail.data.datasets import builtin_sets as digits
-from vitrail.data.loader import train_batches
+from vitrail.data.loader import BatchStream, train_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import cifar
 from vitrail.models.build import build
@@ -49,7 +49,9 @@ def learnt_rows(objective: Objective, *, steps: int, rate: float, same: bool = F
     optimiser = torch.optim.AdamW(weights, lr=rate, weight_decay=0.05)
     rows: list[list[float]] = []
     source = digits.read_digits()["train"]
-    batches = list(train_batches(source, objective.views(AUGMENTATION), batch=32, seed=0, stop=1 if same else steps))
+    batches = list(
+        train_batches(source, objective.views(AUGMENTATION), BatchStream(batch=32, stop=1 if same else steps))
+    )
     for step in range(steps):
         given = batches[0 if same else step]
         outcome: ObjectiveOutput = objective(*objective.inputs(given, seed=0, step=step))
@@ -66,7 +68,9 @@ def learnt_rows(objective: Objective, *, steps: int, rate: float, same: bool = F
 
 def feature_rank(objective: Objective) -> float:
     """The exponential of the entropy of the features' normalised singular values."""
-    given: Any = next(iter(train_batches(digits.read_digits()["train"], AUGMENTATION, batch=128, seed=1, stop=1)))
+    given: Any = next(
+        iter(train_batches(digits.read_digits()["train"], AUGMENTATION, BatchStream(batch=128, seed=1, stop=1)))
+    )
     network = objective.eval_network
     training = network.training
     with torch.no_grad():

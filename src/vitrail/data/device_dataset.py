@@ -1,26 +1,19 @@
 """A dataset that fits lives on the accelerator as uint8 and is augmented there in batches, without a DataLoader.
 
     resident = DeviceDataset(dataset, device="cuda")
-    for batch in resident.train_batches(augmentation, batch=1024, seed=0): ...
+    for batch in resident.train_batches(augmentation, BatchStream(batch=1024)): ...
 
 Order and draws are those of `loader.train_batches`: the same samples at the same step, cropped and flipped alike.
 Several steps of small images are drawn and augmented at once, because kernel launches dominate there; grouping does not
-change an image (on a GPU, up to rounding). A thread draws the next steps while the device works on the current ones:
-
-    with closing(Prefetcher(map(prepare, steps), depth=4)) as prepared:
-        for step in prepared: ...
-
-The items and errors are those of the iterator itself. The thread ends when the iterator ends, when `close` is called,
-when the `Prefetcher` is garbage collected, and when Python exits.
+change an image (on a GPU, up to rounding). A thread draws the next steps while the device works on the current ones.
 """
 
 import itertools
-import weakref
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
-from queue import SimpleQueue
-from threading import Thread, current_thread
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -28,7 +21,7 @@ import torch
 from vitrail.core.errors import BadImage, ConfigError, DataError
 from vitrail.core.text import Pair, format_size
 from vitrail.data.dataset import ImageDataset
-from vitrail.data.loader import OTHER_SIZE, Batch, BatchShare, EvalView, eval_batches
+from vitrail.data.loader import OTHER_SIZE, Batch, BatchStream, EvalView, eval_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.randomness import EpochOrder
 from vitrail.data.targets import CLASS_LABELS, Targets
@@ -118,31 +111,23 @@ class DeviceDataset:
     def train_batches(
         self,
         augmentations: Augmentation | Sequence[Augmentation],
+        stream: BatchStream,
         *,
-        batch: int,
-        seed: int,
-        start: int = 0,
-        stop: int | None = None,
-        rank: int = 0,
-        world: int = 1,
-        repeats: int = 1,
         ahead: int = 4,
         group: int | None = None,
     ) -> Iterator[Batch]:
-        """The training batches from step `start` on, as `loader.train_batches` gives them, already on the device. A
-        thread draws `ahead` steps in advance, or the next group; with 0 there is no thread. `group` is the number of
-        steps augmented at once, chosen by size if not given. Neither changes the batches."""
+        """The training batches of a stream, as `loader.train_batches` gives them, already on the device. A thread draws
+        `ahead` steps in advance, or the next group; with 0 there is no thread. `group` is the number of steps augmented
+        at once, chosen by size if not given. Neither changes the batches."""
         if group is not None and group < 1:
             raise ConfigError(f"group={group} must be at least 1")
         several = tuple(augmentations) if isinstance(augmentations, Sequence) else (augmentations,)
         views = [BatchedAugmentation(augmentation) for augmentation in several]
-        share, order = BatchShare(batch=batch, rank=rank, world=world), EpochOrder(len(self), seed, repeats)
-        group = group or self.choose_group(share.local, [view.size for view in views])
-        blocks = groups(start, stop, group, block=max(1, DRAWN // (share.local * group)))
         if self.targets.moves:
             check_geometries(several)
-        drawn = prepare_groups(blocks, views, self.size, share, order, moving=self.targets.moves)
-        return self.batches(views, drawn, -(-ahead // group))
+        group = group or self.choose_group(stream.local, [view.size for view in views])
+        order = EpochOrder(len(self), stream.seed, stream.repeats)
+        return self.batches(views, self.prepare_groups(views, stream, order, group), -(-ahead // group))
 
     def choose_group(self, local: int, sizes: Sequence[Pair]) -> int:
         """How many steps of `local` images to augment at once into views of these sizes."""
@@ -150,11 +135,29 @@ class DeviceDataset:
         largest = max(height * width for height, width in (self.size, *sizes))
         return max(1, min(GROUPED, room // (4 * 3 * largest)) // local)
 
+    def prepare_groups(
+        self, views: Sequence[BatchedAugmentation], stream: BatchStream, order: EpochOrder, group: int
+    ) -> "Iterator[PreparedGroup]":
+        """The host's part of each group of steps. Needs no device, and reads no images."""
+        local, size = stream.local, self.size
+        for block in groups(stream.start, stream.stop, group, block=max(1, DRAWN // (local * group))):
+            first = block[0][0]
+            at = order.locate(np.concatenate([stream.places(step) for steps in block for step in steps]))
+            draws = at.draws(stream.seed, len(views))
+            for steps in block:
+                part = slice((steps.start - first) * local, (steps.stop - first) * local)
+                pairs = [(view, drawn.rows(part)) for view, drawn in zip(views, draws, strict=True)]
+                plans = [view.plan(drawn, size) for view, drawn in pairs]
+                arrays = [array for plan in plans for array in plan.arrays]
+                for view, drawn in pairs if self.targets.moves else []:
+                    arrays += find_sources(view.augmentation, drawn, size)
+                yield PreparedGroup(steps, plans, PackedArrays([at.sample[part], at.epoch[part], *arrays]))
+
     def batches(
         self, views: Sequence[BatchedAugmentation], drawn: "Iterator[PreparedGroup]", ahead: int
     ) -> Iterator[Batch]:
         """What was drawn on the host, done on the device."""
-        with closing(Prefetcher(drawn, ahead)) if ahead else nullcontext(drawn) as several:
+        with closing(prefetch(drawn, ahead)) if ahead else nullcontext(drawn) as several:
             for group in several:
                 yield from self.augment_group(views, group)
 
@@ -194,83 +197,14 @@ def groups(start: int, stop: int | None, most: int, block: int = 1) -> Iterator[
         start = some[-1]
 
 
-def prepare_groups(
-    blocks: Iterator[list[range]],
-    views: Sequence[BatchedAugmentation],
-    size: Pair,
-    share: BatchShare,
-    order: EpochOrder,
-    *,
-    moving: bool = False,
-) -> Iterator[PreparedGroup]:
-    """The host's part of each group of steps. Needs no device, and reads no images."""
-    for block in blocks:
-        first = block[0][0]
-        at = order.locate(np.concatenate([share.places(step) for steps in block for step in steps]))
-        draws = at.draws(order.seed, len(views))
-        for steps in block:
-            part = slice((steps.start - first) * share.local, (steps.stop - first) * share.local)
-            pairs = [(view, drawn.rows(part)) for view, drawn in zip(views, draws, strict=True)]
-            plans = [view.plan(drawn, size) for view, drawn in pairs]
-            arrays = [array for plan in plans for array in plan.arrays]
-            for view, drawn in pairs if moving else []:
-                arrays += find_sources(view.augmentation, drawn, size)
-            yield PreparedGroup(steps, plans, PackedArrays([at.sample[part], at.epoch[part], *arrays]))
-
-
-class _Channel(Generic[Item]):
-    """Connects both sides. SimpleQueue may be used from a finaliser, which ordinary locks do not allow."""
-
-    def __init__(self, depth: int) -> None:
-        self.room: SimpleQueue[None] = SimpleQueue()  # one entry per item that may be produced
-        self.made: SimpleQueue[tuple[Item] | BaseException] = SimpleQueue()
-        self.open = True
-        for _ in range(depth):
-            self.room.put(None)
-
-
-class Prefetcher(Iterator[Item]):
-    """The items of an iterator, up to `depth` of them computed in advance."""
-
-    def __init__(self, items: Iterator[Item], depth: int) -> None:
-        if depth < 1:
-            raise ConfigError(f"depth={depth} must be at least 1")
-        self.channel = _Channel[Item](depth)
-        # The thread must not refer to this object, or it would keep it alive.
-        self.thread = Thread(target=_produce, args=(self.channel, items), name="prefetch", daemon=True)
-        self.thread.start()
-        self.finish = weakref.finalize(self, _stop, self.channel, self.thread)  # also called when Python exits
-
-    def __next__(self) -> Item:
-        if not self.finish.alive:
-            raise StopIteration
-        made = self.channel.made.get()
-        if isinstance(made, tuple):
-            self.channel.room.put(None)
-            return made[0]
-        self.close()
-        raise made
-
-    def close(self) -> None:
-        """Ends the thread; items not yet taken are lost."""
-        self.finish()
-
-
-def _produce(channel: _Channel[Item], items: Iterator[Item]) -> None:
-    """The body of the thread."""
+def prefetch(items: Iterator[Item], depth: int) -> Generator[Item]:
+    """The items and errors of an iterator, in order, up to `depth` of them computed in advance by a thread. The thread
+    ends with the iterator, when the generator is closed or garbage collected, and when Python exits."""
+    end, pool = object(), ThreadPoolExecutor(1, "prefetch")
     try:
-        while True:
-            channel.room.get()
-            if not channel.open:
-                return
-            channel.made.put((next(items),))
-    except BaseException as error:  # StopIteration included; raised again by __next__
-        channel.made.put(error)
-
-
-def _stop(channel: "_Channel[Item]", thread: Thread) -> None:
-    """Lets the thread finish its current item and waits for it."""
-    channel.open = False
-    channel.room.put(None)
-    if thread is not current_thread():
-        thread.join()
+        waiting = deque(pool.submit(next, items, end) for _ in range(depth))
+        while (item := waiting.popleft().result()) is not end:
+            waiting.append(pool.submit(next, items, end))
+            yield cast("Item", item)
+    finally:
+        pool.shutdown(cancel_futures=True)

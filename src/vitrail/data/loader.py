@@ -1,7 +1,7 @@
 """Batches for training and evaluation, each a pure function of its step.
 
-    for batch in train_batches(dataset, augmentation, batch=256, seed=0, start=1000): ...  # endless, from step 1000 on
-    for batch in eval_batches(dataset, preprocessing, batch=256): ...                      # every sample once
+    for batch in train_batches(dataset, augmentation, BatchStream(batch=256, start=1000)): ...  # endless, from there on
+    for batch in eval_batches(dataset, preprocessing, batch=256): ...                           # every sample once
 
 Training step s reads samples sB to sB + B - 1 of consecutive epochs: no batch is short, no sample is dropped. The
 DataLoader requests whole steps from its processes, so the number of processes changes nothing, and the step is all that
@@ -125,13 +125,18 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchShare:
-    """The contiguous part of every global batch that this process reads, so that a global batch is the same on any
-    number of processes."""
+class BatchStream:
+    """The steps of a process from `start` on, endless or up to `stop`. It reads one contiguous part of a global batch,
+    so that these are the same on any number of processes. `repeats` yields every sample several times in a row,
+    each with new draws (repeated augmentation)."""
 
     batch: int
+    seed: int = 0
+    start: int = 0
+    stop: int | None = None
     rank: int = 0
     world: int = 1
+    repeats: int = 1
 
     def __post_init__(self) -> None:
         batch, rank, world = self.batch, self.rank, self.world
@@ -152,26 +157,27 @@ class BatchShare:
 
 
 class StepDataset(Dataset[Batch]):
-    """Maps a step to its batch; this is what a loader process runs. With an order, one shuffled epoch comes after
-    another. Without, every sample comes once, and the last batch may have places without an image, so that all batches
-    have one shape and all processes the same number of batches."""
+    """Maps a step to its batch; this is what a loader process runs. `shuffled`, one epoch comes after another, each in
+    an order of its own. Else every sample comes once, and the last batch may have places without an image, so that all
+    batches have one shape and all processes the same number of batches."""
 
     def __init__(
-        self, source: ImageDataset, views: Views, share: BatchShare, targets: Targets, order: EpochOrder | None = None
+        self, source: ImageDataset, views: Views, stream: BatchStream, targets: Targets, *, shuffled: bool
     ) -> None:
         targets.check(source)
-        self.source, self.views, self.share, self.targets, self.order = source, views, share, targets, order
+        self.source, self.views, self.stream, self.targets = source, views, stream, targets
+        self.order = EpochOrder(len(source), stream.seed, stream.repeats) if shuffled else None
         # The pid and current sample of each loader process, shared so that it outlives the process.
         self.reading = torch.full((1, 2), -1, dtype=torch.int64)
 
     def __getitem__(self, step: int) -> Batch:
-        places = self.share.places(step)
+        places = self.stream.places(step)
         zeros = np.zeros_like(places)
         at, exists = StreamPositions(epoch=zeros, sample=places, repeat=zeros), places < len(self.source)
         if self.order is not None:
             at, exists = self.order.locate(places), np.ones(len(places), np.bool_)
         views = tuple(torch.empty((len(exists), 3, *size), dtype=torch.uint8) for size in self.views.sizes)
-        draws = at.draws(self.order.seed if self.order else 0, len(views))
+        draws = at.draws(self.stream.seed, len(views))
         blanks = [self.targets.blank(size) for size in self.views.sizes] if self.targets.moves else []
         moving = tuple(blank.repeat(len(exists), *[1] * blank.ndim) for blank in blanks)
         valid, unreadable = exists.copy(), list[UnreadableSample]()
@@ -189,14 +195,10 @@ class StepDataset(Dataset[Batch]):
         mine[1] = -1
         for tensor, blank in [*((view, 0) for view in views), *zip(moving, blanks, strict=True)]:
             tensor[torch.from_numpy(~valid)] = blank
+        targets = moving or (self.targets.batch(self.source, np.where(exists, at.sample, 0)),)
+        sample, epoch, ok = map(torch.from_numpy, (np.where(exists, at.sample, -1), at.epoch, valid))
         return Batch(
-            step=step,
-            views=views,
-            targets=moving or (self.targets.batch(self.source, np.where(exists, at.sample, 0)),),
-            sample=torch.from_numpy(np.where(exists, at.sample, -1)),
-            epoch=torch.from_numpy(at.epoch),
-            valid=torch.from_numpy(valid),
-            unreadable=tuple(unreadable),
+            step=step, views=views, targets=targets, sample=sample, epoch=epoch, valid=ok, unreadable=tuple(unreadable)
         )
 
     def fill(self, sample: int, views: list[Tensor], targets: list[Tensor], draws: list[CounterRng]) -> str | None:
@@ -220,21 +222,14 @@ RUNNING: Final[WeakSet[StepDataset]] = WeakSet()  # loaders whose processes are 
 def train_batches(
     source: ImageDataset,
     augmentations: Augmentation | Sequence[Augmentation] | Views,
+    stream: BatchStream,
     *,
-    batch: int,
-    seed: int,
-    start: int = 0,
-    stop: int | None = None,
-    rank: int = 0,
-    world: int = 1,
-    repeats: int = 1,
     workers: int = 0,
     pin: bool = False,
     ledger: UnreadableLog | None = None,
     targets: Targets = CLASS_LABELS,
 ) -> Iterator[Batch]:
-    """The training batches from step `start` on, endless or up to `stop`. `repeats` yields every sample several times
-    in a row, each with new draws (repeated augmentation); with several augmentations each batch has several views."""
+    """The training batches of a stream; with several augmentations each batch has several views."""
     if not len(source):
         raise DataError("a dataset without images cannot be trained on")
     if isinstance(augmentations, Augmentation):
@@ -243,10 +238,8 @@ def train_batches(
         if targets.moves:
             check_geometries(augmentations)
         augmentations = TrainViews(tuple(augmentations))
-    share = BatchShare(batch=batch, rank=rank, world=world)
-    steps = itertools.count(start) if stop is None else range(start, stop)
-    endless = StepDataset(source, augmentations, share, targets, EpochOrder(len(source), seed, repeats))
-    return load_batches(endless, steps, workers, pin, ledger)
+    steps = itertools.count(stream.start) if stream.stop is None else range(stream.start, stream.stop)
+    return load_batches(StepDataset(source, augmentations, stream, targets, shuffled=True), steps, workers, pin, ledger)
 
 
 def eval_batches(
@@ -263,7 +256,7 @@ def eval_batches(
 ) -> Iterator[Batch]:
     """Every sample once. All processes get the same number of batches of the same shape."""
     plain = EvalView(views) if isinstance(views, Preprocessing) else views
-    once = StepDataset(source, plain, BatchShare(batch=batch, rank=rank, world=world), targets)
+    once = StepDataset(source, plain, BatchStream(batch=batch, rank=rank, world=world), targets, shuffled=False)
     return load_batches(once, range(-(-len(source) // batch)), workers, pin, ledger)
 
 

@@ -1,11 +1,10 @@
 """Targets of samples (classes, masks), and the geometry by which masks, boxes and points follow their image.
 
-    for batch in train_batches(dataset, augmentation, batch=8, seed=0, targets=MaskTargets()):
+    for batch in train_batches(dataset, augmentation, BatchStream(batch=8), targets=MaskTargets()):
         batch.pixels, batch.target  # uint8 [B, 3, H, W] and [B, H, W], cropped and flipped alike
 
     geometry = augmentation.geometry(image.size, draws)
     geometry.mask(mask, 255), geometry.boxes(boxes), geometry.points(points)  # as the view shows them
-    geometry.restore(predicted, 255)                                          # back onto the whole image
 
 Coordinates are continuous: x grows to the right and y downward, the image spans 0 to its width and height, and the
 centre of its first pixel is at (0.5, 0.5).
@@ -47,12 +46,9 @@ class Geometry:
     def mask(self, mask: Tensor, fill: int) -> Tensor:
         """Values of pixels [..., H, W] as the view shows them [..., h, w]: those nearest to the centres of its pixels,
         and `fill` in the borders."""
-        return gather_pixels(mask, self._sources(0), self._sources(1), fill)
-
-    def restore(self, values: Tensor, fill: int) -> Tensor:
-        """Values of the view's pixels [..., h, w] on the whole image [..., H, W], by the nearest centre; what the view
-        does not show gets `fill`."""
-        return gather_pixels(values, self._targets(0), self._targets(1), fill)
+        down, across = (torch.from_numpy(self._sources(axis).copy()).to(mask.device) for axis in (0, 1))
+        found = mask.index_select(-2, down.clamp(min=0)).index_select(-1, across.clamp(min=0))
+        return found.masked_fill((down < 0)[:, None] | (across < 0), fill)
 
     def points(self, points: Tensor) -> Tensor:
         """x, y [..., 2] in the image to x, y in the view; they may lie outside of it."""
@@ -82,28 +78,9 @@ class Geometry:
         first, length, inner = self.box[axis], self.box[axis + 2], self.inner[axis]
         centres = first + (2 * np.arange(inner) + 1) * length / (2 * inner)
         found = np.floor(centres + TIE).astype(np.int64).clip(0, self.whole[axis] - 1)
-        out = np.full(self.size[axis], -1)
-        border = self.pad[1 - axis]
+        out, border = np.full(self.size[axis], -1), self.pad[1 - axis]
         out[border : border + inner] = found
         return out[::-1] if axis == 1 and self.flip else out
-
-    def _targets(self, axis: int) -> NDArray[np.int64]:
-        """For each row or column of the image, the one of the view that is nearest; -1 where the view has none."""
-        first, length, inner = self.box[axis], self.box[axis + 2], self.inner[axis]
-        centres = (2 * np.arange(self.whole[axis]) + 1 - 2 * first) * inner / (2 * length)
-        found = np.floor(centres + TIE).astype(np.int64)
-        seen = (found >= 0) & (found < inner)
-        found = found + self.pad[1 - axis]
-        if axis == 1 and self.flip:
-            found = self.size[1] - 1 - found
-        return np.where(seen, found, -1)
-
-
-def gather_pixels(values: Tensor, rows: NDArray[np.int64], columns: NDArray[np.int64], fill: int) -> Tensor:
-    """The given rows and columns of [..., H, W]; `fill` where one of them is -1."""
-    down, across = (torch.from_numpy(places.copy()).to(values.device) for places in (rows, columns))
-    found = values.index_select(-2, down.clamp(min=0)).index_select(-1, across.clamp(min=0))
-    return found.masked_fill((down < 0)[:, None] | (across < 0), fill)
 
 
 IGNORED: Final = 255  # of a mask: a pixel that counts for nothing, in losses and in scores

@@ -9,8 +9,8 @@ and then filled from a file, row by row, or with fresh weights. Fresh weights eq
 seed: every process draws every full tensor on the CPU in the same order, one module at a time, and keeps its rows.
 """
 
-from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -92,41 +92,33 @@ def give_storage(module: nn.Module, device: torch.device) -> None:
 def draw_parameters(module: nn.Module, initialise: Callable[[Any], None]) -> None:
     """Fresh weights from torch's current seed, the same as if the module had been built with storage and then given to
     `initialise`. Torch's modules draw in `reset_parameters` when they are built, ours in `initialise`."""
-    with ExitStack() as stack:
-        for part in module.modules():
-            for name in DRAWING:
-                if callable(getattr(part, name, None)):
-                    stack.enter_context(_with_full_tensors(part, name))
+    drawing = [(part, name) for part in module.modules() for name in DRAWING if callable(getattr(part, name, None))]
+    for part, name in drawing:
+        setattr(part, name, partial(_draw_full, part, getattr(part, name)))
+    try:
         for part in module.modules():
             if callable(drawn := getattr(part, "reset_parameters", None)):
                 drawn()
         initialise(module)
-
-
-@contextmanager
-def _with_full_tensors(part: nn.Module, name: str) -> Generator[None]:
-    """Gives an initialisation method full tensors on the CPU while it runs."""
-    method = getattr(part, name)
-
-    def draw_full() -> None:
-        held = list(_scope(part))
-        for owner, leaf, parameter in held:
-            # A tensor that stays NaN was not drawn here and keeps its value.
-            blank = torch.full(parameter.shape, torch.nan, dtype=parameter.dtype)
-            setattr(owner, leaf, nn.Parameter(blank, requires_grad=parameter.requires_grad))
-        method()
-        for owner, leaf, parameter in held:
-            full = getattr(owner, leaf).detach()
-            setattr(owner, leaf, parameter)
-            if not full.isnan().all():
-                here, shape, start = local_rows(parameter)
-                copy_rows(parameter, full[start : start + here.shape[0]] if shape else full)
-
-    setattr(part, name, draw_full)
-    try:
-        yield
     finally:
-        delattr(part, name)
+        for part, name in drawing:
+            delattr(part, name)
+
+
+def _draw_full(part: nn.Module, draw: Callable[[], None]) -> None:
+    """Gives an initialisation method full tensors on the CPU while it runs."""
+    held = list(_scope(part))
+    for owner, leaf, parameter in held:
+        # A tensor that stays NaN was not drawn here and keeps its value.
+        blank = torch.full(parameter.shape, torch.nan, dtype=parameter.dtype)
+        setattr(owner, leaf, nn.Parameter(blank, requires_grad=parameter.requires_grad))
+    draw()
+    for owner, leaf, parameter in held:
+        full = getattr(owner, leaf).detach()
+        setattr(owner, leaf, parameter)
+        if not full.isnan().all():
+            here, shape, start = local_rows(parameter)
+            copy_rows(parameter, full[start : start + here.shape[0]] if shape else full)
 
 
 def _scope(part: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:

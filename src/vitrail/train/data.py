@@ -15,7 +15,7 @@ from vitrail.data import loader
 from vitrail.data.collection import Collection, open_collection
 from vitrail.data.dataset import ImageDataset, total_bytes
 from vitrail.data.device_dataset import DeviceDataset, fits_on_device
-from vitrail.data.loader import Batch, EvalView, Views
+from vitrail.data.loader import Batch, BatchStream, EvalView, Views
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.splits import Selection, dev_split, share_split
 from vitrail.data.targets import CLASS_LABELS, Targets
@@ -290,23 +290,23 @@ class TrainBatches:
     def iterate(self, start: int, stop: int) -> Iterator[Batch]:
         """This process's part of the global steps `start` to `stop - 1`."""
         world, device = self.world, self.world.device
-        steps: dict[str, Any] = {
-            "batch": self.batch,
-            "seed": self.seed,
-            "start": start,
-            "stop": stop,
-            "rank": world.rank,
-            "world": world.size,
-            "repeats": self.data.repeats,
-        }
+        stream = BatchStream(
+            batch=self.batch,
+            seed=self.seed,
+            start=start,
+            stop=stop,
+            rank=world.rank,
+            world=world.size,
+            repeats=self.data.repeats,
+        )
         if self.data.resident == "on":
             if self.resident is None:
                 self.resident = DeviceDataset(self.source, device=device, **self.reading)
-            yield from self.resident.train_batches(self.augmentations, **steps)
+            yield from self.resident.train_batches(self.augmentations, stream)
             return
         workers, pin = count_workers(self.data, world), device.type == "cuda"
         self.batches = loader.train_batches(
-            self.source, self.augmentations, workers=workers, pin=pin, **self.reading, **steps
+            self.source, self.augmentations, stream, workers=workers, pin=pin, **self.reading
         )
         for batch in self.batches:
             yield batch.to(device)

@@ -88,7 +88,7 @@ class TiffDirectory:
         return self.number(code, int(struct.unpack(self.order + self.word, entry.value)[0]))
 
 
-def orientation_of_exif(exif: bytes) -> int:
+def read_exif(exif: bytes) -> int:
     """1 to 8 from an EXIF block, with or without its first words; 1 where it is damaged or does not say."""
     try:
         value = TiffDirectory(exif.removeprefix(b"Exif\0\0").removeprefix(b"Exif\0\0")).first(ORIENTATION, UPRIGHT)
@@ -97,25 +97,25 @@ def orientation_of_exif(exif: bytes) -> int:
     return value if 1 <= value <= 8 else UPRIGHT
 
 
-def orientation_of_xmp(xmp: bytes) -> int:
+def read_xmp(xmp: bytes) -> int:
     found = re.search(rb"""tiff:Orientation(?:\s*=\s*["']|>)\s*([1-8])\s*["'<]""", xmp)
     return int(found[1]) if found else UPRIGHT
 
 
-def orientation_of_profile(text: bytes) -> int:
+def read_profile(text: bytes) -> int:
     """From the "Raw profile type exif" text that ImageMagick puts into PNG: a name, a length, hexadecimal digits."""
     digits = b"".join(text[:LONGEST_PROFILE].split(b"\n")[3:])
     try:
-        return orientation_of_exif(bytes.fromhex(digits[: len(digits) // 2 * 2].decode("ascii")))
+        return read_exif(bytes.fromhex(digits[: len(digits) // 2 * 2].decode("ascii")))
     except ValueError:
         return UPRIGHT
 
 
 TURNING: Final[dict[str, Callable[[bytes], int]]] = {
-    "exif": orientation_of_exif,
-    "Raw profile type exif": orientation_of_profile,
-    "xmp": orientation_of_xmp,
-    "XML:com.adobe.xmp": orientation_of_xmp,
+    "exif": read_exif,
+    "Raw profile type exif": read_profile,
+    "xmp": read_xmp,
+    "XML:com.adobe.xmp": read_xmp,
 }
 
 

@@ -17,14 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.errors import BadImage
-from vitrail.data.decode.exif_tiff import (
-    UPRIGHT,
-    PieceLimit,
-    orientation_of_exif,
-    orientation_of_profile,
-    orientation_of_xmp,
-    strip_tiff,
-)
+from vitrail.data.decode.exif_tiff import UPRIGHT, PieceLimit, read_exif, read_profile, read_xmp, strip_tiff
 from vitrail.data.decode.heif import detect_brand, strip_heif
 
 LONGEST: Final = 1 << 16  # bytes of a header, its comments included
@@ -151,7 +144,7 @@ MAX_TABLES: Final = 1 << 20  # bytes of a JPEG's tables and frame; Pillow takes 
 MetadataBlock: TypeAlias = tuple[Callable[[bytes], int], bytes]  # what reads an orientation from it, and its content
 
 
-def orientation_of_text(chunk: bytes) -> int:
+def read_text_chunk(chunk: bytes) -> int:
     """From a text chunk of ImageMagick's, packed or not."""
     text = chunk.partition(b"\0")[2]
     if text.startswith(b"\0"):  # zTXt: the method of packing comes first
@@ -159,17 +152,17 @@ def orientation_of_text(chunk: bytes) -> int:
             text = zlib.decompressobj().decompress(text[1:], MAX_TEXT)
         except zlib.error:
             return UPRIGHT
-    return orientation_of_profile(text)
+    return read_profile(text)
 
 
 # How blocks start that say which way up an image is: segments of JPEG, and chunks of PNG with their names.
 METADATA: Final[dict[bytes, Callable[[bytes], int]]] = {
-    b"Exif\0\0": orientation_of_exif,
-    b"http://ns.adobe.com/xap/1.0/\0": orientation_of_xmp,
-    b"eXIf": orientation_of_exif,
-    b"iTXtXML:com.adobe.xmp\0": orientation_of_xmp,
-    **dict.fromkeys((b"tEXtRaw profile type exif\0", b"tEXtRaw profile type APP1\0"), orientation_of_text),
-    **dict.fromkeys((b"zTXtRaw profile type exif\0", b"zTXtRaw profile type APP1\0"), orientation_of_text),
+    b"Exif\0\0": read_exif,
+    b"http://ns.adobe.com/xap/1.0/\0": read_xmp,
+    b"eXIf": read_exif,
+    b"iTXtXML:com.adobe.xmp\0": read_xmp,
+    **dict.fromkeys((b"tEXtRaw profile type exif\0", b"tEXtRaw profile type APP1\0"), read_text_chunk),
+    **dict.fromkeys((b"zTXtRaw profile type exif\0", b"zTXtRaw profile type APP1\0"), read_text_chunk),
 }
 
 
@@ -246,7 +239,12 @@ def read_jpeg(data: bytes) -> ImageHeader:
             break
     if tables > MAX_TABLES:
         raise BadImage(f"JPEG with {tables:,} bytes of tables, made to take long; {MAX_TABLES:,} are read")
-    refuse_many_scans(data, start, frame)
+    if len(frame) < 10 or start + 4 >= len(data):
+        raise BadImage("damaged JPEG: its frame is missing")
+    # Only a progressive JPEG, or one whose first scan lacks a component, has more scans than one.
+    several = frame[1] in (0xC2, 0xC6, 0xCA, 0xCE) or data[start + 4] < frame[9]
+    if several and (scans := data.count(b"\xff\xda", start)) > MAX_SCANS:
+        raise BadImage(f"JPEG of {scans:,} scans, made to take for ever; {MAX_SCANS} are read")
     return ImageHeader("JPEG", b"".join([*pieces, data[since:]]) if pieces else data, find_first_orientation(tagged))
 
 
@@ -259,16 +257,6 @@ def find_first_orientation(blocks: list[MetadataBlock]) -> int:
     """Which way up an image is, by the first of its metadata blocks that says so; only so many are asked."""
     found = (reader(block) for reader, block in blocks[:MAX_BLOCKS])
     return next((turned for turned in found if turned != UPRIGHT), UPRIGHT)
-
-
-def refuse_many_scans(data: bytes, start: int, frame: bytes) -> None:
-    """Only a progressive JPEG, or one whose first scan lacks a component, has more scans than one."""
-    if len(frame) < 10 or start + 4 >= len(data):
-        raise BadImage("damaged JPEG: its frame is missing")
-    if frame[1] in (0xC2, 0xC6, 0xCA, 0xCE) or data[start + 4] < frame[9]:
-        scans = data.count(b"\xff\xda", start)
-        if scans > MAX_SCANS:
-            raise BadImage(f"JPEG of {scans:,} scans, made to take for ever; {MAX_SCANS} are read")
 
 
 def read_png(data: bytes) -> ImageHeader:

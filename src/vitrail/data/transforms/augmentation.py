@@ -22,17 +22,7 @@ from vitrail.core.text import Pair, pair
 from vitrail.data.decode.image import EncodedImage
 from vitrail.data.randomness import GOLDEN, CounterRng, Keys, hash_keys, hash_word, splitmix64
 from vitrail.data.targets import Geometry
-from vitrail.data.transforms.crop import (
-    TRIES,
-    Crop,
-    Cut,
-    InceptionCrop,
-    Range,
-    ResizeCrop,
-    check_ranges,
-    column,
-    rectangles,
-)
+from vitrail.data.transforms.crop import TRIES, Crop, Cut, InceptionCrop, Range, ResizeCrop, check_ranges, rectangles
 from vitrail.data.transforms.policy import GEOMETRIC, OPERATIONS, Policy, check_probability, operations_of
 
 if TYPE_CHECKING:
@@ -63,7 +53,7 @@ class RandomErasing:
         """Top, left, height and width per sample [B, 4]; all zero where nothing is erased."""
         on = self.chooses(draws)
         drawn = draws.uniform("erase", 2 * TRIES + 2)
-        rows, columns = rectangles(drawn, column(height * width), self.area, self.aspect)
+        rows, columns = rectangles(drawn, np.array([[height * width]]), self.area, self.aspect)
         fits = (rows < height) & (columns < width)
         first = fits.argmax(1)
         every = np.arange(len(draws))

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import conv2d, grid_sample, pad
 
 from vitrail.core.text import Pair
-from vitrail.data.transforms.policy import NAMES, NUMBER, Programme
+from vitrail.data.transforms.policy import NUMBER, Programme
 
 SMOOTH: Final = np.ones((1, 1, 3, 3), np.float32)  # 13 times what a pixel gets from itself and from each neighbour
 SMOOTH[0, 0, 1, 1] = 5
@@ -159,7 +159,7 @@ SORTED: Final = (*WARPS, *BLENDS, "posterise", "solarise", "autocontrast", "equa
 MOVED, BLENDED = len(WARPS), len(WARPS) + len(BLENDS)  # where these end in it
 BLURRED = SORTED.index("blur")
 # The place of each operation in that order, as small numbers, which sort quickest.
-PLACES: Final = np.full(len(NAMES), len(SORTED), np.uint8)
+PLACES: Final = np.full(len(NUMBER), len(SORTED), np.uint8)
 PLACES[[NUMBER[name] for name in SORTED]] = np.arange(len(SORTED))
 LEVELS: Final = np.arange(256)
 

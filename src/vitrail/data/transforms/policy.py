@@ -23,14 +23,7 @@ from vitrail.core.text import Pair
 from vitrail.data.randomness import CounterRng
 from vitrail.data.transforms.crop import Range
 
-NAMES: Final = (
-    *("identity", "shear_x", "shear_y", "translate_x", "translate_y", "rotate"),
-    *("brightness", "saturation", "contrast", "sharpness", "posterise", "solarise", "autocontrast", "equalise"),
-    *("hue", "grey", "blur"),
-)
-NUMBER: Final = {name: number for number, name in enumerate(NAMES)}
 GEOMETRIC: Final = frozenset({"shear_x", "shear_y", "translate_x", "translate_y", "rotate"})  # move pixels
-IDENTITY: Final = NUMBER["identity"]
 
 
 class Programme(NamedTuple):
@@ -220,18 +213,20 @@ _BY_NAME: Final[dict[str, Operation]] = {
     "shear_y": lambda pixels, level: affine(pixels, shear=(0.0, degrees(atan(level))), center=[0, 0]),
     "translate_x": lambda pixels, level: affine(pixels, translate=(int(level), 0)),
     "translate_y": lambda pixels, level: affine(pixels, translate=(0, int(level))),
-    "rotate": lambda pixels, level: F.rotate(pixels, level),
-    "brightness": lambda pixels, level: F.adjust_brightness(pixels, level),
-    "saturation": lambda pixels, level: F.adjust_saturation(pixels, level),
-    "contrast": lambda pixels, level: F.adjust_contrast(pixels, level),
+    "rotate": F.rotate,
+    "brightness": F.adjust_brightness,
+    "saturation": F.adjust_saturation,
+    "contrast": F.adjust_contrast,
     # Three grey images instead of three channels: the same numbers from a faster convolution.
     "sharpness": lambda pixels, level: F.adjust_sharpness(pixels.unsqueeze(1), level).squeeze(1),
     "posterise": lambda pixels, level: F.posterize(pixels, int(level)),  # keeps `level` bits
     "solarise": lambda pixels, level: F.solarize(pixels, level),  # inverts values of at least `level`
     "autocontrast": lambda pixels, _: F.autocontrast(pixels),
     "equalise": lambda pixels, _: F.equalize(pixels),
-    "hue": lambda pixels, level: F.adjust_hue(pixels, level),
+    "hue": F.adjust_hue,
     "grey": lambda pixels, _: F.rgb_to_grayscale(pixels, num_output_channels=3),
     "blur": blur,
 }
-OPERATIONS: Final[dict[int, Operation]] = {NUMBER[name]: operation for name, operation in _BY_NAME.items()}
+NUMBER: Final = {name: number for number, name in enumerate(_BY_NAME)}
+OPERATIONS: Final = tuple(_BY_NAME.values())
+IDENTITY: Final = NUMBER["identity"]
