@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from vitrail.core.config_overrides import (
     apply_settings,
-    diff_configs,
     diff_plain,
     drop_fields,
     format_value,
@@ -19,6 +18,10 @@ from vitrail.core.config_overrides import (
     to_plain,
 )
 from vitrail.core.errors import ConfigError, UnknownName
+
+
+def diff_configs(config: Any, base: Any) -> list[str]:
+    return diff_plain(to_plain(base), to_plain(config))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,7 +138,7 @@ def test_values_by_type(setting: str, name: str, value: Any) -> None:
         ("rate=1", "unknown setting 'rate'; did you mean inner.rate?"),
         ("iner.rate=1", "unknown setting 'iner'; did you mean inner"),
         ("inner.rate.x=1", "inner.rate.x: inner.rate is a plain value and has no fields"),
-        ("maybe.radius=1", "maybe.radius: maybe is none now; choose Round or Square for it too, as in maybe=Round"),
+        ("maybe.radius=1", "maybe.radius: maybe is none now; set maybe=Round or maybe=Square too"),
         ("maybe=Round", "maybe=Round has no default for maybe.size; set that too"),
         ("frame.width=0", "frame: width=0 must be at least 1"),
         ("inner.size=2000", "inner: size=(2000, 2000) is too large"),

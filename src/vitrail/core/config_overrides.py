@@ -8,6 +8,7 @@ of the crop) is asked once, at the end, and the order of the settings says nothi
 Values and their texts: a text is read as the annotated type asks, a value is written so that it is read again.
 """
 
+import contextlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -68,8 +69,8 @@ def parse_value(hint: Any, text: str, path: str) -> Any:
     simple.sort(key=lambda member: (member is not NoneType, get_origin(member) is tuple, member is str))
     for member in simple:
         try:
-            return PARSERS.get(get_origin(member) or member, no_parser)(member, text)
-        except ValueError:
+            return parse_as(member, text)
+        except (ValueError, KeyError):
             continue
     choices = list(describe_choices(hint))
     if simple and all(get_origin(member) is Literal or member is NoneType for member in simple):
@@ -77,88 +78,35 @@ def parse_value(hint: Any, text: str, path: str) -> Any:
     raise ConfigError(f"{path}={text} must be {' or '.join(choices)}")
 
 
-def parse_none(hint: Any, text: str) -> None:
-    del hint
-    if text.strip().lower() != "none":
+def parse_as(kind: Any, text: str) -> Any:
+    """A text as a value of one type; a whole number also as 10_000 or 1e4, values of a tuple with commas between them,
+    in brackets or not, a pair of whole numbers also as 224x224 or 224. KeyError or ValueError where it is not one."""
+    word = text.strip()
+    if kind is str:
+        return text
+    if kind is bool or kind is NoneType:
+        return (WORDS if kind is bool else {"none": None})[word.lower()]
+    if get_origin(kind) is Literal:
+        return {str(choice): choice for choice in get_args(kind)}[word]
+    if get_origin(kind) is tuple:
+        kinds, bare = get_args(kind), word.strip("()[]").strip().rstrip(",")
+        if kinds == (int, int):
+            sides = bare.replace("x", ",").split(",")
+            parts = sides * 2 if len(sides) == 1 else sides
+        else:
+            parts = bare.split(",") if bare else []
+        kinds = (kinds[0],) * len(parts) if kinds[-1] is Ellipsis else kinds
+        return tuple(parse_as(one, part) for one, part in zip(kinds, parts, strict=True))
+    if kind is int:
+        with contextlib.suppress(ValueError):
+            return int(text)
+    value = float(text) if kind in (int, float) else math.nan  # of another annotation no text is a value
+    if not math.isfinite(value) or (kind is int and not value.is_integer()):
         raise ValueError
+    return kind(value)
 
 
-def parse_bool(hint: Any, text: str) -> bool:
-    del hint
-    if text.strip().lower() not in WORDS:
-        raise ValueError
-    return WORDS[text.strip().lower()]
-
-
-def parse_int(hint: Any, text: str) -> int:
-    """Also 10_000 and 1e4."""
-    del hint
-    try:
-        return int(text)
-    except ValueError:
-        value = float(text)
-        if not value.is_integer():  # so for infinities and what is not a number
-            raise ValueError from None
-        return int(value)
-
-
-def parse_float(hint: Any, text: str) -> float:
-    del hint
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError
-    return value
-
-
-def parse_str(hint: Any, text: str) -> str:
-    del hint
-    return text
-
-
-def parse_literal(hint: Any, text: str) -> Any:
-    for choice in get_args(hint):
-        if str(choice) == text.strip():
-            return choice
-    raise ValueError
-
-
-def parse_tuple(hint: Any, text: str) -> tuple[Any, ...]:
-    """Values with commas between them, in brackets or not; a pair of whole numbers also as 224x224 or 224."""
-    kinds = get_args(hint)
-    bare = text.strip().strip("()[]").strip().rstrip(",")
-    if kinds == (int, int):
-        sides = bare.replace("x", ",").split(",")
-        parts = sides * 2 if len(sides) == 1 else sides
-    else:
-        parts = bare.split(",") if bare else []
-    if len(kinds) == 2 and kinds[1] is Ellipsis:
-        kinds = (kinds[0],) * len(parts)
-    if len(parts) != len(kinds):
-        raise ValueError
-    return tuple(PARSERS.get(kind, no_parser)(kind, part) for kind, part in zip(kinds, parts, strict=True))
-
-
-def no_parser(hint: Any, text: str) -> Any:
-    """An annotation that no text can be read as; a mistake of the house, unless it is one of several."""
-    raise ValueError(f"{hint} {text}")
-
-
-PARSERS: dict[Any, Callable[[Any, str], Any]] = {
-    NoneType: parse_none,
-    bool: parse_bool,
-    int: parse_int,
-    float: parse_float,
-    str: parse_str,
-    Literal: parse_literal,
-    tuple: parse_tuple,
-}
-NAMES: dict[Any, str] = {
-    NoneType: "none",
-    bool: "on or off",
-    int: "a whole number",
-    float: "a number",
-    str: "a text",
-}
+NAMES: dict[Any, str] = {NoneType: "none", bool: "on or off", int: "a whole number", float: "a number", str: "a text"}
 
 
 def describe_choices(hint: Any) -> Iterator[str]:
@@ -168,17 +116,13 @@ def describe_choices(hint: Any) -> Iterator[str]:
             yield cast(type, member).__name__
         elif get_origin(member) is Literal:
             yield from (str(choice) for choice in get_args(member))
+        elif get_args(member) == (int, int):
+            yield "a size, as in 224 or 224x224"
         elif get_origin(member) is tuple:
-            yield describe_tuple(get_args(member))
+            count = "" if get_args(member)[-1] is Ellipsis else f"{len(get_args(member))} "
+            yield f"{count}numbers with commas between them"
         else:
             yield NAMES.get(member, str(member))
-
-
-def describe_tuple(kinds: tuple[Any, ...]) -> str:
-    if kinds == (int, int):
-        return "a size, as in 224 or 224x224"
-    count = "" if kinds[-1] is Ellipsis else f"{len(kinds)} "
-    return f"{count}numbers with commas between them"
 
 
 def format_value(value: Any) -> str:
@@ -292,8 +236,8 @@ def carry_fields(old: Any, kind: type) -> dict[str, Any]:
 
 def construct(kind: type[T], values: dict[str, Any], path: str) -> T:
     """Builds, and asks the rules of the class."""
-    missing = [field.name for field in fields(cast(Any, kind)) if is_required(field) and field.name not in values]
-    if missing:
+    unset = [field for field in fields(cast(Any, kind)) if field.name not in values]
+    if missing := [field.name for field in unset if default_of(field) is MISSING]:
         wanted = ", ".join(f"{path}.{name}" if path else name for name in missing)
         raise ConfigError(f"{path or kind.__name__}={kind.__name__} has no default for {wanted}; set that too")
     try:
@@ -315,15 +259,8 @@ def no_fields_inside(value: Any, classes: list[type[Any]], change: FieldChange, 
     inner = where.inner(next(iter(change.inside))).path
     if not classes:
         return ConfigError(f"{inner}: {where.path} is a plain value and has no fields")
-    first = classes[0].__name__
-    choice = " or ".join(kind.__name__ for kind in classes)
-    return ConfigError(
-        f"{inner}: {where.path} is {format_value(value)} now; choose {choice} for it too, as in {where.path}={first}"
-    )
-
-
-def is_required(field: "Field[Any]") -> bool:
-    return field.default is MISSING and field.default_factory is MISSING
+    choice = " or ".join(f"{where.path}={kind.__name__}" for kind in classes)
+    return ConfigError(f"{inner}: {where.path} is {format_value(value)} now; set {choice} too")
 
 
 def default_of(field: "Field[Any]") -> Any:
@@ -387,11 +324,8 @@ def value_from_plain(hint: Any, value: Any, path: str, usual: Any) -> Any:
         value = tuple(cast(list[Any], value))
     if not any(fits(member, value) for member in union_members(hint)):
         raise ConfigError(f"{path}={value!r} must be {' or '.join(describe_choices(hint))}")
-    return (
-        float(value)
-        if float in union_members(hint) and type(value) is int and int not in union_members(hint)
-        else value
-    )
+    widens = type(value) is int and float in union_members(hint) and int not in union_members(hint)
+    return float(value) if widens else value
 
 
 def fits(hint: Any, value: Any) -> bool:
@@ -399,13 +333,11 @@ def fits(hint: Any, value: Any) -> bool:
     if get_origin(hint) is Literal:
         return value in get_args(hint)
     if get_origin(hint) is tuple:
-        kinds = get_args(hint)
-        items = cast(tuple[Any, ...], value) if isinstance(value, tuple) else None
-        if items is None:
+        if not isinstance(value, tuple):
             return False
-        if kinds[-1] is Ellipsis:
-            kinds = (kinds[0],) * len(items)
-        return len(kinds) == len(items) and all(fits(kind, item) for kind, item in zip(kinds, items, strict=True))
+        kinds, items = get_args(hint), cast(tuple[Any, ...], value)
+        kinds = (kinds[0],) * len(items) if kinds[-1] is Ellipsis else kinds
+        return len(kinds) == len(items) and all(map(fits, kinds, items))
     return type(value) is hint or (hint is float and type(value) is int)
 
 
@@ -433,13 +365,5 @@ def format_plain(value: Any) -> str:
     if value is MISSING or value is None:
         return ABSENT if value is MISSING else NOTHING
     if isinstance(value, Mapping):
-        data = cast(Mapping[str, Any], value)
-        return str(data.get(KIND, "{...}"))
-    if isinstance(value, list):
-        return format_value(tuple(cast(list[Any], value)))
-    return format_value(value)
-
-
-def diff_configs(config: Any, base: Any) -> list[str]:
-    """What a config has otherwise than another, as lines of `differences`."""
-    return diff_plain(to_plain(base), to_plain(config))
+        return str(cast(Mapping[str, Any], value).get(KIND, "{...}"))
+    return format_value(tuple(cast(list[Any], value)) if isinstance(value, list) else value)

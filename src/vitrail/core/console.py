@@ -31,7 +31,7 @@ UNSAFE: Final = re.compile(
 
 def escape_controls(text: str) -> str:
     """The text with whatever a terminal might act upon written out: an escape becomes \\x1b."""
-    return UNSAFE.sub(lambda found: escape_character(found[0]), text)
+    return UNSAFE.sub(lambda found: escape_character(ord(found[0])), text)
 
 
 def escape_line(text: str) -> str:
@@ -39,8 +39,7 @@ def escape_line(text: str) -> str:
     return escape_controls(text).replace("\n", "\\x0a").replace("\t", "\\x09")
 
 
-def escape_character(sign: str) -> str:
-    number = ord(sign)
+def escape_character(number: int) -> str:
     return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
 
 
@@ -92,16 +91,12 @@ def make_console(
                 unsafe = segment.control is None and UNSAFE.search(segment.text)
                 yield Segment(escape_controls(segment.text), segment.style) if unsafe else segment
 
+    # While a display is live rich puts a proxy of its own around ours, and looks through one of them only: its own
+    # control sequences would be written out.
     stream = file or (sys.stderr if stderr else sys.stdout)
-    return Clean(stderr=stderr, file=unwrap_stream(stream), width=width, highlight=highlight)
-
-
-def unwrap_stream(stream: TextIO) -> TextIO:
-    """The stream itself. While a display is live rich puts a proxy of its own around ours, and looks through one of
-    them only: its own control sequences would be written out."""
     while (inner := getattr(stream, "rich_proxied_file", None)) is not None:
         stream = inner
-    return stream
+    return Clean(stderr=stderr, file=stream, width=width, highlight=highlight)
 
 
 GAPS: Final = (3, 2)  # spaces between two columns, where there is room and where there is not
@@ -137,14 +132,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title:
 def open_console() -> "Console":
     """As wide as the terminal, or as COLUMNS says; whatever reads a pipe takes lines of any length."""
     columns = os.environ.get("COLUMNS", "")
-    wide = (
-        None
-        if sys.stdout.isatty()
-        else int(columns)
-        if columns.isascii() and columns.isdecimal() and int(columns)
-        else 10**6
-    )
-    return make_console(file=sys.stdout, width=wide, highlight=False)
+    width = int(columns) if columns.isascii() and columns.isdecimal() else 0
+    return make_console(width=None if sys.stdout.isatty() else width or 10**6, highlight=False)
 
 
 def fit_columns(

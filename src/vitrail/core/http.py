@@ -36,6 +36,7 @@ BACKOFF_S: Final = 0.5
 CHUNK: Final = 2**18
 
 Progress = Callable[[int, int | None], None]  # bytes so far, bytes in all where that is known
+Expect = Callable[["Reply"], str | None]
 
 
 class RequestError(VitrailError):
@@ -79,11 +80,12 @@ class Reply:
     @property
     def total(self) -> int | None:
         """Bytes of the whole file, where the server announces them."""
-        name, pattern = (
-            ("Content-Range", r"bytes \*/(\d{1,18})") if self.is_at_end else ("Content-Length", r"(\d{1,18})")
+        headers = self.response.headers
+        text = (
+            headers.get("Content-Range", "").removeprefix("bytes */") if self.is_at_end else headers["Content-Length"]
         )
-        match = re.fullmatch(pattern, self.response.headers.get(name, ""))
-        return int(match[1]) + (0 if self.is_at_end else self.start) if match else None
+        known = re.fullmatch(r"\d{1,18}", text or "")
+        return int(known[0]) + (0 if self.is_at_end else self.start) if known else None
 
 
 def is_offline(*variables: str) -> bool:
@@ -157,7 +159,7 @@ def download(
     url: str,
     part: Path,
     *,
-    expect: Callable[[Reply], str | None],
+    expect: Expect,
     max_bytes: int,
     token: str | None = None,
     progress: Progress | None = None,
@@ -170,33 +172,24 @@ def download(
     headers before the body is read: it may refuse by raising, and returns the checksum ("sha256:..." or "md5:...") that
     the file must have, if one is known.
     """
-    for attempt in range(TRIES):
-        if attempt:
-            time.sleep(BACKOFF_S * 2 ** (attempt - 1))
+    for attempt in range(TRIES - 1):
         try:
             return _try_download(url, part, expect, max_bytes, token, progress, resume_unverified)
         except TransferFailed as error:
-            if attempt == TRIES - 1:
-                raise
             if on_retry:
                 on_retry(str(error))
-    return None
+            time.sleep(BACKOFF_S * 2**attempt)
+    return _try_download(url, part, expect, max_bytes, token, progress, resume_unverified)
 
 
 def _try_download(
-    url: str,
-    part: Path,
-    expect: Callable[[Reply], str | None],
-    max_bytes: int,
-    token: str | None,
-    progress: Progress | None,
-    resume_unverified: bool,
+    url: str, part: Path, expect: Expect, max_bytes: int, token: str | None, progress: Progress | None, unverified: bool
 ) -> str | None:
     """One try at the file, from where the last one stopped."""
     reply = open_url(url, start=part.stat().st_size if part.exists() else 0, token=token)
     with reply.response:
         expected = expect(reply)
-        if reply.start and not (_continues(reply) and (expected or resume_unverified)):
+        if reply.start and not (_continues(reply) and (expected or unverified)):
             part.unlink()
             raise TransferFailed(f"the unfinished {part.name} cannot be resumed")
         if not reply.is_at_end:
