@@ -42,24 +42,23 @@ class DeviceSpeed:
         return (flops / (UTILISATION * self.peak) + steps * self.step_s + self.start_s) / 3600
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class CellCost:
     """What a cell will cost; None where that depends on data that is not here."""
 
     network: str
     images: int | None  # per epoch
     steps: int | None
-    exaflops: float | None
-    hours: float | None
+    exaflops: float | None = None
+    hours: float | None = None
 
 
 def estimate_speed(name: str, *, for_gpu: bool) -> DeviceSpeed:
     """Of the device at hand; where that is a CPU and the grid is meant for a GPU, of one H200."""
     device = torch.device(name)
     if device.type == "cuda":
-        return DeviceSpeed(
-            device=torch.cuda.get_device_name(device), peak=peak_flops(device), step_s=4e-3, start_s=30.0
-        )
+        name = torch.cuda.get_device_name(device)
+        return DeviceSpeed(device=name, peak=peak_flops(device), step_s=4e-3, start_s=30.0)
     if for_gpu:
         return DeviceSpeed(device=f"one {DEFAULT_GPU}", peak=PEAKS[DEFAULT_GPU], step_s=4e-3, start_s=30.0)
     text = f"this CPU ({pluralise(torch.get_num_threads(), 'thread')})"
@@ -80,18 +79,10 @@ def estimate_cost(cell: Cell, cells: Mapping[str, Cell], speed: DeviceSpeed) -> 
     steps = run.steps or (None if images is None else max(round(run.epochs * images / run.batch), 1))
     if model is not None and size is not None and run.objective.labelled and size[1]:
         model = adapt_config(model, classes=size[1])
-    flops = (
-        None
-        if model is None or steps is None
-        else training_flops(run.objective.macs_per_image(model), steps * run.batch)
-    )
-    return CellCost(
-        network="?" if model is None else network_name(model),
-        images=images,
-        steps=steps,
-        exaflops=None if flops is None else flops / 1e18,
-        hours=None if flops is None or steps is None else speed.hours(flops, steps),
-    )
+    if model is None or steps is None:
+        return CellCost("?" if model is None else network_name(model), images, steps)
+    flops = training_flops(run.objective.macs_per_image(model), steps * run.batch)
+    return CellCost(network_name(model), images, steps, flops / 1e18, speed.hours(flops, steps))
 
 
 def find_model(cell: Cell, cells: Mapping[str, Cell]) -> ModelConfig | None:

@@ -102,10 +102,8 @@ class StudyPlan:
         if changed and not self.force:
             name, lines = next(iter(changed.items()))
             others = f", and {len(changed) - 1} other cells have changed as well" if len(changed) > 1 else ""
-            raise ConfigError(
-                f"{cell_folder(out, name)} holds a cell with another config ({join_words(lines, limit=LISTED)})"
-                f"{others}; add --force to train those again, or give another --out"
-            )
+            fault = f"{cell_folder(out, name)} holds a cell with another config ({join_words(lines, limit=LISTED)})"
+            raise ConfigError(f"{fault}{others}; add --force to train those again, or give another --out")
         again = set(changed)
         for _ in self.cells:  # in whatever order they come
             again |= {cell.name for cell in self.cells if cell.after in again}
@@ -125,19 +123,11 @@ class StudyJob:
 
     def prepare(self, cell: Cell) -> PreparedCell:
         run = self.with_weights(cell)
-        splits = (
-            split_collection(open_cached(run.data.source), run.data, task_of(run.objective))
-            if run.data.source
-            else None
-        )
-        command = {
-            "study": self.study,
-            "cell": cell.name,
-            "after": cell.after,
-            REQUESTED: to_plain(cell.run),
-            "go_on": self.go_on,
-        }
-        return PreparedCell(run=run, splits=splits, command=command)
+        splits = None
+        if run.data.source:
+            splits = split_collection(open_cached(run.data.source), run.data, task_of(run.objective))
+        command = {"study": self.study, "cell": cell.name, "after": cell.after, "go_on": self.go_on}
+        return PreparedCell(run=run, splits=splits, command={**command, REQUESTED: to_plain(cell.run)})
 
     def with_weights(self, cell: Cell) -> Run:
         """The run with the weights it starts from. If the grid names no network, it is that of the weights (3.2)."""

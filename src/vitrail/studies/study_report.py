@@ -52,14 +52,25 @@ def write_report(study: Study, outcomes: Sequence[CellOutcome], out: Path, *, sc
     images = draw_figure(findings)
     for name, content in images.items():
         write_file(out / f"figure.{name}", content)
-    record = read_json(out / STUDY) if (out / STUDY).exists() else {}
-    command = ["vitrail", "study", study.name, *([data] if data else []), "--scale", scale]
+    command = shlex.join(["vitrail", "study", study.name, *([data] if data else []), "--scale", scale])
+    record: dict[str, Any] = {"go_on": command, **(read_json(out / STUDY) if (out / STUDY).exists() else {})}
     cells = record.get("cells") or {cell.name: {} for cell in study.cells(scale, data)}
-    sections = build_sections(
-        study, outcomes, findings, images.get("svg"), {"go_on": shlex.join(command), **record, "cells": cells}, out
-    )
-    if scale == "tiny":
-        sections.insert(1, Notes(title="Caution", lines=[CAUTION]))
+    states = {str(name): str(cell.get("state", "waiting")) for name, cell in cells.items()}
+    ended = {one.cell: "failed" if one.fault else "done" for one in outcomes}
+    states |= {name: state for name, state in ended.items() if states.get(name) != "left out"}
+    failed = [f"{one.cell}: {one.fault}" for one in outcomes if one.fault]
+    again = "The same command tries them again."
+    comparison = [findings.paper, *(f"Here: {claim.text} ({claim.verdict.value})." for claim in findings.claims)]
+    sections: list[Section] = [
+        describe_status(states, record),
+        *([Notes(title="Caution", lines=[CAUTION])] if scale == "tiny" else []),
+        sum_up(outcomes, len(states)),
+        Notes(title=f"Next to the paper: {findings.verdict.value}", lines=comparison),
+        show_figure(study, images.get("svg")),
+        Table(title="Table", columns=findings.table.columns, rows=findings.table.rows, left=TEXT_COLUMNS),
+        *([Notes(title="Cells that failed", lines=failed, more=again)] if failed else []),
+        list_cells(outcomes, states, cells, out),
+    ]
     text = render_page(f"{study.title} ({study.anchor})", sections, lead=findings.summary, style="explorer.css")
     write_file(out / "report.html", text.encode())
 
@@ -80,32 +91,6 @@ def draw_figure(findings: Findings) -> dict[str, bytes]:
         return {}
     figure = findings.figure()
     return {"png": encode_figure(figure, LIGHT, "png"), "svg": encode_figure(figure, LIGHT, "svg")}
-
-
-def build_sections(
-    study: Study,
-    outcomes: Sequence[CellOutcome],
-    findings: Findings,
-    figure: bytes | None,
-    record: Mapping[str, Any],
-    out: Path,
-) -> list[Section]:
-    """Status, totals, comparison with the paper, figure, table, failed cells, and every cell."""
-    ended = {one.cell: "failed" if one.fault else "done" for one in outcomes}
-    states = {str(name): str(cell.get("state", "waiting")) for name, cell in record["cells"].items()}
-    states |= {name: state for name, state in ended.items() if states.get(name) != "left out"}
-    failed = [f"{one.cell}: {one.fault}" for one in outcomes if one.fault]
-    again = "The same command tries them again."
-    comparison = [findings.paper, *(f"Here: {claim.text} ({claim.verdict.value})." for claim in findings.claims)]
-    return [
-        describe_status(states, record),
-        sum_up(outcomes, len(states)),
-        Notes(title=f"Next to the paper: {findings.verdict.value}", lines=comparison),
-        show_figure(study, figure),
-        Table(title="Table", columns=findings.table.columns, rows=findings.table.rows, left=TEXT_COLUMNS),
-        *([Notes(title="Cells that failed", lines=failed, more=again)] if failed else []),
-        list_cells(outcomes, states, record["cells"], out),
-    ]
 
 
 def describe_status(states: Mapping[str, str], record: Mapping[str, Any]) -> Status:

@@ -7,7 +7,7 @@ save(draw_figure(speeds), Path("speed"))      # speed.png and speed.svg
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import torch
 
@@ -15,7 +15,7 @@ from vitrail.checkpoint.bundle import Bundle
 from vitrail.checkpoint.weights import build_fresh, build_network, replace_head_and_resize, to_bundle
 from vitrail.core.text import Pair, pair
 from vitrail.evaluation.frozen.features import Precision
-from vitrail.evaluation.speed import Speed, SpeedLimits, SpeedPoint, TimedNetwork, measure_speed
+from vitrail.evaluation.speed import Speed, SpeedLimits, TimedNetwork, measure_speed
 from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import adapt_config
 from vitrail.report.figure_style import LIGHT, Theme, make_legible
@@ -30,6 +30,7 @@ SIZES: Final = (64, 128, 224, 384, 512)  # D.5's
 SMALL_SIZES: Final = (16, 32, 64, 128)  # for networks made for 32 px
 CPU_SIZES: Final = 3  # the smallest ones, where there is no GPU
 SEED: Final = 0
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,10 +79,8 @@ def measure_speeds(
     for size in map(pair, sizes):
         model = build_network(replace_head_and_resize(bundle, image_size=None if size == bundle.config.image else size))
         passes = TimedNetwork(network=model, device=device, precision=precision)
-        heading = f"{name} at {size[0]} px"
-        speeds[size] = measure_speed(
-            passes, limits, tell=lambda batch, heading=heading: tell(f"{heading}, batch {batch}")
-        )
+        head = f"{name} at {size[0]} px"
+        speeds[size] = measure_speed(passes, limits, tell=lambda batch, head=head: tell(f"{head}, batch {batch}"))
         del model, passes
         if device.type == "cuda":
             torch.cuda.empty_cache()
@@ -93,40 +92,30 @@ def draw_figure(networks: Sequence[NetworkSpeeds], device: str, theme: Theme = L
     speed and memory over the batch, for each size."""
     tried = all(found.tried for one in networks for found in one.speeds.values())
     where = f"{make_legible(', '.join(one.name for one in networks), 40)} on {make_legible(device, 30)}"
+    sizes = {one.name: [(size[0], found) for size, found in one.speeds.items()] for one in networks}
+    largest, along = f"largest batch that fits{'' if tried else ' (estimated)'}", "image size [pixels per side]"
     panels = [
-        over_sizes(networks, f"{where}: images/s at the best batch", lambda found: found.best.images_per_s),
-        over_sizes(networks, f"largest batch that fits{'' if tried else ' (estimated)'}", lambda found: found.largest),
+        build_panel(sizes, f"{where}: images/s at the best batch", along, lambda found: found.best.images_per_s),
+        build_panel(sizes, largest, along, lambda found: found.largest),
     ]
     if len(networks) == 1:
-        speeds = networks[0].speeds
-        panels.append(over_batches(speeds, "images/s", lambda point: point.images_per_s))
-        panels.append(over_batches(speeds, "peak memory [MB]", lambda point: (point.memory or 0) / 1e6))
+        batches = {
+            f"{size[0]} px": [(point.batch, point) for point in found.points]
+            for size, found in sorted(networks[0].speeds.items())
+        }
+        panels.append(build_panel(batches, "images/s", "batch", lambda point: point.images_per_s))
+        panels.append(build_panel(batches, "peak memory [MB]", "batch", lambda point: (point.memory or 0) / 1e6))
     return plot_lines(panels, theme)
 
 
-def over_sizes(networks: Sequence[NetworkSpeeds], title: str, value: Callable[[Speed], float | None]) -> Panel:
-    lines = [
-        SeedLine(name=one.name, points=[point_of(size[0], value(found)) for size, found in one.speeds.items()])
-        for one in networks
+def build_panel(
+    lines: Mapping[str, Sequence[tuple[int, Found]]], title: str, along: str, value: Callable[[Found], float | None]
+) -> Panel:
+    """Both axes are logarithmic, as in D.5; up to some eight of the measured values are labelled below."""
+    drawn = [
+        SeedLine(name=name, points=[(x, Spread((y,)) if (y := value(found)) else None) for x, found in points])
+        for name, points in lines.items()
     ]
-    sides = sorted({size[0] for one in networks for size in one.speeds})
-    return build_panel(lines, title, "image size [pixels per side]", sides)
-
-
-def over_batches(speeds: Mapping[Pair, Speed], title: str, value: Callable[[SpeedPoint], float]) -> Panel:
-    lines = [
-        SeedLine(name=f"{size[0]} px", points=[point_of(point.batch, value(point)) for point in found.points])
-        for size, found in sorted(speeds.items())
-    ]
-    batches = sorted({point.batch for found in speeds.values() for point in found.points})
-    return build_panel(lines, title, "batch", batches[:: max(1, len(batches) // 8)])
-
-
-def point_of(x: float, value: float | None) -> tuple[float, Spread | None]:
-    return x, Spread((value,)) if value else None
-
-
-def build_panel(lines: Sequence[SeedLine], title: str, along: str, ticks: Sequence[int]) -> Panel:
-    """Both axes are logarithmic, as in D.5; the measured values are labelled below."""
-    labels = {float(value): str(value) for value in ticks}
-    return Panel(lines=lines, along=along, up="", title=title, log=True, log_up=True, ticks=labels, scale=1.0)
+    ticks = sorted({x for points in lines.values() for x, _ in points})
+    labels = {float(x): str(x) for x in ticks[:: max(1, len(ticks) // 8)]}
+    return Panel(lines=drawn, along=along, up="", title=title, log=True, log_up=True, ticks=labels, scale=1.0)

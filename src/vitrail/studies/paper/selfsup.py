@@ -60,18 +60,9 @@ LINE_STYLES: Final[Mapping[str, tuple[str, Stroke]]] = {  # family and stroke
 PAPER: Final[Mapping[str, str]] = {SCRATCH: "77.91", "masked-colour": "79.9", SUPERVISED: "84.15"}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SelfsupStages:
+def build_stages(scale: Scale, source: str) -> tuple[dict[str, Run], Run, Mapping[float, int], int]:
     """One pre-training per method (none from scratch), the fine-tuning, its steps for each share of labels, and the
     number of seeds of the methods that are repeated."""
-
-    pretrainings: Mapping[str, Run]
-    finetuning: Run
-    steps: Mapping[float, int]
-    seeds: int
-
-
-def build_stages(scale: Scale, source: str) -> SelfsupStages:
     if scale == "tiny":
         base = build_cpu_run(source, steps=60)
         recipes = (selfsup.masked_digits, selfsup.mae_digits, selfsup.moco_digits, selfsup.dino_digits)
@@ -90,7 +81,7 @@ def build_stages(scale: Scale, source: str) -> SelfsupStages:
         equal = max(round(total / (run.batch * run.objective.macs_per_image(run.model))), 1)  # of the base's compute
         run = with_steps(run, base.steps if scale == "tiny" else equal, scorings=1)
         pretrainings[name] = replace(run, evaluation=Evaluation(every=run.steps, fewshot=run.data.source))
-    return SelfsupStages(pretrainings=pretrainings, finetuning=finetuning, steps=steps, seeds=seeds)
+    return pretrainings, finetuning, steps, seeds
 
 
 def with_targets(masked: Run) -> dict[str, Run]:
@@ -110,16 +101,16 @@ def cells(scale: Scale, source: str) -> Iterator[Cell]:
     if scale == "paper":
         yield from iter_paper_cells(source)
         return
-    stages = build_stages(scale, source)
+    pretrainings, finetuning, lengths, seeds = build_stages(scale, source)
     for method in NAMES:
-        before = stages.pretrainings.get(method)
-        for seed in range(stages.seeds if method in REPEATED else 1):
+        before = pretrainings.get(method)
+        for seed in range(seeds if method in REPEATED else 1):
             if before is not None:
                 yield build_pretraining(method, before, seed)
-            for budget, steps in stages.steps.items():
+            for budget, steps in lengths.items():
                 if method == LONGER and budget == 1:  # with all labels that is supervised pre-training, another row
                     continue
-                run = with_steps(stages.finetuning, LONGER_BY * steps if method == LONGER else steps, scorings=1)
+                run = with_steps(finetuning, LONGER_BY * steps if method == LONGER else steps, scorings=1)
                 if before is not None:
                     run = replace(run, model=adapt_config(before.model, classes=run.model.classes, head="linear"))
                 run = replace(run, data=replace(run.data, part=budget, part_seed=seed))

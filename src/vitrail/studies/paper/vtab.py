@@ -23,7 +23,7 @@ from vitrail.core.config_overrides import diff_plain, drop_fields, to_plain
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.core.paper_tables import TABLE_9
 from vitrail.core.text import join_words
-from vitrail.data.collection import open_collection
+from vitrail.data.collection import Progress, open_collection
 from vitrail.data.datasets.catalogue import SETS, VTAB_TASKS, VtabTask
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.intervals import Interval, wilson_interval
@@ -51,7 +51,6 @@ GROUPS: Final = ("natural", "specialized", "structured")
 COLUMNS: Final = ("task", "group", "test", "accuracy", "95 %", *TABLE_9)
 
 State: TypeAlias = Literal["done", "stopped", "waiting", "missing", "failed"]
-Progress: TypeAlias = Callable[[str, int, int | None], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +81,20 @@ class VtabStudy:
         free = (*FREE, "seed", "model", "weights", "preprocessing")
         found = drop_fields(diff_plain(to_plain(load_recipe(RECIPE)), to_plain(self.base)), free)
         return found + [text for text in self.settings if text.startswith("model.")]
+
+    def prepare(self, cell: Cell) -> PreparedCell:
+        """A fine-tuning on a task, recorded as the same run on its own. One whose images are missing is skipped."""
+        splits = open_task(self, VTAB_TASKS[cell.name])
+        if isinstance(splits, str):
+            raise Unavailable(splits)
+        run = configure(cell.run)
+        asked = RunCommand(verb="finetune", recipe=RECIPE, weights=run.weights, data=run.data.source, seed=run.seed)
+        asked = replace(asked, image_size=self.image_size, settings=self.settings)
+        return PreparedCell(run=run, splits=splits, command={**asdict(asked), "go_on": self.go_on})
+
+    def read(self, cell: Cell, folder: Path) -> Mapping[str, float]:
+        score = read_score(folder, VTAB_TASKS[cell.name])
+        return {} if score is None else {"accuracy": score.accuracy, "count": score.count, "loss": score.loss}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,22 +193,15 @@ def read_score(folder: Path, task: VtabTask) -> VtabScore | None:
     rows = [row for row in read_metrics(folder / METRICS)[0] if row["kind"] == "test"] if is_done(folder) else []
     if not rows:
         return None
-    last = rows[-1]
-    return VtabScore(
-        task=task,
-        accuracy=float(last["accuracy"]),
-        count=int(last["count"]),
-        loss=float(last["loss"]),
-        step=int(last["step"]),
-        fingerprint=str(read_json(folder / CONFIG)["data"]["fingerprint"].get("test", "")),
-    )
+    numbers = {name: rows[-1][name] for name in ("accuracy", "count", "loss", "step")}
+    fingerprint = str(read_json(folder / CONFIG)["data"]["fingerprint"].get("test", ""))
+    return VtabScore(task=task, fingerprint=fingerprint, **numbers)
 
 
 def read_progress(study: VtabStudy) -> VtabOutcome:
     """All tasks that are done in the folder, whichever are requested this time."""
-    found = {
-        name: score for name in VTAB_TASKS if (score := read_score(study.folder(name), VTAB_TASKS[name])) is not None
-    }
+    scores = {name: read_score(study.folder(name), task) for name, task in VTAB_TASKS.items()}
+    found = {name: score for name, score in scores.items() if score is not None}
     states: dict[str, State] = {**dict.fromkeys(study.tasks, "waiting"), **dict.fromkeys(found, "done")}
     return VtabOutcome(states=states, scores=found)
 
@@ -219,45 +225,20 @@ def run_vtab_tasks(
         out=study.out,
         cells_in=study.out,
         record=study.out / STUDY,
-        job=VtabJob(study=study),
+        job=study,
         open=lambda tell: check_folder(study),
         facts=lambda outcomes: study.facts,
         unit="tasks",
         go_on=study.go_on,
         present_s=0.0,
     )
+
+    def show(report: GridReport) -> None:
+        present(combine_outcome(study, report))
+
     watcher = TaskWatcher(observer=observer or NullObserver(), order=study.tasks)
-    report = run_grid(
-        plan, places or world, watcher=watcher, present=lambda report: present(combine_outcome(study, report))
-    )
+    report = run_grid(plan, places or world, watcher=watcher, present=show)
     return world.broadcast_from_main(combine_outcome(study, report) if world.is_main else None)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class VtabJob:
-    """Fine-tunes on a task. One whose images are missing is skipped."""
-
-    study: VtabStudy
-
-    def prepare(self, cell: Cell) -> PreparedCell:
-        splits = open_task(self.study, VTAB_TASKS[cell.name])
-        if isinstance(splits, str):
-            raise Unavailable(splits)
-        run = configure(cell.run)
-        request = RunCommand(  # the same run as a plain fine-tuning
-            verb="finetune",
-            recipe=RECIPE,
-            weights=run.weights,
-            data=run.data.source,
-            image_size=self.study.image_size,
-            seed=run.seed,
-            settings=self.study.settings,
-        )
-        return PreparedCell(run=run, splits=splits, command={**asdict(request), "go_on": self.study.go_on})
-
-    def read(self, cell: Cell, folder: Path) -> Mapping[str, float]:
-        score = read_score(folder, VTAB_TASKS[cell.name])
-        return {} if score is None else {"accuracy": score.accuracy, "count": score.count, "loss": score.loss}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -361,7 +342,7 @@ def build_result(study: VtabStudy, outcome: VtabOutcome, weights: Mapping[str, A
     scores = outcome.scores
     single = [(score.task.title, score.accuracy, score.count, score.interval) for score in scores.values()]
     grouped = [(mean.title, mean.value, len(mean.tasks), mean.interval) for mean in average_groups(scores)]
-    prints = {name: score.fingerprint for name, score in scores.items()}
+    prints, skipped = {name: score.fingerprint for name, score in scores.items()}, outcome.in_state("missing", "failed")
     return Result(
         kind="vtab",
         weights=dict(weights),
@@ -383,9 +364,7 @@ def build_result(study: VtabStudy, outcome: VtabOutcome, weights: Mapping[str, A
                 name: {"accuracy": one.accuracy, "loss": one.loss, "count": one.count, "step": one.step, "run": name}
                 for name, one in scores.items()
             },
-            "missing": {
-                name: outcome.reasons[name] for name in outcome.in_state("missing", "failed") if name in outcome.reasons
-            },
+            "missing": {name: text for name, text in outcome.reasons.items() if name in skipped},
             "paper": {network: dict(table) for network, table in TABLE_9.items()},
             "changed": study.changes,
         },
@@ -394,14 +373,10 @@ def build_result(study: VtabStudy, outcome: VtabOutcome, weights: Mapping[str, A
 
 def build_page(study: VtabStudy, outcome: VtabOutcome, name: str) -> str:
     """The page of a study."""
-    tiles = [
-        Tile(
-            value=f"{100 * mean.value:.1f}",
-            label=mean.title,
-            note=" · ".join(f"{network} {mean.paper(network):.1f}" for network in TABLE_9),
-        )
-        for mean in average_groups(outcome.scores)
-    ]
+    tiles: list[Tile] = []
+    for mean in average_groups(outcome.scores):
+        note = " · ".join(f"{network} {mean.paper(network):.1f}" for network in TABLE_9)
+        tiles.append(Tile(value=f"{100 * mean.value:.1f}", label=mean.title, note=note))
     rows = build_rows(outcome)
     reports = [study.folder(task) / REPORT for task in VTAB_TASKS if task in outcome.states]
     links = [quote(path.relative_to(study.out).as_posix()) if path.exists() else "" for path in reports]
