@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vitrail.checkpoint.find_weights import find_weights
-from vitrail.cli.options.groups import LoadingOptions
+from vitrail.cli.options.groups import WeightsOptions
 from vitrail.cli.progress import Advance, bars, reading, waiting
 from vitrail.core.atomic_files import read_text
 from vitrail.core.console import format_millions
@@ -52,7 +52,7 @@ def load_subject(weights: str, device: torch.device, *, image_size: int | None) 
 
 
 def load_batches(
-    options: LoadingOptions,
+    options: WeightsOptions,
     source: ImageDataset,
     preprocessing: Preprocessing | Views,
     device: torch.device,
@@ -65,7 +65,7 @@ def load_batches(
     return count_batches(batches, what, len(source), advance)
 
 
-def check_batch(options: LoadingOptions) -> None:
+def check_batch(options: WeightsOptions) -> None:
     if options.batch < 0:
         raise ConfigError(f"--batch {options.batch} must be at least 1")
 

@@ -4,27 +4,14 @@ import argparse
 from pathlib import Path
 from typing import ClassVar, Final, Literal, TypeAlias, get_args
 
+from vitrail.cli.options import groups
 from vitrail.cli.options.grammar import command_options, option, word
-from vitrail.cli.options.groups import (
-    BY_NUMBER,
-    DEDUPLICATED,
-    IMAGE_SIZE,
-    SOURCE,
-    WEIGHTS,
-    FrozenOptions,
-    WeightsOptions,
-    data_word,
-    device_option,
-    jobs_option,
-    labels_option,
-    optional_data_word,
-    precision_option,
-    settings_option,
-)
+from vitrail.cli.options.groups import SOURCE, DeviceOptions, FrozenOptions, WeightsOptions, data_word
 from vitrail.evaluation import ITERATIONS, TEMPERATURE, Precision
 
 ALL: Final = 1 << 53  # shots: every image of train, without a draw
 FROZEN: Final = f"{SOURCE}; learns from its train split and scores its test (or val) split"
+WITHOUT: Final = "skip the copies that `vitrail data dedup SOURCE --against TRAINED` found: its drop.json"
 TEST: Final = "images to score, if they are not in DATA"
 Scale: TypeAlias = Literal["tiny", "small", "paper"]
 SCALES: Final = get_args(Scale)
@@ -53,30 +40,19 @@ class EvaluateOptions(WeightsOptions):
         "evaluate runs/photos photos@test --page score.html --out results/photos.json",
     )
     data: str = data_word(f"{SOURCE}; DATA@SPLIT for one split")
-    image_size: tuple[int, ...] | None = option(None, metavar="N", help=f"{IMAGE_SIZE}. Several give one row each")
-    real: Path | None = option(None, metavar="FILE", help="real.json: ReaL labels of ImageNet's validation images")
-    labels: str | None = labels_option()
-    by_number: bool = option(False, help=BY_NUMBER)
-    threshold: float | None = option(
-        None,
-        metavar="P",
-        default_text="0.5",
-        help="multi-label weights: lowest probability of a predicted class, for F1",
-    )
-    precision: Precision = precision_option()
-    out: Path | None = option(None, metavar="FILE", help="write the result as JSON")
-    page: Path | None = option(None, metavar="FILE", help="write an HTML page with images")
-    answers: Path | None = option(None, metavar="FILE", help="write per-image predictions as CSV")
-    seed: int = option(0, help="random seed of the bootstrap")
-    deduplicated_by: Path | None = option(None, metavar="FILE", help=DEDUPLICATED)
-    without: Path | None = option(
-        None,
-        metavar="FILE",
-        help="skip the copies that `vitrail data dedup SOURCE --against TRAINED` found: its drop.json",
-    )
-    include_seen: bool = option(
-        False, help="also score images that the weights were trained on; by default they are skipped"
-    )
+    image_size: tuple[int, ...] | None = option(None, f"{groups.IMAGE_SIZE}. Several give one row each", "N")
+    real: Path | None = option(None, "real.json: ReaL labels of ImageNet's validation images", "FILE")
+    labels: str | None = groups.labels_option()
+    by_number: bool = option(False, groups.BY_NUMBER)
+    threshold: float | None = option(None, "multi-label weights: lowest probability for F1", "P", usually="0.5")
+    precision: Precision = groups.precision_option()
+    out: Path | None = option(None, "write the result as JSON", "FILE")
+    page: Path | None = option(None, "write an HTML page with images", "FILE")
+    answers: Path | None = option(None, "write per-image predictions as CSV", "FILE")
+    seed: int = option(0, "random seed of the bootstrap")
+    deduplicated_by: Path | None = option(None, groups.DEDUPLICATED, "FILE")
+    without: Path | None = option(None, WITHOUT, "FILE")
+    include_seen: bool = option(False, groups.SEEN)
 
 
 @command_options
@@ -91,15 +67,13 @@ class FewshotOptions(FrozenOptions):
 
     EXAMPLES: ClassVar = ("fewshot WEIGHTS photos --shots 1 5 10 25",)
     data: tuple[str, ...] = data_word(f"{FROZEN}. Several sets are scored one after the other")
-    test: tuple[str, ...] | None = option(None, metavar="DATA", repeated=True, completes="set", help=TEST)
+    test: tuple[str, ...] | None = option(None, TEST, "DATA", repeated=True, completes="set")
     shots: tuple[int, ...] | None = option(
-        None, metavar="N", parse=parse_shots, default_text="1 5 10 25", help='images per class to learn from, or "all"'
+        None, 'images per class to learn from, or "all"', "N", parse=parse_shots, usually="1 5 10 25"
     )
-    seeds: tuple[int, ...] | None = option(
-        None, metavar="S", default_text="0 1 2", help="random seeds, one draw of the images each"
-    )
-    penalty: float | None = option(None, metavar="L2", default_text="1024", help="L2 penalty of the classifier")
-    sweep: bool = option(False, help="no draws: try all penalties and take the best one for all sets")
+    seeds: tuple[int, ...] | None = option(None, "random seeds, one draw of the images each", "S", usually="0 1 2")
+    penalty: float | None = option(None, "L2 penalty of the classifier", "L2", usually="1024")
+    sweep: bool = option(False, "no draws: try all penalties and take the best one for all sets")
 
 
 @command_options
@@ -111,11 +85,9 @@ class ProbeOptions(FrozenOptions):
 
     EXAMPLES: ClassVar = ("probe WEIGHTS photos --test others --out results/probe.json",)
     data: str = data_word(FROZEN)
-    test: str | None = option(None, metavar="DATA", completes="set", help=TEST)
-    penalty: float | None = option(
-        None, metavar="L2", default_text="the best of 10 to 1e-6", help="L2 penalty, added to the mean loss"
-    )
-    iterations: int = option(ITERATIONS, metavar="N", help="maximum number of L-BFGS iterations")
+    test: str | None = option(None, TEST, "DATA", completes="set")
+    penalty: float | None = option(None, "L2 penalty, added to the mean loss", "L2", usually="the best of 10 to 1e-6")
+    iterations: int = option(ITERATIONS, "maximum number of L-BFGS iterations", "N")
 
 
 @command_options
@@ -127,45 +99,37 @@ class KnnOptions(FrozenOptions):
 
     EXAMPLES: ClassVar = ("knn WEIGHTS photos -k 10 20",)
     data: str = data_word(FROZEN)
-    test: str | None = option(None, metavar="DATA", completes="set", help=TEST)
+    test: str | None = option(None, TEST, "DATA", completes="set")
     neighbours: tuple[int, ...] | None = option(
-        None, flag="-k", metavar="N", default_text="1 5 10 20 50", help="number of neighbours that vote"
+        None, "number of neighbours that vote", "N", flag="-k", usually="1 5 10 20 50"
     )
-    temperature: float = option(TEMPERATURE, metavar="T", help="temperature of the weighted votes")
+    temperature: float = option(TEMPERATURE, "temperature of the weighted votes", "T")
 
 
 @command_options
-class VtabOptions:
+class VtabOptions(DeviceOptions):
     """Fine-tune weights on the 19 tasks of VTAB-1k, a thousand images each, and print the results next to the paper's.
 
     One recipe for all tasks, the paper's: 2,500 steps of 512 images at a learning rate of 0.01, 384 px (Table 4). The
     same command resumes where it stopped, task by task; missing data sets are skipped and named."""
 
     EXAMPLES: ClassVar = ("vtab WEIGHTS --root sets --dry-run", "vtab WEIGHTS --root sets --tasks cifar100 pets")
-    weights: str = word(metavar="WEIGHTS", completes="weights", help=WEIGHTS)
+    weights: str = word(..., groups.WEIGHTS, "WEIGHTS", completes="weights")
     tasks: tuple[str, ...] = option(
-        (), metavar="TASK", default_text="all", completes="task", help="some of the 19 tasks, or a group: natural, ..."
+        (), "some of the 19 tasks, or a group: natural, ...", "TASK", usually="all", completes="task"
     )
-    root: Path | None = option(
-        None, metavar="DIR", default_text="$VITRAIL_DATA", help="folder with one subfolder per data set"
-    )
-    out: Path | None = option(
-        None,
-        metavar="DIR",
-        default_text="runs/vtab-WEIGHTS",
-        help="folder for the results, with one run folder per task",
-    )
-    image_size: int = option(0, metavar="N", default_text="384, as in the paper", help="pixels per side")
-    settings: tuple[str, ...] = settings_option()
-    seed: int | None = option(None, default_text="0", help="random seed")
-    download: bool = option(False, help="download the data sets that may be downloaded")
-    dry_run: bool = option(False, help="print which data sets are available and what it will take, and stop")
-    jobs: int = jobs_option("tasks")
-    device: str = device_option()
+    root: Path | None = option(None, "folder with one subfolder per data set", "DIR", usually="$VITRAIL_DATA")
+    out: Path | None = option(None, "folder for the results and a run per task", "DIR", usually="runs/vtab-WEIGHTS")
+    image_size: int = option(0, "pixels per side", "N", usually="384, as in the paper")
+    settings: tuple[str, ...] = groups.settings_option()
+    seed: int | None = option(None, "random seed", usually="0")
+    download: bool = option(False, "download the data sets that may be downloaded")
+    dry_run: bool = option(False, "print which data sets are available and what it will take, and stop")
+    jobs: int = groups.jobs_option("tasks")
 
 
 @command_options
-class StudyOptions:
+class StudyOptions(DeviceOptions):
     """Run one of the paper's studies: a grid of trainings, a table, a figure and one sentence of result.
 
     The same command resumes where it stopped: finished cells stay, an interrupted one resumes from its checkpoint, a
@@ -181,20 +145,14 @@ class StudyOptions:
         "study data-size --scale small --list",
         "study data-size cifar10 --scale small",
     )
-    name: str = word("", order=0, completes="study", help="the study; `vitrail study --list` lists them")
-    data: str | None = optional_data_word("a folder, a list, shards, or a data set by name; by default the scale's own")
-    scale: Scale = option("tiny", help="size of the grid and of its networks")
-    out: Path | None = option(
-        None,
-        metavar="DIR",
-        default_text="runs/study-NAME-SCALE",
-        help="folder for the results, with one run folder per cell",
-    )
-    list: bool = option(False, help="show every cell and its cost, and stop; without a name, list the studies")
-    jobs: int = option(0, metavar="N", default_text="4 per GPU; half the cores of a CPU", help="processes at once")
-    seeds: int = option(0, metavar="N", default_text="the study's own", help="number of seeds per point of the grid")
-    force: bool = option(False, help="retrain cells whose config has changed")
-    device: str = device_option()
+    name: str = word("", "the study; `vitrail study --list` lists them", order=0, completes="study")
+    data: str | None = data_word("a folder, a list, shards, or a data set by name; by default the scale's own", None)
+    scale: Scale = option("tiny", "size of the grid and of its networks")
+    out: Path | None = option(None, "folder for the results and a run per cell", "DIR", usually="runs/study-NAME-SCALE")
+    list: bool = option(False, "show every cell and its cost, and stop; without a name, list the studies")
+    jobs: int = option(0, "processes at once", "N", usually="4 per GPU; half the cores of a CPU")
+    seeds: int = option(0, "number of seeds per point of the grid", "N", usually="the study's own")
+    force: bool = option(False, "retrain cells whose config has changed")
 
 
 @command_options
@@ -206,6 +164,6 @@ class CompareOptions:
     setting, or copies that were excluded from one training only."""
 
     EXAMPLES: ClassVar = ("compare results", "compare results --measures top-1 loss --out table.md")
-    results: tuple[Path, ...] = word(metavar="RESULTS", completes="file", help="result files, or folders to search")
-    measures: tuple[str, ...] = option((), metavar="NAME", default_text="all", help="metrics to show")
-    out: Path | None = option(None, metavar="FILE", help="write the table: .md, .csv or .html")
+    results: tuple[Path, ...] = word(..., "result files, or folders to search", "RESULTS", completes="file")
+    measures: tuple[str, ...] = option((), "metrics to show", "NAME", usually="all")
+    out: Path | None = option(None, "write the table: .md, .csv or .html", "FILE")

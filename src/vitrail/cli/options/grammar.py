@@ -4,8 +4,8 @@
     class KnnOptions(FrozenOptions):
         '''The command's description.'''
 
-        data: str = word(metavar="DATA", older="--data", help="...")
-        temperature: float = option(0.07, metavar="T", help="temperature of the votes")
+        data: str = word(..., "images to score", "DATA", older="--data")
+        temperature: float = option(0.07, "temperature of the votes", "T")
 
 The annotation says how a value is read: a bool is a switch, a Literal has choices, a tuple takes several values.
 WEIGHTS and DATA are words and what is written is --out; older forms are still accepted, and giving both is an error.
@@ -18,18 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from types import NoneType
-from typing import (
-    Any,
-    Final,
-    Literal,
-    NoReturn,
-    TypeVar,
-    cast,
-    dataclass_transform,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Any, Final, Literal, Never, TypeVar, cast, dataclass_transform, get_args, get_origin, get_type_hints
 
 from vitrail.core.errors import VitrailError
 
@@ -37,25 +26,14 @@ T = TypeVar("T")
 
 # What people type for options with another name here; the first that a command has is suggested.
 SYNONYMS: Final = {
-    "--learning-rate": ("--lr",),
-    "--learning_rate": ("--lr",),
-    "--rate": ("--lr",),
-    "--batch-size": ("--batch",),
-    "--batch_size": ("--batch",),
-    "--bs": ("--batch",),
+    **dict.fromkeys(("--learning-rate", "--learning_rate", "--rate"), ("--lr",)),
+    **dict.fromkeys(("--batch-size", "--batch_size", "--bs"), ("--batch",)),
+    **dict.fromkeys(("--max-steps", "--iterations"), ("--steps",)),
+    **dict.fromkeys(("--img-size", "--size", "--resolution"), ("--image-size",)),
+    **dict.fromkeys(("--output", "--save", "-o"), ("--out",)),
+    **dict.fromkeys(("--gpu", "--cuda"), ("--device",)),
+    **dict.fromkeys(("--classes", "--names"), ("--labels",)),
     "--num-epochs": ("--epochs",),
-    "--max-steps": ("--steps",),
-    "--iterations": ("--steps",),
-    "--img-size": ("--image-size",),
-    "--size": ("--image-size",),
-    "--resolution": ("--image-size",),
-    "--output": ("--out",),
-    "--save": ("--out",),
-    "-o": ("--out",),
-    "--gpu": ("--device",),
-    "--cuda": ("--device",),
-    "--classes": ("--labels",),
-    "--names": ("--labels",),
     "--top": ("--topk",),
     "--format": ("--to", "--json"),
     "--time": ("--minutes",),
@@ -69,7 +47,7 @@ class Declaration:
     help: str
     metavar: str | None = None
     flag: str = ""  # default: the field's name
-    default_text: str = ""  # what the help says of the default; default: its value
+    usually: str = ""  # what the help says of the default; default: its value
     parse: Callable[[str], Any] | None = None
     choices: tuple[str, ...] = ()
     nargs: str | None = None
@@ -79,18 +57,19 @@ class Declaration:
     exclusive: str = ""  # options of one such name exclude each other
     word: bool = False
     older: str = ""  # an option that means the same as the word
-    order: int = 1  # of words
+    order: int = 1  # words and options are in this order in the help
     completes: str = ""  # kind of names that the shell offers
 
 
-def option(default: Any = MISSING, *, help: str, **about: Any) -> Any:
-    """An option; one without a default is required."""
-    return field(default=default, metadata={"cli": Declaration(help=help, **about)})
+def option(default: Any, help: str, metavar: str | None = None, **about: Any) -> Any:
+    """An option; one with ... for a default is required."""
+    declared = Declaration(help=help, metavar=metavar, **about)
+    return field(default=MISSING if default is ... else default, metadata={"cli": declared})
 
 
-def word(default: Any = MISSING, *, help: str, **about: Any) -> Any:
-    """A positional argument; one without a default is required, by itself or by its older form."""
-    return option(default, help=help, word=True, **about)
+def word(default: Any, help: str, metavar: str | None = None, **about: Any) -> Any:
+    """A positional argument; one with ... for a default is required, by itself or by its older form."""
+    return option(default, help, metavar, word=True, **about)
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
@@ -141,7 +120,7 @@ class Parser(argparse.ArgumentParser):
             self.error(f"the following arguments are required: {', '.join(missing)}")
         return found
 
-    def error(self, message: str) -> NoReturn:
+    def error(self, message: str) -> Never:
         raise VitrailError(f"{message}{' ' if message.endswith('?') else '; '}see {self.prog} --help")
 
 
@@ -237,7 +216,7 @@ def describe(about: Declaration, default: Any) -> str:
     """The help of an argument, with its default."""
     if about.hidden:
         return argparse.SUPPRESS
-    text = about.default_text
+    text = about.usually
     if not text and isinstance(default, str | int | float | Path) and not isinstance(default, bool) and default != "":
         text = f"{default:g}" if isinstance(default, float) else str(default)
     return f"{about.help} (default: {text})".replace("%", "%%") if text else about.help.replace("%", "%%")

@@ -14,7 +14,9 @@ WEIGHTS = "a file, a folder, a run or NAME:TAG, in any format that vitrail reads
 IMAGE_SIZE = "pixels per side; position embeddings are resized"
 DOWNLOAD = "download missing files of a named data set"
 DEDUPLICATED = "drop.json of the `vitrail data dedup` whose copies were excluded when these weights were trained"
+SEEN = "also score images that the weights were trained on; by default they are skipped"
 NO_CACHE = "extract the features again and do not cache them"
+RENAME = "rename a class, as in n01440764=tench, or many: a CSV file with lines old,new. Can be repeated"
 EPOCHS_HELP = "passes over the training images; not with --steps"
 STEPS_HELP = "updates of the weights; not with --epochs"
 BATCH_HELP = "images per update"
@@ -22,57 +24,39 @@ LR_HELP = "peak learning rate"
 BY_NUMBER = "match classes by index instead of by name"
 
 
-def device_option() -> str:
-    return option("auto", completes="device", help="auto, cpu, cuda or mps")
-
-
-def data_word(help: str) -> Any:
+def data_word(help: str, default: Any = ...) -> Any:
     """DATA, or --data; a field of type tuple takes several."""
-    return word(metavar="DATA", older="--data", completes="set", help=help)
-
-
-def optional_data_word(help: str) -> str | None:
-    return word(None, metavar="DATA", older="--data", completes="set", help=help)
+    return word(default, help, "DATA", older="--data", completes="set")
 
 
 def labels_option() -> str | None:
     known = join_words(BUNDLED_SETS, last="or")
-    return option(
-        None, metavar="FILE", help=f"class names, one per line in the order of the classes; or {known} (bundled names)"
-    )
+    text = f"class names, one per line in the order of the classes; or {known} (bundled names)"
+    return option(None, text, "FILE", order=2)
 
 
 def rename_option() -> tuple[str, ...]:
-    return option(
-        (),
-        metavar="OLD=NEW|FILE",
-        repeated=True,
-        help="rename a class, as in n01440764=tench, or many: a CSV file with lines old,new. Can be repeated",
-    )
+    return option((), RENAME, "OLD=NEW|FILE", repeated=True, order=2)
 
 
-def settings_option(
-    flag: str = "--set", help: str = "change a field of the recipe. Can be repeated"
-) -> tuple[str, ...]:
-    return option((), flag=flag, metavar="FIELD=VALUE", repeated=True, help=help)
+def settings_option(help: str = "change a field of the recipe. Can be repeated") -> tuple[str, ...]:
+    return option((), help, "FIELD=VALUE", flag="--set", repeated=True)
 
 
 def jobs_option(what: str) -> int:
-    return option(
-        1, metavar="N", help=f"number of {what} to run at once, each in its own process; 0 chooses by the machine"
-    )
+    return option(1, f"number of {what} to run at once, each in its own process; 0 chooses by the machine", "N")
 
 
 def workers_option(what: str = "loader processes", *, group: str = "") -> int:
-    return option(-1, metavar="N", default_text="by the number of cores", group=group, help=what)
+    return option(-1, what, "N", usually="by the number of cores", group=group)
 
 
 def precision_option() -> Precision:
-    return option("float32", help="precision of the computation")
+    return option("float32", "precision of the computation")
 
 
-def length_option(metavar: str, help: str, default_text: str = "the recipe's") -> None:
-    return option(None, metavar=metavar, default_text=default_text, help=help)
+def length_option(metavar: str, help: str, usually: str = "the recipe's") -> None:
+    return option(None, help, metavar, usually=usually)
 
 
 def parse_image_size(text: str) -> int | Pair:
@@ -98,46 +82,50 @@ def parse_minutes(text: str) -> float:
 
 
 @command_options
-class LoadingOptions:
-    """How images are loaded; the results do not depend on it."""
+class DeviceOptions:
+    """Where a command computes."""
 
-    batch: int = option(0, metavar="N", default_text="by the device", help="images per batch")
-    workers: int = workers_option()
-    download: bool = option(False, help=DOWNLOAD)
+    device: str = option("auto", "auto, cpu, cuda or mps", completes="device", order=2)
 
 
 @command_options
-class WeightsOptions(LoadingOptions):
-    """Weights that are applied to a collection of images."""
+class WeightsOptions(DeviceOptions):
+    """Weights that are applied to a collection of images, and how it is loaded; the results do not depend on that."""
 
-    weights: str = word(metavar="WEIGHTS", order=0, completes="weights", help=WEIGHTS)
-    device: str = device_option()
+    weights: str = word(..., WEIGHTS, "WEIGHTS", order=0, completes="weights")
+    batch: int = option(0, "images per batch", "N", usually="by the device", order=2)
+    workers: int = option(-1, "loader processes", "N", usually="by the number of cores", order=2)
+    download: bool = option(False, DOWNLOAD, order=2)
 
 
 @command_options
 class FrozenOptions(WeightsOptions):
     """What `fewshot`, `probe` and `knn` share, apart from their data."""
 
-    image_size: int | None = option(None, metavar="N", help=IMAGE_SIZE)
-    held_out: float | None = option(
-        None, metavar="SHARE", help="score on this share of every class of train, and learn from the rest"
-    )
+    image_size: int | None = option(None, IMAGE_SIZE, "N")
+    held_out: float | None = option(None, "score on this share of each class of train, learn from the rest", "SHARE")
     reference: bool = option(
         False,
-        help="preprocess images as the reference evaluator does (resize to 8/7 of the size, then crop the centre: 256 "
-        "and 224) instead of as the weights ask",
+        "preprocess images as the reference evaluator does (resize to 8/7 of the size, then crop the centre: 256 and "
+        "224) instead of as the weights ask",
     )
     precision: Precision = precision_option()
-    no_cache: bool = option(False, help=NO_CACHE)
-    out: Path | None = option(None, metavar="FILE", help="write the result as JSON")
-    deduplicated_by: Path | None = option(None, metavar="FILE", help=DEDUPLICATED)
-    include_seen: bool = option(
-        False, help="also score images that the weights were trained on; by default they are skipped"
-    )
+    no_cache: bool = option(False, NO_CACHE)
+    out: Path | None = option(None, "write the result as JSON", "FILE")
+    deduplicated_by: Path | None = option(None, DEDUPLICATED, "FILE")
+    include_seen: bool = option(False, SEEN)
 
 
 @command_options
-class TrainingOptions:
+class NamesOptions(DeviceOptions):
+    """Class names other than those of the weights."""
+
+    labels: str | None = labels_option()
+    rename: tuple[str, ...] = rename_option()
+
+
+@command_options
+class TrainingOptions(NamesOptions):
     """What `pretrain` and `finetune` share."""
 
     recipe: str
@@ -146,36 +134,29 @@ class TrainingOptions:
     steps: int | None = length_option("N", STEPS_HELP)
     batch: int | None = length_option("N", BATCH_HELP)
     lr: float | None = length_option("R", LR_HELP)
-    image_size: int = option(0, metavar="N", default_text="the recipe's", help=IMAGE_SIZE)
-    task: str = option(
-        "", metavar="NAME", default_text="the recipe's, or the data's", help="classification or segmentation"
-    )
+    image_size: int = option(0, IMAGE_SIZE, "N", usually="the recipe's")
+    task: str = option("", "classification or segmentation", "NAME", usually="the recipe's, or the data's")
     settings: tuple[str, ...] = settings_option()
-    labels: str | None = labels_option()
-    rename: tuple[str, ...] = rename_option()
     minutes: float | None = option(
         None,
-        metavar="N",
+        "time budget: fewer steps and fewer trained layers if the recipe takes longer; none for the whole recipe",
+        "N",
         parse=parse_minutes,
-        default_text="5 for finetune on a CPU, unless its length is set; else none",
-        help="time budget: fewer steps and fewer trained layers if the recipe takes longer; none for the whole recipe",
+        usually="5 for finetune on a CPU, unless its length is set; else none",
     )
-    seed: int | None = option(None, default_text="0", help="random seed")
-    out: Path | None = option(
-        None, metavar="RUN", completes="file", help="the run's folder; an existing run is resumed"
-    )
+    seed: int | None = option(None, "random seed", usually="0")
+    out: Path | None = option(None, "the run's folder; an existing run is resumed", "RUN", completes="file")
     resume: str | None = option(
-        None, metavar="RUN", nargs="?", completes="file", help="resume the run in this folder with its own settings"
+        None, "resume the run in this folder with its own settings", "RUN", nargs="?", completes="file"
     )
-    force: bool = option(False, help="resume even though the config has changed")
-    dry_run: bool = option(False, help="build everything, time a few steps, print what to expect, and stop")
+    force: bool = option(False, "resume even though the config has changed")
+    dry_run: bool = option(False, "build everything, time a few steps, print what to expect, and stop")
     sweep: tuple[str, ...] | None = option(
         None,
-        metavar="FIELD=V,V",
+        "try every point of a grid on a dev split, then train the best on all images",
+        "FIELD=V,V",
         nargs="*",
-        default_text="the recipe's grid",
-        help="try every point of a grid on a dev split, then train the best on all images",
+        usually="the recipe's grid",
     )
     jobs: int = jobs_option("sweep points")
-    download: bool = option(False, help=DOWNLOAD)
-    device: str = device_option()
+    download: bool = option(False, DOWNLOAD)

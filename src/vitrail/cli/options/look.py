@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import ClassVar, Final, Literal
 
 from vitrail.cli.options.grammar import command_options, option, word
-from vitrail.cli.options.groups import DOWNLOAD, device_option, parse_image_size
+from vitrail.cli.options.groups import DOWNLOAD, DeviceOptions, parse_image_size
 from vitrail.core.errors import ConfigError
 from vitrail.core.text import Pair
 from vitrail.evaluation import Precision
 
 SHARD_SIZE: Final = 256_000_000
 SET: Final = "a path or a name, optionally with @SPLIT"
+PIN: Final = "record the checksum of public weights, downloading them if needed; later files must match it"
 STRICT: Final = "stop at the first unreadable file"
 
 
@@ -25,7 +26,7 @@ def parse_bytes(text: str) -> int:
 
 
 def process_option() -> int | None:
-    return option(None, default_text="one per core", help="number of processes")
+    return option(None, "number of processes", usually="one per core")
 
 
 @command_options
@@ -33,19 +34,11 @@ class ModelsOptions:
     """List the networks by name: parameters, sequence length and multiply-accumulates at two image sizes."""
 
     EXAMPLES: ClassVar = ("models", "models 'r50*'")
-    pattern: str = word(
-        "*", default_text="all", completes="model", help="part of a name or a shell pattern: 'vit-*/16'"
-    )
-    classes: int = option(1000, help="classes of the head")
-    json: bool = option(False, help="exact numbers, one JSON object per line")
-    pin: tuple[str, ...] = option(
-        (),
-        metavar="NAME:TAG",
-        repeated=True,
-        exclusive="check",
-        help="record the checksum of public weights, downloading them if needed; later files must match it",
-    )
-    verify: bool = option(False, exclusive="check", help="check all cached public weights against their checksums")
+    pattern: str = word("*", "part of a name or a shell pattern: 'vit-*/16'", usually="all", completes="model")
+    classes: int = option(1000, "classes of the head")
+    json: bool = option(False, "exact numbers, one JSON object per line")
+    pin: tuple[str, ...] = option((), PIN, "NAME:TAG", repeated=True, exclusive="check")
+    verify: bool = option(False, "check all cached public weights against their checksums", exclusive="check")
 
 
 @command_options
@@ -53,14 +46,14 @@ class TraceOptions:
     """Follow one image through a network: every step with its output shape, parameters and multiply-accumulates."""
 
     EXAMPLES: ClassVar = ("trace ViT-L/32 --image-size 256",)
-    model: str = word(completes="model", help="a network, as in ViT-L/32 or vit_l_32")
-    image_size: int | Pair | None = option(None, parse=parse_image_size, help="pixels per side, or HEIGHTxWIDTH")
-    classes: int | None = option(None, default_text="1000", help="classes of the head")
-    all: bool = option(False, help="show every block; by default identical blocks are folded")
+    model: str = word(..., "a network, as in ViT-L/32 or vit_l_32", completes="model")
+    image_size: int | Pair | None = option(None, "pixels per side, or HEIGHTxWIDTH", parse=parse_image_size)
+    classes: int | None = option(None, "classes of the head", usually="1000")
+    all: bool = option(False, "show every block; by default identical blocks are folded")
 
 
 @command_options
-class CostOptions:
+class CostOptions(DeviceOptions):
     """Show what a network costs: parameters, multiply-accumulates, exaFLOPs of training, memory; and its speed here.
 
     A network is named as in `vitrail models`, or given as weights. Training is counted by the paper's formula (Table 6)
@@ -68,27 +61,22 @@ class CostOptions:
     image sizes on this device (D.5), as a table, a figure and JSON."""
 
     EXAMPLES: ClassVar = ("cost ViT-L/16 BiT-R50x1", "cost runs/photos --measure")
-    models: tuple[str, ...] = word(
-        metavar="MODEL", completes="model", help="a network by name (ViT-B/16, vit_b_16), or weights: a file, NAME:TAG"
-    )
-    image_size: tuple[int, ...] = option((), metavar="N", help="pixels per side; one or several")
-    classes: int | None = option(None, metavar="N", default_text="the network's own", help="classes of the head")
-    data: str = option("", metavar="NAME", help="training data: jft, or any DATA of the other commands")
-    images: int = option(0, metavar="N", default_text="those of --data", help="number of training images")
-    epochs: float = option(0.0, metavar="E", default_text="the paper's", help="passes over the training images")
-    measure: bool = option(False, help="run the network: images per second and memory over batch and image sizes")
-    batch: tuple[int, ...] = option((), metavar="N", default_text="1, 2, 4, ...", help="batch sizes to measure")
+    models: tuple[str, ...] = word(..., "a network by name, or weights: a file, NAME:TAG", "MODEL", completes="model")
+    image_size: tuple[int, ...] = option((), "pixels per side; one or several", "N")
+    classes: int | None = option(None, "classes of the head", "N", usually="the network's own")
+    data: str = option("", "training data: jft, or any DATA of the other commands", "NAME")
+    images: int = option(0, "number of training images", "N", usually="those of --data")
+    epochs: float = option(0.0, "passes over the training images", "E", usually="the paper's")
+    measure: bool = option(False, "run the network: images per second and memory over batch and image sizes")
+    batch: tuple[int, ...] = option((), "batch sizes to measure", "N", usually="1, 2, 4, ...")
     precision: Literal["auto"] | Precision = option(
         "auto",
+        "precision of the measurement",
         choices=("auto", "float32", "autocast", "bfloat16"),
-        default_text="bfloat16 on a GPU, float32 on a CPU",
-        help="precision of the measurement",
+        usually="bfloat16 on a GPU, float32 on a CPU",
     )
-    seconds: float = option(0.0, metavar="S", default_text="60; 120 on a GPU", help="time to measure each network")
-    device: str = device_option()
-    out: Path | None = option(
-        None, metavar="DIR", default_text="runs/cost-NAME, if measured", help="folder for the JSON files and the figure"
-    )
+    seconds: float = option(0.0, "time to measure each network", "S", usually="60; 120 on a GPU")
+    out: Path | None = option(None, "folder for the results", "DIR", usually="runs/cost-NAME, if measured")
 
 
 @command_options
@@ -98,18 +86,14 @@ class DataOptions:
     data sets; write ./pack for a folder called pack. Exit status 1: --check found unreadable files."""
 
     EXAMPLES: ClassVar = ("data", "data photos --check", "data cifar10@test --download --sheet cifar10.png")
-    source: str | None = word(
-        None, completes="set", help=f"{SET}: photos/, list.csv, shards/, digits, cifar10, pets:DIR@test"
-    )
-    sheet: str | None = option(
-        None, metavar="OUT.png", default_text="contact-sheet-NAME.png", completes="file", help="the contact sheet"
-    )
-    no_sheet: bool = option(False, help="do not draw a contact sheet")
-    check: bool = option(False, help="decode every image, not just the headers of some")
-    strict: bool = option(False, help=STRICT)
+    source: str | None = word(None, f"{SET}: photos/, list.csv, shards/, cifar10, pets:DIR@test", completes="set")
+    sheet: str | None = option(None, "the contact sheet", "OUT.png", usually="contact-sheet-NAME.png", completes="file")
+    no_sheet: bool = option(False, "do not draw a contact sheet")
+    check: bool = option(False, "decode every image, not just the headers of some")
+    strict: bool = option(False, STRICT)
     workers: int | None = process_option()
-    download: bool = option(False, help=DOWNLOAD)
-    json: bool = option(False, help="print one JSON object; draws a sheet only with --sheet")
+    download: bool = option(False, DOWNLOAD)
+    json: bool = option(False, "print one JSON object; draws a sheet only with --sheet")
 
 
 @command_options
@@ -117,14 +101,14 @@ class PackOptions:
     """Write a data set as tar shards: from any source, in parallel, verified; an interrupted command resumes."""
 
     EXAMPLES: ClassVar = ("data pack photos --out packed --shard-size 256MB --max-side 512",)
-    source: str = word(metavar="DATA", order=0, completes="set", help=f"{SET}, as for `vitrail data`")
-    out: str = word(metavar="OUT", older="--out", completes="file", help="the folder to write")
-    shard_size: int = option(SHARD_SIZE, parse=parse_bytes, default_text="256MB", help="size of a tar file")
-    max_side: int | None = option(None, help="shrink images whose longer side exceeds this")
-    quality: int = option(92, help="JPEG quality of shrunk images")
+    source: str = word(..., f"{SET}, as for `vitrail data`", "DATA", order=0, completes="set")
+    out: str = word(..., "the folder to write", "OUT", older="--out", completes="file")
+    shard_size: int = option(SHARD_SIZE, "size of a tar file", parse=parse_bytes, usually="256MB")
+    max_side: int | None = option(None, "shrink images whose longer side exceeds this")
+    quality: int = option(92, "JPEG quality of shrunk images")
     workers: int | None = process_option()
-    strict: bool = option(False, help=STRICT)
-    download: bool = option(False, help=DOWNLOAD)
+    strict: bool = option(False, STRICT)
+    download: bool = option(False, DOWNLOAD)
 
 
 @command_options
@@ -137,19 +121,15 @@ class DedupOptions:
     torchrun the processes share the work."""
 
     EXAMPLES: ClassVar = ("data dedup photos --against photos@test cifar10@test --out copies",)
-    train: str = word(completes="set", help="the training set, as for `vitrail data`; its train split without @SPLIT")
-    against: tuple[str, ...] = option(
-        (), metavar="TEST", completes="set", help="test sets; their test or val split without @SPLIT"
-    )
-    within: bool = option(False, help="also compare the training set with itself")
-    exact: bool = option(False, help="only identical pixels: for drawn images that all look alike")
-    embed: str | None = option(
-        None, metavar="WEIGHTS", completes="weights", help="also compare the features of this network"
-    )
-    cosine: float = option(0.95, help="similarity of features from which two images count as copies")
-    out: str = option("dedup", metavar="DIR", completes="file", help="the folder to write")
+    train: str = word(..., "the training set, as for `vitrail data`; its train split without @SPLIT", completes="set")
+    against: tuple[str, ...] = option((), "test sets; their test or val split without @SPLIT", "TEST", completes="set")
+    within: bool = option(False, "also compare the training set with itself")
+    exact: bool = option(False, "only identical pixels: for drawn images that all look alike")
+    embed: str | None = option(None, "also compare the features of this network", "WEIGHTS", completes="weights")
+    cosine: float = option(0.95, "similarity of features from which two images count as copies")
+    out: str = option("dedup", "the folder to write", "DIR", completes="file")
     workers: int | None = process_option()
-    download: bool = option(False, help=DOWNLOAD)
+    download: bool = option(False, DOWNLOAD)
 
 
 @command_options
@@ -160,7 +140,7 @@ class DoctorOptions:
     For a bug report use --json; secrets and the name of your home folder are removed."""
 
     EXAMPLES: ClassVar = ("doctor", "doctor --json > doctor.json")
-    json: bool = option(False, help="print everything as one JSON object, for a bug report")
+    json: bool = option(False, "print everything as one JSON object, for a bug report")
 
 
 @command_options
@@ -175,4 +155,4 @@ class CompletionOptions:
         "completion zsh > ~/.zfunc/_vitrail",
         "completion fish > ~/.config/fish/completions/vitrail.fish",
     )
-    shell: Literal["bash", "zsh", "tcsh", "fish"] = word(help="the shell")
+    shell: Literal["bash", "zsh", "tcsh", "fish"] = word(..., "the shell")

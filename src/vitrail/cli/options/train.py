@@ -3,19 +3,9 @@
 from pathlib import Path
 from typing import ClassVar
 
+from vitrail.cli.options import groups
 from vitrail.cli.options.grammar import command_options, option, word
-from vitrail.cli.options.groups import (
-    BATCH_HELP,
-    EPOCHS_HELP,
-    LR_HELP,
-    SOURCE,
-    STEPS_HELP,
-    TrainingOptions,
-    device_option,
-    length_option,
-    optional_data_word,
-    settings_option,
-)
+from vitrail.cli.options.groups import SOURCE, DeviceOptions, TrainingOptions, data_word, length_option
 from vitrail.recipes import BATCH, EPOCHS, LEAST_STEPS, RATE
 
 
@@ -29,8 +19,8 @@ class PretrainOptions(TrainingOptions):
         "pretrain vit-b16-imagenet21k DATA --batch 1024 --dry-run",
         "pretrain --resume runs/first",
     )
-    recipe: str = word("", metavar="RECIPE", order=0, completes="recipe", help="`vitrail recipes` lists them")
-    data: str | None = optional_data_word(f"{SOURCE}; by default the recipe's")
+    recipe: str = word("", "`vitrail recipes` lists them", "RECIPE", order=0, completes="recipe")
+    data: str | None = data_word(f"{SOURCE}; by default the recipe's", None)
 
 
 @command_options
@@ -47,18 +37,14 @@ class FinetuneOptions(TrainingOptions):
         "finetune WEIGHTS photos --epochs 10 --lr 0.003 --image-size 384",
         "finetune --resume runs/photos",
     )
-    weights: str | None = word(
-        None, metavar="WEIGHTS", order=0, completes="weights", help="a weight file, a folder, a run, or NAME:TAG"
-    )
-    start: str = option("", flag="--from", metavar="WEIGHTS", hidden=True, help="")  # the older form
-    data: str | None = optional_data_word(SOURCE)
-    recipe: str = option(
-        "", completes="recipe", help="one of the paper's recipes (Table 4) instead of settings chosen from the data"
-    )
-    epochs: float | None = length_option("E", EPOCHS_HELP, f"{EPOCHS}, fewer on very large sets")
-    steps: int | None = length_option("N", STEPS_HELP, f"by the epochs, at least {LEAST_STEPS}")
-    batch: int | None = length_option("N", BATCH_HELP, f"a sixteenth of the images, at most {BATCH}")
-    lr: float | None = length_option("R", LR_HELP, f"{RATE:g}; --sweep tries others")
+    weights: str | None = word(None, groups.WEIGHTS, "WEIGHTS", order=0, completes="weights")
+    start: str = option("", "", "WEIGHTS", flag="--from", hidden=True)  # the older form
+    data: str | None = data_word(SOURCE, None)
+    recipe: str = option("", "a recipe of Table 4 instead of settings chosen from the data", completes="recipe")
+    epochs: float | None = length_option("E", groups.EPOCHS_HELP, f"{EPOCHS}, fewer on very large sets")
+    steps: int | None = length_option("N", groups.STEPS_HELP, f"by the epochs, at least {LEAST_STEPS}")
+    batch: int | None = length_option("N", groups.BATCH_HELP, f"a sixteenth of the images, at most {BATCH}")
+    lr: float | None = length_option("R", groups.LR_HELP, f"{RATE:g}; --sweep tries others")
 
 
 @command_options
@@ -66,9 +52,9 @@ class RecipesOptions:
     """List the recipes, or show one: its purpose, what the paper reached with it, and every setting it resolves to."""
 
     EXAMPLES: ClassVar = ("recipes", "recipes vit-l16-jft --set optim.lr=3e-4")
-    name: str | None = word(None, completes="recipe", help="a recipe to show; without one, all are listed")
-    set: tuple[str, ...] = settings_option(help="show the recipe with this change. Can be repeated")
-    json: bool = option(False, help="print the resolved config as JSON")
+    name: str | None = word(None, "a recipe to show; without one, all are listed", completes="recipe")
+    set: tuple[str, ...] = option((), "show the recipe with this change. Can be repeated", "FIELD=VALUE", repeated=True)
+    json: bool = option(False, "print the resolved config as JSON")
 
 
 @command_options
@@ -76,29 +62,27 @@ class ReportOptions:
     """Show a run's status: how far it got, what happened to it, and what to type next."""
 
     EXAMPLES: ClassVar = ("report runs/first",)
-    run: Path = word(metavar="RUN", completes="file", help="the run's folder")
+    run: Path = word(..., "the run's folder", "RUN", completes="file")
 
 
 @command_options
-class ReplayOptions:
+class ReplayOptions(DeviceOptions):
     """Repeat one training step of a run with its latest weights: which images it had, and the loss of each.
 
     A run that stopped because its loss was not finite names the step; this shows the batch."""
 
     EXAMPLES: ClassVar = ("replay runs/first --step 120",)
-    run: Path = word(metavar="RUN", completes="file", help="the run's folder")
-    step: int = option(help="the step, counted from 0")
-    device: str = device_option()
+    run: Path = word(..., "the run's folder", "RUN", completes="file")
+    step: int = option(..., "the step, counted from 0")
 
 
 @command_options
-class DemoOptions:
+class DemoOptions(DeviceOptions):
     """Pre-train a small ViT on 8x8 digits at 16 px, fine-tune it at 32 px with resized positions, and show the report.
 
     The paper's path from 224 to 384 px, on data included in the package, in a minute or two. Ends with what to type
     next: to see its report, to serve it, to predict with it."""
 
     EXAMPLES: ClassVar = ("demo", "demo --out runs/again --seed 1")
-    out: Path = option(Path("runs/demo"), metavar="FOLDER", help="the folder to write")
-    seed: int = option(0, help="random seed")
-    device: str = device_option()
+    out: Path = option(Path("runs/demo"), "the folder to write", "FOLDER")
+    seed: int = option(0, "random seed")

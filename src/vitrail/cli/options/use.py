@@ -4,24 +4,9 @@ from pathlib import Path
 from typing import ClassVar, Final, Literal, TypeAlias, get_args
 
 from vitrail.checkpoint.known_weights import DEFAULT_WEIGHTS
+from vitrail.cli.options import groups
 from vitrail.cli.options.grammar import command_options, option, word
-from vitrail.cli.options.groups import (
-    BY_NUMBER,
-    DOWNLOAD,
-    IMAGE_SIZE,
-    NO_CACHE,
-    SOURCE,
-    WEIGHTS,
-    WeightsOptions,
-    data_word,
-    device_option,
-    labels_option,
-    optional_data_word,
-    parse_image_size,
-    precision_option,
-    rename_option,
-    workers_option,
-)
+from vitrail.cli.options.groups import IMAGE_SIZE, NamesOptions, WeightsOptions, data_word, labels_option, rename_option
 from vitrail.core.text import Pair
 from vitrail.evaluation import SHARE, Precision, Stored
 from vitrail.models.family import Position
@@ -30,11 +15,12 @@ SUFFIX: Final = ".safetensors"
 TOKEN: Final = "VITRAIL_TOKEN"
 Form: TypeAlias = Literal["onnx", "torch-export", "hf", "timm", "npz", "torchvision"]
 FORMS: Final = get_args(Form)
+DEV: Final = "share of every class held out to choose the penalty and the scale of the logits; the final fit uses all"
 NumberType: TypeAlias = Literal["float32", "bfloat16", "float16"]
 
 
 @command_options
-class PredictOptions:
+class PredictOptions(NamesOptions):
     """Classify images: the most likely classes of each, in the order given. Segmentation weights predict a mask per
     image, which --out writes as PNG.
 
@@ -50,35 +36,25 @@ class PredictOptions:
     )
     USAGE: ClassVar = "%(prog)s [WEIGHTS] IMAGE|FOLDER|-... [options]"
     words: tuple[str, ...] = word(
-        metavar="[WEIGHTS] IMAGE|FOLDER|-", completes="weights", help="weights, then images and folders"
+        ..., "weights, then images and folders", "[WEIGHTS] IMAGE|FOLDER|-", completes="weights"
     )
     weights: str | None = option(
-        None, metavar="WEIGHTS", completes="weights", help="the weights; then every word is an image or a folder"
+        None, "the weights; then every word is an image or a folder", "WEIGHTS", completes="weights"
     )
-    topk: int | None = option(None, metavar="N", default_text="5", help="number of classes per image")
+    topk: int | None = option(None, "number of classes per image", "N", usually="5")
     threshold: float | None = option(
-        None, metavar="P", default_text="0.5", help="multi-label weights: lowest probability of a predicted class"
+        None, "multi-label weights: lowest probability of a predicted class", "P", usually="0.5"
     )
-    json: bool = option(False, exclusive="form", help="print one JSON object per line, also for unreadable images")
-    csv: bool = option(False, exclusive="form", help="print one row per prediction, under a header")
-    out: Path | None = option(
-        None,
-        metavar="DIR",
-        help="folder for predictions that are files, such as masks, each with an overlay (NAME.overlay.png)",
-    )
+    json: bool = option(False, "print one JSON object per line, also for unreadable images", exclusive="form")
+    csv: bool = option(False, "print one row per prediction, under a header", exclusive="form")
+    out: Path | None = option(None, "folder for masks and other files, each with an overlay (NAME.overlay.png)", "DIR")
     attention: Path | None = option(
-        None,
-        metavar="OUT",
-        completes="file",
-        help="folder for attention maps (attention rollout) over each image, as PNG",
+        None, "folder for attention maps (attention rollout) over each image, as PNG", "OUT", completes="file"
     )
-    labels: str | None = labels_option()
-    rename: tuple[str, ...] = rename_option()
-    image_size: int | None = option(None, metavar="N", help=IMAGE_SIZE)
-    device: str = device_option()
-    precision: Literal["float32", "bfloat16"] = option("float32", help="precision of the computation")
-    batch: int | None = option(None, metavar="N", default_text="by the device", help="images per batch")
-    workers: int = workers_option("threads that read images")
+    image_size: int | None = option(None, IMAGE_SIZE, "N")
+    precision: Literal["float32", "bfloat16"] = option("float32", "precision of the computation")
+    batch: int | None = option(None, "images per batch", "N", usually="by the device")
+    workers: int = groups.workers_option("threads that read images")
 
 
 @command_options
@@ -94,22 +70,18 @@ class FitOptions(WeightsOptions):
         "fit vitrail-cifar10 photos --out photos.safetensors",
         "fit WEIGHTS photos --shots 10 --out ten.safetensors",
     )
-    data: str = data_word(f"{SOURCE}; learns from its train split")
-    out: Path = option(metavar="FILE", completes="file", help=f"the network to write, {SUFFIX}")
-    image_size: int | None = option(None, metavar="N", help=IMAGE_SIZE)
+    data: str = data_word(f"{groups.SOURCE}; learns from its train split")
+    out: Path = option(..., f"the network to write, {SUFFIX}", "FILE", completes="file")
+    image_size: int | None = option(None, IMAGE_SIZE, "N")
     test: str | None = option(
-        None, metavar="DATA", completes="set", help="images to score, if they are not the test or val split of DATA"
+        None, "images to score, if they are not the test or val split of DATA", "DATA", completes="set"
     )
-    l2: float | None = option(None, metavar="L2", default_text="the best on dev", help="penalty of the classifier")
-    dev: float = option(
-        SHARE,
-        metavar="SHARE",
-        help="share of every class held out to choose the penalty and the scale of the logits; the final fit uses all",
-    )
-    shots: int | None = option(None, metavar="N", help="learn from at most N images per class")
+    l2: float | None = option(None, "penalty of the classifier", "L2", usually="the best on dev")
+    dev: float = option(SHARE, DEV, "SHARE")
+    shots: int | None = option(None, "learn from at most N images per class", "N")
     labels: str | None = labels_option()
     rename: tuple[str, ...] = rename_option()
-    no_cache: bool = option(False, help=NO_CACHE)
+    no_cache: bool = option(False, groups.NO_CACHE)
 
 
 @command_options
@@ -125,13 +97,13 @@ class EmbedOptions(WeightsOptions):
     )
     data: str = data_word("a folder, a list, shards, or a data set by name; all of its splits")
     out: Path = word(
-        metavar="OUT", older="--out", order=2, completes="file", help="FILE.parquet, or FILE.npz for a small collection"
+        ..., "FILE.parquet, or FILE.npz for a small collection", "OUT", older="--out", order=2, completes="file"
     )
-    image_size: int | None = option(None, metavar="N", help=IMAGE_SIZE)
-    split: str | None = option(None, metavar="NAME", help="one split only; the same as DATA@NAME")
-    type: Stored = option("float32", help="number type in the file")
-    force: bool = option(False, help="replace a file made from other weights, images or settings")
-    precision: Precision = precision_option()
+    image_size: int | None = option(None, IMAGE_SIZE, "N")
+    split: str | None = option(None, "one split only; the same as DATA@NAME", "NAME")
+    type: Stored = option("float32", "number type in the file")
+    force: bool = option(False, "replace a file made from other weights, images or settings")
+    precision: Precision = groups.precision_option()
 
 
 @command_options
@@ -145,27 +117,27 @@ class InspectOptions(WeightsOptions):
         "inspect vitrail-cifar10 cat.jpg dog.jpg --out look",
         "inspect runs/flowers flowers --only rollout,distance",
     )
-    weights: str = word(DEFAULT_WEIGHTS, metavar="WEIGHTS", order=0, completes="weights", help=WEIGHTS)
+    weights: str = word(DEFAULT_WEIGHTS, groups.WEIGHTS, "WEIGHTS", order=0, completes="weights")
     words: tuple[str, ...] = word(
         (),
-        metavar="DATA|IMAGE",
+        "a folder or a data set by name, for statistics over many images (distance, entropy, CKA); image files",
+        "DATA|IMAGE",
         completes="set",
-        help="a folder or a data set by name, for statistics over many images (distance, entropy, CKA); image files",
     )
-    images: tuple[str, ...] = option((), metavar="IMAGE", completes="file", help="image files to show")
-    data: str | None = option(None, metavar="DATA", hidden=True, help="")  # the older form
-    image_size: int | None = option(None, metavar="N", help=IMAGE_SIZE)
-    count: int = option(128, metavar="N", help="number of images of the data set")
-    out: Path = option(Path("inspection"), metavar="DIR", help="the folder to write")
-    only: str | None = option(None, metavar="KINDS", help="some kinds of figure, as in rollout,distance,explorer")
-    layers: tuple[int, ...] = option((), metavar="N", help="layers to show, from 1")
-    asked: str | None = option(None, flag="--class", metavar="CLASS", help="the class to explain: its name or number")
-    patch: str | None = option(None, metavar="ROW,COLUMN", help="the patch to compare with the others, from 1")
+    images: tuple[str, ...] = option((), "image files to show", "IMAGE", completes="file")
+    data: str | None = option(None, "", "DATA", hidden=True)  # the older form
+    image_size: int | None = option(None, IMAGE_SIZE, "N")
+    count: int = option(128, "number of images of the data set", "N")
+    out: Path = option(Path("inspection"), "the folder to write", "DIR")
+    only: str | None = option(None, "some kinds of figure, as in rollout,distance,explorer", "KINDS")
+    layers: tuple[int, ...] = option((), "layers to show, from 1", "N")
+    asked: str | None = option(None, "the class to explain: its name or number", "CLASS", flag="--class")
+    patch: str | None = option(None, "the patch to compare with the others, from 1", "ROW,COLUMN")
     labels: str | None = labels_option()
 
 
 @command_options
-class ServeOptions:
+class ServeOptions(NamesOptions):
     """Serve a model over HTTP, with a page to try it: /predict, /attention and /embed take images, /docs explains them.
 
     Without WEIGHTS, the bundled model is served. SIGTERM or Ctrl-C answers the requests in flight and stops; a second
@@ -173,33 +145,24 @@ class ServeOptions:
 
     EXAMPLES: ClassVar = ("serve", "serve runs/photos --port 8080")
     weights: str | None = word(
-        None,
-        metavar="WEIGHTS",
-        default_text="the bundled model",
-        completes="weights",
-        help="a file, a folder or a name",
+        None, "a file, a folder or a name", "WEIGHTS", usually="the bundled model", completes="weights"
     )
-    host: str = option("127.0.0.1", default_text="127.0.0.1, this machine only", help="address to listen on")
-    port: int = option(8000, metavar="N", help="port to listen on; 0 picks a free port")
-    token: str | None = option(None, metavar="T", default_text=f"${TOKEN}", help="bearer token required from clients")
-    origin: tuple[str, ...] = option(
-        (), metavar="URL", repeated=True, help="additional allowed CORS origin. Can be repeated"
-    )
-    queue: int = option(256, metavar="N", help="maximum number of waiting images")
-    batch: int | None = option(None, metavar="N", default_text="16; 64 on a GPU", help="maximum batch size")
-    wait_ms: float = option(2.0, metavar="MS", help="maximum time to wait for a full batch")
-    timeout: float = option(30.0, metavar="S", help="maximum seconds until a request is answered")
-    read_timeout: float = option(20.0, metavar="S", help="maximum seconds to receive a request body")
-    max_bytes: int = option(20 * 2**20, metavar="N", default_text="20 MiB", help="maximum size of a request body")
-    max_pixels: int = option(40_000_000, metavar="N", default_text="40 million", help="maximum pixels of one image")
-    labels: str | None = labels_option()
-    rename: tuple[str, ...] = rename_option()
-    image_size: int | None = option(None, metavar="N", help=IMAGE_SIZE)
-    device: str = device_option()
+    host: str = option("127.0.0.1", "address to listen on", usually="127.0.0.1, this machine only")
+    port: int = option(8000, "port to listen on; 0 picks a free port", "N")
+    token: str | None = option(None, "bearer token required from clients", "T", usually=f"${TOKEN}")
+    origin: tuple[str, ...] = option((), "additional allowed CORS origin. Can be repeated", "URL", repeated=True)
+    queue: int = option(256, "maximum number of waiting images", "N")
+    batch: int | None = option(None, "maximum batch size", "N", usually="16; 64 on a GPU")
+    wait_ms: float = option(2.0, "maximum time to wait for a full batch", "MS")
+    timeout: float = option(30.0, "maximum seconds until a request is answered", "S")
+    read_timeout: float = option(20.0, "maximum seconds to receive a request body", "S")
+    max_bytes: int = option(20 * 2**20, "maximum size of a request body", "N", usually="20 MiB")
+    max_pixels: int = option(40_000_000, "maximum pixels of one image", "N", usually="40 million")
+    image_size: int | None = option(None, IMAGE_SIZE, "N")
     threads: int | None = option(
-        None, metavar="N", default_text="one less than the number of cores", help="threads of the network on a CPU"
+        None, "threads of the network on a CPU", "N", usually="one less than the number of cores"
     )
-    access_log: bool = option(False, help="log one line per request on stderr")
+    access_log: bool = option(False, "log one line per request on stderr")
 
 
 @command_options
@@ -215,27 +178,21 @@ class ExportOptions:
         "export runs/photos photos --to onnx --int8",
         "export runs/photos --to hf --out photos-hf",
     )
-    weights: str = word(metavar="WEIGHTS", order=0, completes="weights", help="a file, a run's folder or a name")
-    data: str | None = optional_data_word("onnx: images to score both networks on, and to calibrate int8 with")
-    to: Form = option(help="the format to write")
-    out: Path | None = option(
-        None, metavar="PATH", default_text="in this folder, named after the weights", help="the file or folder to write"
-    )
+    weights: str = word(..., "a file, a run's folder or a name", "WEIGHTS", order=0, completes="weights")
+    data: str | None = data_word("onnx: images to score both networks on, and to calibrate int8 with", None)
+    to: Form = option(..., "the format to write")
+    out: Path | None = option(None, "the file or folder to write", "PATH", usually="in this folder, after the weights")
     labels: str | None = labels_option()
     rename: tuple[str, ...] = rename_option()
-    image_size: int | None = option(None, metavar="N", help=IMAGE_SIZE)
-    fixed_size: bool = option(False, help="onnx, torch-export: accept this image size only")
-    int8: bool = option(False, group="onnx", help="matrix products and convolutions in eight bits")
-    with_preprocessing: bool = option(
-        False, group="onnx", help="take bytes of 0 to 255 and normalise them in the graph"
-    )
-    opset: int = option(20, metavar="N", group="onnx", help="version of the ONNX operators, 18 to 23")
-    by_number: bool = option(False, group="onnx", help=BY_NUMBER)
-    agreement: float = option(
-        0.95, metavar="SHARE", group="onnx", help="int8: minimum share of images with identical top-1"
-    )
-    workers: int = workers_option(group="onnx")
-    download: bool = option(False, group="onnx", help=DOWNLOAD)
+    image_size: int | None = option(None, IMAGE_SIZE, "N")
+    fixed_size: bool = option(False, "onnx, torch-export: accept this image size only")
+    int8: bool = option(False, "matrix products and convolutions in eight bits", group="onnx")
+    with_preprocessing: bool = option(False, "take bytes of 0 to 255 and normalise them in the graph", group="onnx")
+    opset: int = option(20, "version of the ONNX operators, 18 to 23", "N", group="onnx")
+    by_number: bool = option(False, groups.BY_NUMBER, group="onnx")
+    agreement: float = option(0.95, "int8: minimum share of images with identical top-1", "SHARE", group="onnx")
+    workers: int = groups.workers_option(group="onnx")
+    download: bool = option(False, groups.DOWNLOAD, group="onnx")
 
 
 @command_options
@@ -246,30 +203,25 @@ class ConvertOptions:
         "convert google.npz --out mine.safetensors",
         "convert mine.safetensors --out theirs.pth --to torchvision",
     )
-    source: str = word(
-        metavar="WEIGHTS", order=0, completes="weights", help="a weight file or folder; its format is detected"
-    )
+    source: str = word(..., "a weight file or folder; its format is detected", "WEIGHTS", order=0, completes="weights")
     target: str = word(
-        metavar="OUT", older="--out", completes="file", help="MODEL.safetensors, MODEL.npz, MODEL.pth or a folder"
+        ..., "MODEL.safetensors, MODEL.npz, MODEL.pth or a folder", "OUT", older="--out", completes="file"
     )
     to: str | None = option(
         None,
-        metavar="FORMAT",
-        completes="format",
-        help="vitrail (default for .safetensors), npz, npz-linen, npz-big-vision, npz-bit, hf (default for a folder), "
+        "vitrail (default for .safetensors), npz, npz-linen, npz-big-vision, npz-bit, hf (default for a folder), "
         "timm, torchvision",
+        "FORMAT",
+        completes="format",
     )
-    type: NumberType | None = option(None, default_text="unchanged", help="number type")
-    heads: int | None = option(None, help="attention heads, if they cannot be inferred from an unusual width")
+    type: NumberType | None = option(None, "number type", usually="unchanged")
+    heads: int | None = option(None, "attention heads, if they cannot be inferred from an unusual width")
     position: Position | None = option(
-        None,
-        choices=get_args(Position),
-        default_text="big_vision's sincos2d",
-        help="position embedding of a file that stores none",
+        None, "position embedding of a file that stores none", usually="big_vision's sincos2d"
     )
     image_size: int | Pair | None = option(
-        None, metavar="N", parse=parse_image_size, help="image size of a file that does not say: N or HEIGHTxWIDTH"
+        None, "image size of a file that does not say: N or HEIGHTxWIDTH", "N", parse=groups.parse_image_size
     )
-    unofficial: bool = option(False, help="write a .npz even if Google's code would read it as another network")
+    unofficial: bool = option(False, "write a .npz even if Google's code would read it as another network")
     labels: str | None = labels_option()
     rename: tuple[str, ...] = rename_option()
