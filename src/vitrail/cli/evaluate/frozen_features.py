@@ -100,11 +100,11 @@ def open_task(options: FrozenOptions, text: str, test: str | None) -> FrozenTask
     else:
         other = None if test is None else open_data(test, download=options.download)
         found = choose_scored_split(collection, train, source, other)
-        if not found:
+        if found is None:
             needed = "images to learn from and others with labels to score are needed"
             remedy = "name those to score with --test DATA, or hold some out: --held-out 0.5"
             raise DataError(f"{text} has only {', '.join(collection.splits)}: {needed}; {remedy}")
-        [(name, scored)] = found
+        name, scored = found
         title, _, split = name.rpartition("@")
         origin = {"name": title, "split": split} if other is not None else origin
     learn = np.setdiff1d(np.arange(len(source)), held)
