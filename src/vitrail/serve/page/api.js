@@ -14,13 +14,13 @@ class Refused extends Error {
 
 const plain = {
   400: "The server could not read this request.",
-  401: "The server asks for its token: give it above.",
-  403: "The server does not take requests from this page.",
+  401: "The server requires a token: enter it above.",
+  403: "The server refuses requests from this page.",
   404: "The server does not know this request.",
-  413: "This picture is too large for the server.",
+  413: "This image is too large for the server.",
   415: "The server cannot read this image.",
-  429: "The server has too much to do.",
-  500: "The server failed. Its log says more.",
+  429: "The server is overloaded.",
+  500: "The server failed. See its log.",
   503: "The server is not ready.",
   504: "The server took too long.",
 };

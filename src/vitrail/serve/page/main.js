@@ -50,7 +50,7 @@ function introduce() {
   const name = model.name.replace(/\.(safetensors|npz|pth|pt|bin)$/, "");
   strong.textContent = name;
   const knows = model.options.includes("topk") ? count(classes, "class", "classes") : model.outputs;
-  const rest = classes ? ` knows ${knows}. Give it a picture: see what it says` : ": give it a picture";
+  const rest = classes ? ` knows ${knows}. Give it an image: see what it predicts` : ": give it an image";
   $("model").replaceChildren(strong, rest + (model.attention ? ", and where it looks." : "."));
   document.title = name + " · vitrail";
   const facts = [name, model.network];
@@ -65,7 +65,7 @@ function gate() {
   $("gate").hidden = false;
   document.querySelector("nav").hidden = true; // a link cannot carry a token
   if (document.activeElement === document.body) $("token").focus();
-  say("This server asks for its token.");
+  say("This server requires a token.");
 }
 
 // Asked again and again, less and less often, until it is back.
@@ -144,7 +144,7 @@ async function predict(one) {
 }
 
 async function blame(one, error) {
-  let found = error instanceof Refused ? error : new Refused(0, "The server's answer makes no sense to this page.");
+  let found = error instanceof Refused ? error : new Refused(0, "The server's answer is not what this page expects.");
   if (found.status === 0 && found.again) {
     try {
       await one.file.slice(0, 1).arrayBuffer();
@@ -201,7 +201,7 @@ async function fetched(one, layer, signal) {
     if (view.query >= grid[0] * grid[1]) Object.assign(view, { query: TOKEN, patch: null });
   } catch (error) {
     if (signal.aborted) return;
-    const found = error instanceof Refused ? error : new Refused(0, "The server's map makes no sense to this page.");
+    const found = error instanceof Refused ? error : new Refused(0, "The server's map is not what this page expects.");
     one.refusals.set(layer, found);
     trouble(found);
   }
@@ -268,7 +268,7 @@ function drawAnswer(one) {
   $("top").dataset.key = key;
   drawDrawing(one);
   const since = one.state === "asking" ? Math.floor((performance.now() - one.since) / 1000) : 0;
-  $("took").textContent = one.wait || (one.answer ? `Answered in ${one.took.toFixed(0)} ms.` : since > 2 ? `Still at it, for ${since} s.` : "");
+  $("took").textContent = one.wait || (one.answer ? `Answered in ${one.took.toFixed(0)} ms.` : since > 2 ? `Still waiting, ${since} s.` : "");
 }
 function drawDrawing(one) {
   const box = $("drawing"), png = one.answer?.shown?.png;
@@ -281,9 +281,9 @@ function drawDrawing(one) {
   box.replaceChildren(image);
 }
 function headline({ status, again }) {
-  if (status === 401) return "Its token first";
-  if (status === 409) return "No classes to name";
-  return again ? "Not answered" : "This picture was not taken";
+  if (status === 401) return "A token is needed";
+  if (status === 409) return "No classes to predict";
+  return again ? "Not answered" : "This image was rejected";
 }
 function bar(each) {
   const item = document.createElement("li"), name = document.createElement("span"), value = document.createElement("span");

@@ -36,7 +36,7 @@ function drawPicture(one, { region, whole }) {
   const [width, height] = source || one.about ? region.slice(2) : one.size ?? [5, 2];
   $("pane").style.aspectRatio = `${width} / ${height}`;
   $("pane").style.maxWidth = `calc(min(66vh, 36rem) * ${width / height})`;
-  canvas.setAttribute("aria-label", "The picture " + one.name);
+  canvas.setAttribute("aria-label", "The image " + one.name);
   if (!source) {
     canvas.width = canvas.height = 1;
     kept.drawn = "";
