@@ -8,12 +8,14 @@ from torch import Tensor
 
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.transforms.augmentation import Mix
 from vitrail.distributed.process_group import World
 from vitrail.models.build import build
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig
 from vitrail.objectives.dino import DINO, DINOObjective
 from vitrail.objectives.moco import MoCo, MoCoObjective
+from vitrail.objectives.objective import ObjectiveContext
 
 ALONE = World(device=torch.device("cpu"))
 # Neither the image nor the grid is square, so that a swapped axis shows.
@@ -35,11 +37,13 @@ def network(**changes: Any) -> ViT:
 
 
 def contrast(world: World = ALONE, config: MoCo = MOCO, **changes: Any) -> MoCoObjective:
-    return apart(MoCoObjective(network(**changes), config, preprocessing(), steps=STEPS, world=world))
+    return apart(MoCoObjective(network(**changes), config, ObjectiveContext(0, preprocessing(), Mix(), STEPS, world)))
 
 
 def distil(world: World = ALONE, config: DINO = DINO_, **changes: Any) -> DINOObjective:
-    objective = apart(DINOObjective(network(**changes), config, preprocessing(), steps=STEPS, world=world))
+    objective = apart(
+        DINOObjective(network(**changes), config, ObjectiveContext(0, preprocessing(), Mix(), STEPS, world))
+    )
     objective.centre.copy_(torch.linspace(-0.3, 0.2, config.outputs))
     return objective
 

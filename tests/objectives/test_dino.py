@@ -14,11 +14,12 @@ from tests.objectives.digits import digits_network, digits_preprocessing, featur
 from tests.objectives.taught import ALONE, DINO_, MODEL, STEPS, batch, difference, distil, gradients
 from tests.objectives.together import stepped
 from vitrail.core.errors import ConfigError
+from vitrail.data.transforms.augmentation import Mix
 from vitrail.distributed.parallel import Sharding, parallelise
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.objectives.dino import DINO, DINOObjective, distillation_loss
 from vitrail.objectives.multicrop import represent_at
-from vitrail.objectives.objective import ObjectiveOutput
+from vitrail.objectives.objective import ObjectiveContext, ObjectiveOutput
 
 
 def slow(
@@ -300,7 +301,7 @@ SMALL = DINO(
 def test_it_learns_one_batch_of_digits_by_heart() -> None:
     """From a teacher that stays as it is."""
     config = replace(SMALL, momentum=1.0, centre_momentum=0.0)
-    objective = DINOObjective(digits_network(), config, digits_preprocessing(), steps=40, world=ALONE)
+    objective = DINOObjective(digits_network(), config, ObjectiveContext(0, digits_preprocessing(), Mix(), 40, ALONE))
     rows = learnt_rows(objective, steps=40, rate=5e-3, same=True)
     assert rows[1:, 1].std() < 1e-4  # what is taught stays the same, once it is centred
     assert rows[-1, 0] < 0.75 * rows[1, 0]  # loss
@@ -309,7 +310,7 @@ def test_it_learns_one_batch_of_digits_by_heart() -> None:
 
 @pytest.mark.slow
 def test_it_learns_digits_without_collapse() -> None:
-    objective = DINOObjective(digits_network(), SMALL, digits_preprocessing(), steps=40, world=ALONE)
+    objective = DINOObjective(digits_network(), SMALL, ObjectiveContext(0, digits_preprocessing(), Mix(), 40, ALONE))
     before = feature_rank(objective)
     rows = learnt_rows(objective, steps=40, rate=2e-3)
     first, last = rows[:8].mean(0), rows[-8:].mean(0)

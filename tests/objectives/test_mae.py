@@ -25,13 +25,13 @@ from tests.objectives.masked import (
 )
 from vitrail.core.errors import ConfigError
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.transforms.augmentation import cifar
+from vitrail.data.transforms.augmentation import Mix, cifar
 from vitrail.distributed.parallel import PrecisionWrapper, shard_units
 from vitrail.models.positions import SineTable
 from vitrail.models.vit import Block, ViT
 from vitrail.models.vit_config import ViTConfig
 from vitrail.objectives.mae import MAE, MAEObjective
-from vitrail.objectives.objective import ObjectiveOutput
+from vitrail.objectives.objective import ObjectiveContext, ObjectiveOutput
 
 N, HIDDEN, VISIBLE, PIXELS = 12, 9, 3, 6 * 5 * 3
 NORMALISE = pytest.mark.parametrize("normalise", [True, False])
@@ -43,7 +43,7 @@ def small(**changes: Any) -> MAE:
 
 def objective_of(config: ViTConfig = VIT, **changes: Any) -> MAEObjective:
     with seeded(1):
-        return MAEObjective(network(config), small(**changes), PLAIN, steps=10, world=WORLD)
+        return MAEObjective(network(config), small(**changes), ObjectiveContext(0, PLAIN, Mix(), 10, WORLD))
 
 
 def restless(config: ViTConfig = VIT, **changes: Any) -> MAEObjective:
@@ -69,7 +69,7 @@ def opposed(pixels: Tensor, patch: int) -> Tensor:
 
 def test_every_picture_shows_a_quarter_and_every_patch_as_often() -> None:
     objective, sample = objective_of(), torch.arange(20_000)
-    visible, masked, restore = objective.drawn(seed=SEED, step=STEP, epoch=sample * 0, sample=sample)
+    visible, masked, restore = objective.draw(seed=SEED, step=STEP, epoch=sample * 0, sample=sample)
     assert visible.shape == (20_000, VISIBLE)
     assert masked.shape == (20_000, HIDDEN)
     both = torch.cat([visible, masked], 1)
@@ -100,7 +100,7 @@ def test_the_encoder_is_the_network_on_some_of_its_tokens(changes: dict[str, Any
     objective = restless(model(**changes))
     vit = cast(ViT, objective.network)
     pixels, visible, masked, _, _ = inputs_of(objective, noise(2))
-    found = objective.encoded(objective.normalised(pixels), visible)
+    found = objective.encode(objective.normalised(pixels), visible)
     assert found.shape == (2, vit.config.prefix + VISIBLE, 16)
     for picture in range(2):
         tokens = vit.position(vit.tokens(objective.normalised(pixels)), 0)[picture]
@@ -109,7 +109,7 @@ def test_the_encoder_is_the_network_on_some_of_its_tokens(changes: dict[str, Any
         slow = vit.norm(vit.forward_blocks(torch.stack(some)[None]))[0]
         assert torch.allclose(found[picture], slow, atol=1e-5)
     for patch in range(N):
-        after = objective.encoded(objective.normalised(opposed(pixels, patch)), visible)
+        after = objective.encode(objective.normalised(opposed(pixels, patch)), visible)
         assert torch.equal(after[1], found[1])
         assert torch.equal(after[0], found[0]) == (patch in masked[0].tolist())
 
@@ -118,7 +118,7 @@ def test_no_gradient_reaches_hidden_pixels_through_the_encoder() -> None:
     objective = restless()
     pixels, visible, _, _, _ = inputs_of(objective, noise(1))
     images = objective.normalised(pixels).requires_grad_()
-    objective.encoded(images, visible).square().sum().backward()
+    objective.encode(images, visible).square().sum().backward()
     assert images.grad is not None
     for patch in range(N):
         touched = bool(images.grad[0][:, *place(patch)].abs().sum() > 0)
@@ -189,8 +189,8 @@ def test_only_hidden_patches_are_scored(normalise: bool) -> None:
     objective = restless(normalise=normalise)
     inputs = inputs_of(objective, noise(2))
     pixels, visible, masked, _, _ = inputs
-    frozen = objective.encoded(objective.normalised(pixels), visible).detach()
-    objective.encoded = lambda *_: frozen  # type: ignore[method-assign]
+    frozen = objective.encode(objective.normalised(pixels), visible).detach()
+    objective.encode = lambda *_: frozen  # type: ignore[method-assign]
     before = objective(*inputs).total
     for patch in range(N):
         rows, columns = place(patch)
@@ -206,11 +206,11 @@ def test_a_normalised_patch_is_told_whatever_its_brightness() -> None:
     objective = objective_of()
     images = objective.normalised(noise(1))
     patches = images.reshape(1, 12, -1)
-    mean, std = objective.taken(patches)
-    other = objective.taken(patches * 0.5 + 3)
+    mean, std = objective.patch_moments(patches)
+    other = objective.patch_moments(patches * 0.5 + 3)
     assert torch.allclose((patches - mean) / std, (patches * 0.5 + 3 - other[0]) / other[1], atol=1e-4)
     flat = torch.full((1, 1, PIXELS), 0.7)
-    mean, std = objective.taken(flat)
+    mean, std = objective.patch_moments(flat)
     assert float(((flat - mean) / std).abs().max()) < 1e-3
     assert float(std) == pytest.approx(1e-3)
 
@@ -233,9 +233,9 @@ def test_a_place_without_a_picture_counts_for_nothing() -> None:
     assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
     alone = [float(objective(*(tensor[at : at + 1] for tensor in inputs)).total.detach()) for at in (0, 2)]
     assert float(a.total.detach()) == pytest.approx(sum(alone), rel=1e-5)
-    frozen = objective.encoded(objective.normalised(inputs[0]), inputs[1]).detach()
+    frozen = objective.encode(objective.normalised(inputs[0]), inputs[1]).detach()
     frozen[1] = torch.nan
-    objective.encoded = lambda *_: frozen  # type: ignore[method-assign]
+    objective.encode = lambda *_: frozen  # type: ignore[method-assign]
     assert torch.isfinite(objective(*inputs).total)
 
 
@@ -395,9 +395,9 @@ def test_pictures_show_what_is_seen_and_told(normalise: bool) -> None:
     assert torch.equal(original, pixels)
     assert seen.dtype == told.dtype == torch.uint8
     sample = torch.arange(2)
-    visible, masked, restore = objective.drawn(seed=4, step=0, epoch=sample * 0, sample=sample)
+    visible, masked, restore = objective.draw(seed=4, step=0, epoch=sample * 0, sample=sample)
     images = objective.normalised(pixels)
-    answers = objective.decoder(objective.encoded(images, visible), masked, restore).detach()
+    answers = objective.decoder(objective.encode(images, visible), masked, restore).detach()
     for picture in range(2):
         for patch in range(N):
             where = place(patch)
@@ -421,9 +421,7 @@ def test_it_learns_eight_digits(normalise: bool) -> None:
         objective = MAEObjective(
             network(config),
             MAE(mask=0.5, decoder_width=32, decoder_depth=1, decoder_heads=4, normalise=normalise),
-            Preprocessing(image=(16, 16)),
-            steps=30,
-            world=WORLD,
+            ObjectiveContext(0, Preprocessing(image=(16, 16)), Mix(), 30, WORLD),
         )
     adam = torch.optim.Adam(objective.parameters(), lr=5e-3)
     batch = batch_of(digits(8))

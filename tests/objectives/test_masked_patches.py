@@ -26,12 +26,12 @@ from tests.objectives.masked import (
 )
 from vitrail.core.errors import ConfigError, UnknownName
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.transforms.augmentation import cifar
+from vitrail.data.transforms.augmentation import Mix, cifar
 from vitrail.distributed.parallel import PrecisionWrapper
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig
 from vitrail.objectives.masked_patches import MaskedPatches, MaskedPatchesObjective, Target
-from vitrail.objectives.objective import ObjectiveOutput
+from vitrail.objectives.objective import ObjectiveContext, ObjectiveOutput
 
 TARGETS: list[Target] = ["mean-colour", "small-patch", "pixels"]
 N = VIT.patches
@@ -39,7 +39,9 @@ N = VIT.patches
 
 def objective_of(config: ViTConfig = VIT, **changes: Any) -> MaskedPatchesObjective:
     with seeded(1):
-        return MaskedPatchesObjective(network(config), MaskedPatches(**changes), PLAIN, steps=10, world=WORLD)
+        return MaskedPatchesObjective(
+            network(config), MaskedPatches(**changes), ObjectiveContext(0, PLAIN, Mix(), 10, WORLD)
+        )
 
 
 def restless(config: ViTConfig = VIT, **changes: Any) -> MaskedPatchesObjective:
@@ -50,7 +52,7 @@ def restless(config: ViTConfig = VIT, **changes: Any) -> MaskedPatchesObjective:
 
 def drawn(objective: MaskedPatchesObjective, count: int, step: int = STEP) -> tuple[Tensor, Tensor]:
     sample = torch.arange(count)
-    return objective.drawn(seed=SEED, step=step, epoch=torch.zeros_like(sample), sample=sample)
+    return objective.draw(seed=SEED, step=step, epoch=torch.zeros_like(sample), sample=sample)
 
 
 # What is corrupted
@@ -195,8 +197,8 @@ def test_only_corrupted_patches_are_scored(target: Target) -> None:
     objective = restless(target=target)
     inputs = objective.inputs(batch_of(noise(2)), seed=SEED, step=STEP)
     pixels, source, corrupted, valid = inputs
-    frozen = objective.predicted(pixels, source, corrupted)
-    objective.predicted = lambda *_: frozen  # type: ignore[method-assign]
+    frozen = objective.predict(pixels, source, corrupted)
+    objective.predict = lambda *_: frozen  # type: ignore[method-assign]
     before = objective(*inputs).total
     for patch in range(N):
         rows, columns = place(patch)
@@ -228,9 +230,9 @@ def test_a_place_without_a_picture_counts_for_nothing(target: Target) -> None:
     alone = [float(objective(*(tensor[at : at + 1] for tensor in with_rest)).total.detach()) for at in (0, 2)]
     assert float(a.total.detach()) == pytest.approx(sum(alone), rel=1e-5)
     # Not even where the network says nothing sensible there.
-    frozen = objective.predicted(*with_rest[:3]).detach()
+    frozen = objective.predict(*with_rest[:3]).detach()
     frozen[1] = torch.nan
-    objective.predicted = lambda *_: frozen  # type: ignore[method-assign]
+    objective.predict = lambda *_: frozen  # type: ignore[method-assign]
     assert torch.isfinite(objective(*with_rest).total)
 
 
@@ -263,13 +265,13 @@ def test_the_mask_embedding_learns_only_where_something_is_masked() -> None:
 def test_a_masked_patch_is_not_seen_and_a_kept_one_is() -> None:
     objective = restless()
     pixels, source, corrupted, _ = objective.inputs(batch_of(noise(1)), seed=SEED, step=STEP)
-    before = objective.predicted(pixels, source, corrupted)
+    before = objective.predict(pixels, source, corrupted)
     shown = set(source[0].tolist())
     for patch in range(N):
         rows, columns = place(patch)
         changed = pixels.clone()
         changed[0, :, rows, columns] = 255 - changed[0, :, rows, columns]
-        same = torch.equal(objective.predicted(changed, source, corrupted), before)
+        same = torch.equal(objective.predict(changed, source, corrupted), before)
         assert same == (patch not in shown)
 
 
@@ -380,8 +382,8 @@ def test_pictures_show_what_is_seen_and_told(target: Target) -> None:
     assert torch.equal(original, pixels)
     assert seen.dtype == told.dtype == torch.uint8
     sample = torch.arange(3)
-    source, corrupted = objective.drawn(seed=4, step=0, epoch=torch.zeros_like(sample), sample=sample)
-    answers = objective.predicted(pixels, source, corrupted)
+    source, corrupted = objective.draw(seed=4, step=0, epoch=torch.zeros_like(sample), sample=sample)
+    answers = objective.predict(pixels, source, corrupted)
     for picture in range(3):
         for patch in range(N):
             rows, columns = place(patch)
@@ -424,7 +426,9 @@ def test_it_learns_eight_digits(target: Target, factor: float) -> None:
     )
     plain = Preprocessing(image=(16, 16))
     with seeded(1):
-        objective = MaskedPatchesObjective(network(config), MaskedPatches(target=target), plain, steps=30, world=WORLD)
+        objective = MaskedPatchesObjective(
+            network(config), MaskedPatches(target=target), ObjectiveContext(0, plain, Mix(), 30, WORLD)
+        )
     adam = torch.optim.Adam(objective.parameters(), lr=5e-3)
     batch = batch_of(digits(8))
     losses = list[float]()

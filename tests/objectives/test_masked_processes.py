@@ -6,11 +6,13 @@ from torch import Tensor
 
 from tests.distributed.pair import together
 from tests.objectives.masked import PLAIN, SEED, STEP, WORLD, batch_of, model, network, noise, seeded, stirred
+from vitrail.data.transforms.augmentation import Mix
 from vitrail.distributed.meta_init import gather_tensor
 from vitrail.distributed.parallel import Precision, Sharding, parallelise
 from vitrail.distributed.process_group import World
 from vitrail.objectives.mae import MAE, MAEObjective
 from vitrail.objectives.masked_patches import MaskedPatches, MaskedPatchesObjective
+from vitrail.objectives.objective import ObjectiveContext
 
 WAYS: list[tuple[Sharding, Precision]] = [("ddp", "float32"), ("fsdp", "float32"), ("fsdp", "bfloat16")]
 
@@ -20,10 +22,12 @@ def objective_of(kind: str, world: World) -> MaskedPatchesObjective | MAEObjecti
     made: MaskedPatchesObjective | MAEObjective
     with seeded(1):
         if kind == "masked patches":
-            made = MaskedPatchesObjective(vit, MaskedPatches(target="small-patch"), PLAIN, steps=1, world=world)
+            made = MaskedPatchesObjective(
+                vit, MaskedPatches(target="small-patch"), ObjectiveContext(0, PLAIN, Mix(), 1, world)
+            )
         else:
             small = MAE(decoder_width=8, decoder_depth=1, decoder_heads=2)
-            made = MAEObjective(vit, small, PLAIN, steps=1, world=world)
+            made = MAEObjective(vit, small, ObjectiveContext(0, PLAIN, Mix(), 1, world))
     stirred(made)
     return made
 

@@ -13,9 +13,10 @@ from tests.objectives.digits import digits_network, digits_preprocessing, featur
 from tests.objectives.taught import ALONE, MOCO, MODEL, STEPS, batch, contrast, difference, gradients
 from tests.objectives.together import stepped
 from vitrail.core.errors import ConfigError
+from vitrail.data.transforms.augmentation import Mix
 from vitrail.distributed.parallel import Sharding, parallelise
 from vitrail.objectives.moco import MoCo, MoCoObjective, feature_spread, info_nce
-from vitrail.objectives.objective import ObjectiveOutput
+from vitrail.objectives.objective import ObjectiveContext, ObjectiveOutput
 
 
 def unit(*shape: int) -> Tensor:
@@ -26,13 +27,13 @@ def test_info_nce_is_the_slow_one() -> None:
     torch.manual_seed(0)
     queries, keys = unit(4, 5), unit(9, 5)
     known = torch.tensor([True, False, True, True, True, True, False, True, True])
-    found = info_nce(queries, keys, known, first=2, temperature=0.3)
+    losses, hits = info_nce(queries, keys, known, first=2, temperature=0.3)
     for row in range(4):
         own = (queries[row] @ keys[2 + row] / 0.3).exp()
         others = [(queries[row] @ keys[at] / 0.3).exp() for at in range(9) if known[at]]
-        assert found.losses[row].item() == pytest.approx(-(own / sum(others)).log().item(), abs=1e-12)
+        assert losses[row].item() == pytest.approx(-(own / sum(others)).log().item(), abs=1e-12)
         best = max((at for at in range(9) if known[at]), key=lambda at: float(queries[row] @ keys[at]))
-        assert bool(found.hits[row]) == (best == 2 + row)
+        assert bool(hits[row]) == (best == 2 + row)
 
 
 def slow(objective: MoCoObjective, views: tuple[Tensor, ...], valid: Tensor) -> tuple[Tensor, float, float]:
@@ -203,7 +204,7 @@ def test_nonsense_is_refused(changes: Any) -> None:
 @pytest.mark.slow
 def test_it_learns_digits_without_collapse() -> None:
     config = MoCo(hidden=64, width=32, momentum=0.9)
-    objective = MoCoObjective(digits_network(), config, digits_preprocessing(), steps=40, world=ALONE)
+    objective = MoCoObjective(digits_network(), config, ObjectiveContext(0, digits_preprocessing(), Mix(), 40, ALONE))
     before = feature_rank(objective)
     rows = learnt_rows(objective, steps=40, rate=5e-3)
     first, last = rows[:8].mean(0), rows[-8:].mean(0)

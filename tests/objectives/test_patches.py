@@ -4,9 +4,12 @@ import pytest
 import torch
 
 from tests.models.tiny import HYBRID, RESNET
-from tests.objectives.masked import VIT, model, network, noise
+from tests.objectives.masked import PLAIN, VIT, WORLD, model, network, noise
 from vitrail.core.errors import ConfigError
+from vitrail.data.transforms.augmentation import Mix
 from vitrail.objectives import patch_ops as patches
+from vitrail.objectives.mae import MAE
+from vitrail.objectives.objective import ObjectiveContext
 
 
 def test_patches_are_cut_in_raster_order_and_joined_again() -> None:
@@ -44,17 +47,8 @@ def test_networks_without_patches_or_with_a_head_are_refused() -> None:
         patches.check_patch_model(HYBRID, "x")
     with pytest.raises(ConfigError, match="3 channels; the model takes 1"):
         patches.check_patch_model(model(channels=1), "x")
-    with pytest.raises(ConfigError, match="objective x trains a ViT, not a ResNet; use a ViT"):
-        patches.check_network(network(RESNET), "x")
+    context = ObjectiveContext(0, PLAIN, Mix(), 10, WORLD)
+    with pytest.raises(ConfigError, match="objective MAE trains a ViT, not a ResNet; use a ViT"):
+        MAE().build(network(RESNET), context)
     with pytest.raises(ConfigError, match="head='linear' untrained; use head='none', classes=0"):
-        patches.check_network(network(model(head="linear", classes=3)), "x")
-
-
-def test_rest_ends() -> None:
-    module = torch.nn.Dropout()
-    with patches.without_dropout(module):
-        assert not module.training
-    assert module.training
-    with patches.without_dropout(module.eval()):
-        assert not module.training
-    assert not module.training
+        MAE().build(network(model(head="linear", classes=3)), context)

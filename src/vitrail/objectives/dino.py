@@ -10,20 +10,17 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from vitrail.core.errors import ConfigError, ImageSizeError
+from vitrail.core.errors import ImageSizeError
 from vitrail.core.text import Pair, format_size, pair
 from vitrail.data.loader import Batch
-from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.crop import Range
-from vitrail.distributed.process_group import World
 from vitrail.models.backbone import Backbone
 from vitrail.models.family import ModelConfig
-from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig, vit_config
 from vitrail.objectives.multicrop import PositionsAt, check_resizable, represent_at, split_views, with_crop
 from vitrail.objectives.objective import Objective, ObjectiveConfig, ObjectiveContext, ObjectiveOutput
-from vitrail.objectives.patch_ops import cast_to_weights, check_network
+from vitrail.objectives.patch_ops import ViTObjective
 from vitrail.objectives.projection_heads import PrototypeHead, Teacher, local_tensors, mlp_macs, momentum_at
 
 GLOBAL_CROPS = 2  # per image; the teacher sees only these
@@ -37,7 +34,7 @@ class DINO(ObjectiveConfig):
     `momentum` to 1 in all of it; the last layer stays as it was drawn for the first `freeze_last` of it."""
 
     def build(self, network: Backbone, context: ObjectiveContext) -> Objective:
-        return DINOObjective(network, self, context.preprocessing, steps=context.steps, world=context.world)
+        return DINOObjective(network, self, context)
 
     outputs: int = 4096
     hidden: int = 2048
@@ -55,22 +52,14 @@ class DINO(ObjectiveConfig):
     freeze_last: float = 0.01
 
     def __post_init__(self) -> None:
-        for name in ("outputs", "hidden", "bottleneck"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"objective.{name}={getattr(self, name)} must be at least 1")
-        for name in ("local_views", "local_size"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"objective.{name}={getattr(self, name)} must not be below 0")
-        for name in ("student_temperature", "teacher_temperature", "teacher_start"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"objective.{name}={getattr(self, name)} must be above 0")
-        for name in ("warmup", "centre_momentum", "momentum", "freeze_last"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"objective.{name}={getattr(self, name)} must lie in 0 to 1")
-        for name in ("local_scale", "global_scale"):
-            low, high = getattr(self, name)
-            if not 0 < low <= high <= 1:
-                raise ConfigError(f"objective.{name}={(low, high)} must be two shares of the image, the smaller first")
+        self.check_numbers("be at least 1", lambda value: value >= 1, "outputs", "hidden", "bottleneck")
+        self.check_numbers("not be below 0", lambda value: value >= 0, "local_views", "local_size")
+        temperatures = ("student_temperature", "teacher_temperature", "teacher_start")
+        self.check_numbers("be above 0", lambda value: value > 0, *temperatures)
+        shares = ("warmup", "centre_momentum", "momentum", "freeze_last")
+        self.check_numbers("lie in 0 to 1", lambda value: 0 <= value <= 1, *shares)
+        rule = "be two shares of the image, the smaller first"
+        self.check_numbers(rule, lambda ends: 0 < ends[0] <= ends[1] <= 1, "local_scale", "global_scale")
 
     def local(self, image: Pair, patch: Pair = (1, 1)) -> Pair:
         """The size of the local crops."""
@@ -91,11 +80,8 @@ class DINO(ObjectiveConfig):
             return model
         size = self.local(model.image, model.patch)
         if any(side % part for side, part in zip(size, model.patch, strict=True)):
-            raise ImageSizeError(
-                f"objective.local_size={self.local_size} is not a whole number of {format_size(model.patch)} "
-                "patches; use a "
-                "multiple of the patch, or 0 for half the image"
-            )
+            why = f"objective.local_size={self.local_size} is not a whole number of {format_size(model.patch)} patches"
+            raise ImageSizeError(f"{why}; use a multiple of the patch, or 0 for half the image")
         return model if size == model.image else check_resizable(model, "dino")
 
     def macs_per_image(self, model: ModelConfig) -> float:
@@ -112,7 +98,7 @@ class DINO(ObjectiveConfig):
         return self.teacher_start + (self.teacher_temperature - self.teacher_start) * done
 
 
-class DINOObjective(Objective):
+class DINOObjective(ViTObjective):
     """The loss of an image is the cross-entropy of the student's output with the teacher's, averaged over all pairs of
     a global crop and another crop. The teacher's outputs are centred by their running mean over earlier steps."""
 
@@ -121,25 +107,15 @@ class DINOObjective(Objective):
     centre: Tensor
     seen: Tensor
 
-    def __init__(
-        self, network: Backbone, config: DINO, preprocessing: Preprocessing, *, steps: int, world: World
-    ) -> None:
-        vit = check_network(network, "dino")
-        super().__init__(vit, preprocessing)
-        self.config, self.model, self.steps, self.world = config, config.check_model(vit.config), steps, world
-        self.head = PrototypeHead(
-            self.model.width, hidden=config.hidden, bottleneck=config.bottleneck, outputs=config.outputs
-        )
-        self.teacher = Teacher(vit, self.head)
+    def __init__(self, network: Backbone, config: DINO, context: ObjectiveContext) -> None:
+        super().__init__(network, config, context)
+        self.head = PrototypeHead(self.model.width, config.hidden, config.bottleneck, config.outputs)
+        self.teacher = Teacher(self.network, self.head)
         small = config.local(self.model.image, self.model.patch)
         self.at = PositionsAt(self.model, small) if config.local_views else None
         self.register_buffer("centre", torch.zeros(config.outputs))
         # The sum of this step's teacher outputs followed by their number; zero between steps, so it is not saved.
         self.register_buffer("seen", torch.zeros(config.outputs + 1), persistent=False)
-
-    @property
-    def _vit(self) -> ViT:
-        return cast(ViT, self.network)
 
     @property
     def eval_network(self) -> Backbone:
@@ -156,11 +132,11 @@ class DINOObjective(Objective):
 
     def forward(self, *inputs: Tensor) -> ObjectiveOutput:
         *views, valid, temperature = inputs
-        wide = cast_to_weights(self.normalised(torch.cat(views[:GLOBAL_CROPS])), self._vit)
-        y = [self._vit.represent(wide)]
+        wide = self.cast(self.normalised(torch.cat(views[:GLOBAL_CROPS])))
+        y = [self.network.represent(wide)]
         if self.at is not None:
-            small = cast_to_weights(self.normalised(torch.cat(views[GLOBAL_CROPS:])), self._vit)
-            y.append(represent_at(self._vit, small, self.at))
+            small = self.cast(self.normalised(torch.cat(views[GLOBAL_CROPS:])))
+            y.append(represent_at(self.network, small, self.at))
         student = self.head(torch.cat(y)).unflatten(0, (len(views), -1))  # [views, B, K]
         with torch.no_grad():
             answers = self.teacher.head(self.teacher.network.represent(wide)).unflatten(0, (GLOBAL_CROPS, -1))

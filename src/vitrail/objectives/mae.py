@@ -5,36 +5,20 @@ gets its output tokens, with one learnable token in every empty place, and draws
 """
 
 from dataclasses import dataclass, replace
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from vitrail.core.errors import ConfigError
 from vitrail.data.loader import Batch
-from vitrail.data.preprocessing import Preprocessing
-from vitrail.distributed.process_group import World
-from vitrail.models.backbone import Backbone
+from vitrail.models.backbone import Backbone, eval_mode
 from vitrail.models.family import ModelConfig
 from vitrail.models.layers import initialise
 from vitrail.models.positions import SineTable
-from vitrail.models.vit import Block, ViT
+from vitrail.models.vit import Block
 from vitrail.models.vit_config import ViTConfig
-from vitrail.objectives import patch_ops as masks
+from vitrail.objectives import patch_ops as ops
 from vitrail.objectives.objective import Objective, ObjectiveConfig, ObjectiveContext, ObjectiveOutput
-from vitrail.objectives.patch_ops import (
-    GREY,
-    cast_to_weights,
-    check_network,
-    check_patch_model,
-    count_masked,
-    cut_patches,
-    gather_tokens,
-    join_patches,
-    scatter_patches,
-    to_bytes,
-    without_dropout,
-)
 
 EPS = 1e-6  # on the variance of a patch, as published
 
@@ -45,7 +29,7 @@ class MAE(ObjectiveConfig):
     `normalise` each hidden patch is told as it is after its own mean and deviation are taken out."""
 
     def build(self, network: Backbone, context: ObjectiveContext) -> Objective:
-        return MAEObjective(network, self, context.preprocessing, steps=context.steps, world=context.world)
+        return MAEObjective(network, self, context)
 
     mask: float = 0.75
     decoder_width: int = 512
@@ -54,55 +38,35 @@ class MAE(ObjectiveConfig):
     normalise: bool = True
 
     def __post_init__(self) -> None:
-        if not 0 < self.mask < 1:
-            raise ConfigError(f"objective.mask={self.mask} must lie between 0 and 1")
-        for name in ("decoder_width", "decoder_depth", "decoder_heads"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"objective.{name}={getattr(self, name)} must be at least 1")
-        if self.decoder_width % self.decoder_heads:
-            raise ConfigError(
-                f"objective.decoder_heads={self.decoder_heads} does not divide decoder_width={self.decoder_width}"
-            )
-        if self.decoder_width % 4:
-            raise ConfigError(
-                f"objective.decoder_width={self.decoder_width} must be divisible by 4, for sine-cosine positions"
-            )
+        self.check_numbers("lie between 0 and 1", lambda value: 0 < value < 1, "mask")
+        sizes = ("decoder_width", "decoder_depth", "decoder_heads")
+        self.check_numbers("be at least 1", lambda value: value >= 1, *sizes)
+        self.check_numbers("be divisible by 4, for sine-cosine positions", lambda value: not value % 4, "decoder_width")
+        if (width := self.decoder_width) % self.decoder_heads:
+            raise ConfigError(f"objective.decoder_heads={self.decoder_heads} does not divide decoder_width={width}")
 
     def check_model(self, model: ModelConfig) -> ViTConfig:
         """The model, where its encoder can do with some of the tokens."""
-        config = check_patch_model(model, "MAE")
+        config = ops.check_patch_model(model, "MAE")
         if config.attention != "full":
-            raise ConfigError(
-                f"objective MAE leaves out tokens, and attention='{config.attention}' needs the whole grid; use 'full'"
-            )
+            raise ConfigError("objective MAE drops tokens, and attention='axial' needs the whole grid; use 'full'")
         if config.position == "relative" or config.placed != "stem":
-            raise ConfigError(
-                f"objective MAE leaves out tokens behind the stem, and position='{config.position}' enters at "
-                f"'{config.placed}'; use another kind with placement='stem'"
-            )
+            why = f"position='{config.position}' enters at '{config.placed}'"
+            raise ConfigError(f"objective MAE drops tokens behind the stem, and {why}; use another kind at the stem")
         self.num_masked(config)
         return config
 
     def num_masked(self, model: ViTConfig) -> int:
         """How many patches of an image are hidden."""
-        return count_masked(model, self.mask, "mask", most=model.patches - 1)
+        return ops.count_masked(model, self.mask, "mask", most=model.patches - 1)
 
     def decoder(self, model: ViTConfig) -> ViTConfig:
         """The decoder's layers as a config: the encoder's numerics, and no regularisers."""
+        width, plain = self.decoder_width, replace(model, dropout=0.0, attention_dropout=0.0, stochastic_depth=0.0)
         return replace(
-            model,
-            width=self.decoder_width,
-            depth=self.decoder_depth,
-            mlp_width=4 * self.decoder_width,
-            heads=self.decoder_heads,
-            head="none",
-            classes=0,
-            position="sincos2d",
-            placement="stem",
-            dropout=0.0,
-            attention_dropout=0.0,
-            stochastic_depth=0.0,
-        )
+            plain, width=width, depth=self.decoder_depth, mlp_width=4 * width, heads=self.decoder_heads,
+            head="none", classes=0, position="sincos2d", placement="stem",
+        )  # fmt: skip
 
     def macs_per_image(self, model: ModelConfig) -> float:
         """MACs of an image: the embedding of all patches, the encoder's layers on the visible ones, the decoder's on
@@ -149,60 +113,53 @@ class Decoder(nn.Module):
         in (visible, hidden) each patch is found [B, N]. To [B, M, P·P·3]."""
         y = self.narrow(tokens)
         empty = self.mask.to(y.dtype).expand(*masked.shape, -1)
-        patches = gather_tokens(torch.cat([y[:, self.prefix :], empty], 1), restore)
+        patches = ops.gather_tokens(torch.cat([y[:, self.prefix :], empty], 1), restore)
         y = torch.cat([y[:, : self.prefix], patches], 1)
         y = y + self.position().to(y.dtype)
         for block in self.blocks:
             y = block(y)
-        return self.predict(self.norm(gather_tokens(y, masked + self.prefix)))
+        return self.predict(self.norm(ops.gather_tokens(y, masked + self.prefix)))
 
 
-class MAEObjective(Objective):
+class MAEObjective(ops.ViTObjective):
     """The loss of an image is the mean squared error over the pixels of its hidden patches. A class token learns by
     what the others take from it alone, as published."""
 
     config: MAE
 
-    def __init__(
-        self, network: Backbone, config: MAE, preprocessing: Preprocessing, *, steps: int, world: World
-    ) -> None:
-        super().__init__(check_network(network, "MAE"), preprocessing)
-        self.config, self.model = config, config.check_model(self._vit.config)
+    def __init__(self, network: Backbone, config: MAE, context: ObjectiveContext) -> None:
+        super().__init__(network, config, context)
         self.visible = self.model.patches - config.num_masked(self.model)
         self.decoder = Decoder(self.model, config.decoder(self.model))
         initialise(self.decoder)
 
-    @property
-    def _vit(self) -> ViT:
-        return cast(ViT, self.network)
-
     def inputs(self, batch: Batch, *, seed: int, step: int) -> tuple[Tensor, ...]:
         """Pixels as bytes [B, 3, H, W], the visible patches [B, N - M], the hidden ones [B, M], where each patch is
         found in the two together [B, N], and which images count [B]."""
-        return batch.pixels, *self.drawn(seed=seed, step=step, epoch=batch.epoch, sample=batch.sample), batch.valid
+        return batch.pixels, *self.draw(seed=seed, step=step, epoch=batch.epoch, sample=batch.sample), batch.valid
 
-    def drawn(self, *, seed: int, step: int, epoch: Tensor, sample: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def draw(self, *, seed: int, step: int, epoch: Tensor, sample: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Which patches are visible, which are hidden, and the way back, of some samples [B]."""
-        bits = masks.draw_bits("mae", self.model.patches, seed=seed, step=step, epoch=epoch, sample=sample)
-        order = masks.draw_permutations(bits)
+        bits = ops.draw_bits("mae", self.model.patches, seed=seed, step=step, epoch=epoch, sample=sample)
+        order = ops.draw_permutations(bits)
         return order[:, : self.visible], order[:, self.visible :], order.argsort(1)
 
     def forward(self, *inputs: Tensor) -> ObjectiveOutput:
         pixels, visible, masked, restore, valid = inputs
         images = self.normalised(pixels)
-        predicted = self.decoder(self.encoded(images, visible), masked, restore).float()
-        truth = gather_tokens(cut_patches(images, self.model.patch), masked)
-        mean, std = self.taken(truth)
+        predicted = self.decoder(self.encode(images, visible), masked, restore).float()
+        truth = ops.gather_tokens(ops.cut_patches(images, self.model.patch), masked)
+        mean, std = self.patch_moments(truth)
         losses = (predicted - (truth - mean) / std).square().mean((1, 2))
         # A place that does not count may hold anything, so it is replaced, not multiplied away.
         return ObjectiveOutput(torch.where(valid, losses, 0.0).sum(), valid.float().sum(), {})
 
-    def encoded(self, images: Tensor, visible: Tensor) -> Tensor:
+    def encode(self, images: Tensor, visible: Tensor) -> Tensor:
         """Class token, registers and visible patches behind the encoder's last norm: [B, T - M, D]."""
-        network = self._vit
-        return network.norm(network.forward_blocks(network.embed(cast_to_weights(images, network), keep=visible)))
+        z = self.network.embed(self.cast(images), keep=visible)
+        return self.network.norm(self.network.forward_blocks(z))
 
-    def taken(self, patches: Tensor) -> tuple[Tensor, Tensor]:
+    def patch_moments(self, patches: Tensor) -> tuple[Tensor, Tensor]:
         """What is taken out of each patch [B, M, P·P·3], its mean and deviation [B, M, 1]. The published code's ways:
         all channels together, the unbiased variance, and pixels that are normalised as the encoder gets them."""
         if not self.config.normalise:
@@ -214,14 +171,15 @@ class MAEObjective(Objective):
         """For the eye, uint8 [B, 3, H, W] each: the images, what the encoder sees of them (hidden patches grey), and
         them with what the decoder draws in the hidden places, with each patch's own mean and deviation put back."""
         sample = torch.arange(len(pixels), device=pixels.device)
-        visible, masked, restore = self.drawn(seed=seed, step=0, epoch=torch.zeros_like(sample), sample=sample)
+        visible, masked, restore = self.draw(seed=seed, step=0, epoch=torch.zeros_like(sample), sample=sample)
         images = self.normalised(pixels)
-        with without_dropout(self):
-            predicted = self.decoder(self.encoded(images, visible), masked, restore).float()
+        with eval_mode(self):
+            predicted = self.decoder(self.encode(images, visible), masked, restore).float()
         patch, grid = self.model.patch, self.model.grid
-        mean, std = self.taken(gather_tokens(cut_patches(images, patch), masked))
+        mean, std = self.patch_moments(ops.gather_tokens(ops.cut_patches(images, patch), masked))
         drawn = predicted * std + mean  # [B, M, P·P·3], normalised as the images are
         drawn = drawn.unflatten(2, (-1, 3)) * self.std.view(3) + self.mean.view(3)
-        known, told = cut_patches(pixels, patch), to_bytes(drawn.flatten(2))
-        seen = scatter_patches(known, masked, torch.full_like(told, GREY))
-        return pixels, join_patches(seen, patch, grid), join_patches(scatter_patches(known, masked, told), patch, grid)
+        known, told = ops.cut_patches(pixels, patch), ops.to_bytes(drawn.flatten(2))
+        fills = (torch.full_like(told, ops.GREY), told)
+        seen, whole = (ops.join_patches(ops.scatter_patches(known, masked, fill), patch, grid) for fill in fills)
+        return pixels, seen, whole

@@ -6,7 +6,7 @@ by default its mean colour at 3 bits per channel: 512 classes.
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias, cast, get_args
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -15,28 +15,12 @@ from torch.nn import functional as F
 from vitrail.core.errors import ConfigError, unknown_name
 from vitrail.core.text import format_size
 from vitrail.data.loader import Batch
-from vitrail.data.preprocessing import Preprocessing
-from vitrail.distributed.process_group import World
-from vitrail.models.backbone import Backbone
+from vitrail.models.backbone import Backbone, eval_mode
 from vitrail.models.family import ModelConfig
 from vitrail.models.layers import initialise
-from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig
-from vitrail.objectives import patch_ops as masks
+from vitrail.objectives import patch_ops as ops
 from vitrail.objectives.objective import Objective, ObjectiveConfig, ObjectiveContext, ObjectiveOutput
-from vitrail.objectives.patch_ops import (
-    GREY,
-    cast_to_weights,
-    check_network,
-    check_patch_model,
-    count_masked,
-    cut_patches,
-    gather_tokens,
-    join_patches,
-    scatter_patches,
-    to_bytes,
-    without_dropout,
-)
 
 LEVELS = 8  # of a channel: 3 bits
 COLOURS = LEVELS**3
@@ -49,17 +33,12 @@ def to_colour_classes(patches: Tensor, side: int) -> Tensor:
     that a mean on the edge of two bins falls into the upper one wherever it is computed. Where the side does not divide
     the patch, areas overlap by a pixel, as in adaptive average pooling."""
     cells = [
-        to_levels(patches[..., top:bottom, left:right, :].sum((-3, -2)), (bottom - top) * (right - left))
+        LEVELS * patches[..., top:bottom, left:right, :].sum((-3, -2)) // (255 * (bottom - top) * (right - left))
         for top, bottom in cell_bounds(patches.shape[-3], side)
         for left, right in cell_bounds(patches.shape[-2], side)
     ]
-    red, green, blue = torch.stack(cells, -2).unbind(-1)
+    red, green, blue = torch.stack(cells, -2).clamp(max=LEVELS - 1).unbind(-1)
     return LEVELS**2 * red + LEVELS * green + blue
-
-
-def to_levels(sums: Tensor, pixels: int) -> Tensor:
-    """The bins of means, from the sums of so many bytes."""
-    return (LEVELS * sums // (255 * pixels)).clamp(max=LEVELS - 1)
 
 
 def cell_bounds(length: int, count: int) -> list[tuple[int, int]]:
@@ -85,7 +64,7 @@ class MaskedPatches(ObjectiveConfig):
     masked with probability `mask`, swapped with `swap`, and else stays as it is, independently of the others."""
 
     def build(self, network: Backbone, context: ObjectiveContext) -> Objective:
-        return MaskedPatchesObjective(network, self, context.preprocessing, steps=context.steps, world=context.world)
+        return MaskedPatchesObjective(network, self, context)
 
     target: Target = "mean-colour"
     rate: float = 0.5
@@ -95,32 +74,26 @@ class MaskedPatches(ObjectiveConfig):
     def __post_init__(self) -> None:
         if self.target not in get_args(Target):
             raise unknown_name("objective.target", str(self.target), get_args(Target))
-        if not 0 < self.rate <= 1:
-            raise ConfigError(f"objective.rate={self.rate} must be above 0 and at most 1")
+        self.check_numbers("be above 0 and at most 1", lambda value: 0 < value <= 1, "rate")
         if min(self.mask, self.swap) < 0 or self.mask + self.swap > 1 + 1e-9:
-            raise ConfigError(
-                f"objective.mask={self.mask} and swap={self.swap} are shares of the corrupted patches: "
-                "neither below 0, together at most 1"
-            )
+            shares = f"objective.mask={self.mask} and swap={self.swap} are shares of the corrupted patches"
+            raise ConfigError(f"{shares}: neither below 0, together at most 1")
 
     def check_model(self, model: ModelConfig) -> ViTConfig:
         """The model as a ViT config; raises where this objective cannot train it."""
-        config = check_patch_model(model, "masked patches")
+        config = ops.check_patch_model(model, "masked patches")
         self.num_masked(config)
         if self.swap and config.patches < 2:
             raise ConfigError(f"objective.swap={self.swap} takes another patch, and there is one alone; use swap=0")
         side = SIDES.get(self.target, 1)
         if min(config.patch) < side:
-            raise ConfigError(
-                f"objective.target='{self.target}' makes {side}x{side} of a patch, and "
-                f"patch={format_size(config.patch)} "
-                "is smaller; use larger patches or another target"
-            )
+            why = f"makes {side}x{side} of a patch, and patch={format_size(config.patch)} is smaller"
+            raise ConfigError(f"objective.target='{self.target}' {why}; use larger patches or another target")
         return config
 
     def num_masked(self, model: ViTConfig) -> int:
         """How many patches of an image are corrupted."""
-        return count_masked(model, self.rate, "rate", most=model.patches)
+        return ops.count_masked(model, self.rate, "rate", most=model.patches)
 
     def outputs(self, model: ViTConfig) -> int:
         """How many numbers the head gives for a patch."""
@@ -153,39 +126,32 @@ class PatchHead(nn.Module):
         return self.predict(tokens)
 
 
-class MaskedPatchesObjective(Objective):
+class MaskedPatchesObjective(ops.ViTObjective):
     """The loss of an image is the mean over its corrupted patches, and over all that each of them must tell."""
 
     config: MaskedPatches
 
-    def __init__(
-        self, network: Backbone, config: MaskedPatches, preprocessing: Preprocessing, *, steps: int, world: World
-    ) -> None:
-        super().__init__(check_network(network, "masked patches"), preprocessing)
-        self.config, self.model = config, config.check_model(self._vit.config)
+    def __init__(self, network: Backbone, config: MaskedPatches, context: ObjectiveContext) -> None:
+        super().__init__(network, config, context)
         self.count = config.num_masked(self.model)
         self.head = PatchHead(self.model.width, config.outputs(self.model))
         initialise(self.head)
 
-    @property
-    def _vit(self) -> ViT:
-        return cast(ViT, self.network)
-
     def inputs(self, batch: Batch, *, seed: int, step: int) -> tuple[Tensor, ...]:
         """Pixels as bytes [B, 3, H, W], which patch's embedding stands at each place, N for the mask [B, N], the
         corrupted places [B, M], and which images count [B]."""
-        source, corrupted = self.drawn(seed=seed, step=step, epoch=batch.epoch, sample=batch.sample)
+        source, corrupted = self.draw(seed=seed, step=step, epoch=batch.epoch, sample=batch.sample)
         return batch.pixels, source, corrupted, batch.valid
 
-    def drawn(self, *, seed: int, step: int, epoch: Tensor, sample: Tensor) -> tuple[Tensor, Tensor]:
+    def draw(self, *, seed: int, step: int, epoch: Tensor, sample: Tensor) -> tuple[Tensor, Tensor]:
         """What stands where, and what is corrupted, of some samples [B]."""
         patches, count = self.model.patches, self.count
-        bits = masks.draw_bits("masked patches", patches + 2 * count, seed=seed, step=step, epoch=epoch, sample=sample)
+        bits = ops.draw_bits("masked patches", patches + 2 * count, seed=seed, step=step, epoch=epoch, sample=sample)
         which, how, other = bits.split([patches, count, count], 1)
-        corrupted = masks.draw_permutations(which)[:, :count]
-        chance = masks.to_uniform(how)
+        corrupted = ops.draw_permutations(which)[:, :count]
+        chance = ops.to_uniform(how)
         # From 1 to N - 1 places further on, around the end: every patch but itself.
-        swapped = (corrupted + 1 + masks.to_integers(other, max(patches - 1, 1))) % patches
+        swapped = (corrupted + 1 + ops.to_integers(other, max(patches - 1, 1))) % patches
         chosen = torch.where(chance < self.config.mask + self.config.swap, swapped, corrupted)
         chosen = chosen.masked_fill(chance < self.config.mask, patches)
         itself = torch.arange(patches, device=sample.device).expand(len(sample), -1)
@@ -193,8 +159,8 @@ class MaskedPatchesObjective(Objective):
 
     def forward(self, *inputs: Tensor) -> ObjectiveOutput:
         pixels, source, corrupted, valid = inputs
-        predicted = self.predicted(pixels, source, corrupted)
-        truth = gather_tokens(cut_patches(pixels, self.model.patch), corrupted)
+        predicted = self.predict(pixels, source, corrupted)
+        truth = ops.gather_tokens(ops.cut_patches(pixels, self.model.patch), corrupted)
         if self.config.target == "pixels":
             losses = (predicted - truth.float() / 255).square().mean((1, 2))
             tallies: dict[str, Tensor] = {}
@@ -208,47 +174,42 @@ class MaskedPatchesObjective(Objective):
         # A place that does not count may hold anything, so it is replaced, not multiplied away.
         return ObjectiveOutput(torch.where(valid, losses, 0.0).sum(), valid.float().sum(), tallies)
 
-    def predicted(self, pixels: Tensor, source: Tensor, corrupted: Tensor) -> Tensor:
+    def predict(self, pixels: Tensor, source: Tensor, corrupted: Tensor) -> Tensor:
         """What the corrupted patches tell, from their own output tokens: float32 [B, M, outputs]."""
-        network = self._vit
         # Patches are embedded one by one: the embedding of another patch is what its pixels embed to in this place. As
         # bytes they change places without a gradient that would have to be carried back.
-        images = cast_to_weights(self.normalised(self.swapped(pixels, source)), network)
+        images = self.cast(self.normalised(self.swap_patches(pixels, source)))
         masked = source == self.model.patches
-        z = network.forward_blocks(network.embed(images, masked=masked, mask_token=self.head.mask))
-        return self.head(network.norm(gather_tokens(z, corrupted + self.model.prefix))).float()
+        z = self.network.forward_blocks(self.network.embed(images, masked=masked, mask_token=self.head.mask))
+        return self.head(self.network.norm(ops.gather_tokens(z, corrupted + self.model.prefix))).float()
 
-    def swapped(self, pixels: Tensor, source: Tensor) -> Tensor:
+    def swap_patches(self, pixels: Tensor, source: Tensor) -> Tensor:
         """The images with other patches where those stand; masked ones are still there."""
-        itself = torch.arange(self.model.patches, device=source.device)
-        places = torch.where(source == self.model.patches, itself, source)
-        return join_patches(
-            gather_tokens(cut_patches(pixels, self.model.patch), places), self.model.patch, self.model.grid
-        )
+        patches, patch = self.model.patches, self.model.patch
+        places = torch.where(source == patches, torch.arange(patches, device=source.device), source)
+        return ops.join_patches(ops.gather_tokens(ops.cut_patches(pixels, patch), places), patch, self.model.grid)
 
     @torch.no_grad()
     def pictures(self, pixels: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:
         """For the eye, uint8 [B, 3, H, W] each: the images, what the network sees of them (masked patches grey), and
         them with what it tells in place of all that it does not see."""
         sample = torch.arange(len(pixels), device=pixels.device)
-        source, corrupted = self.drawn(seed=seed, step=0, epoch=torch.zeros_like(sample), sample=sample)
-        with without_dropout(self):
-            told = self.predicted(pixels, source, corrupted)
+        source, corrupted = self.draw(seed=seed, step=0, epoch=torch.zeros_like(sample), sample=sample)
+        with eval_mode(self):
+            told = self.predict(pixels, source, corrupted)
         patch, grid = self.model.patch, self.model.grid
-        truth = cut_patches(pixels, patch)
-        seen = cut_patches(self.swapped(pixels, source), patch).masked_fill(
-            (source == self.model.patches)[:, :, None], GREY
-        )
+        truth, masked = ops.cut_patches(pixels, patch), (source == self.model.patches)[:, :, None]
+        seen = ops.cut_patches(self.swap_patches(pixels, source), patch).masked_fill(masked, ops.GREY)
         unseen = source != torch.arange(self.model.patches, device=source.device)
-        drawn = torch.where(unseen[:, :, None], scatter_patches(truth, corrupted, self.as_patches(told)), truth)
-        return pixels, join_patches(seen, patch, grid), join_patches(drawn, patch, grid)
+        drawn = torch.where(unseen[:, :, None], ops.scatter_patches(truth, corrupted, self.as_patches(told)), truth)
+        return pixels, ops.join_patches(seen, patch, grid), ops.join_patches(drawn, patch, grid)
 
     def as_patches(self, told: Tensor) -> Tensor:
         """What was told [B, M, outputs] as bytes [B, M, P·P·3]; a colour class is the middle of its bin."""
         if self.config.target == "pixels":
-            return to_bytes(told)
+            return ops.to_bytes(told)
         classes = told.unflatten(2, (-1, COLOURS)).argmax(-1)  # [B, M, cells]
         small = bin_centres(classes).flatten(0, 1)  # [B M, cells, 3]
         side = SIDES[self.config.target]
         blown = F.interpolate(small.mT.unflatten(2, (side, side)), self.model.patch)
-        return to_bytes(blown.permute(0, 2, 3, 1).flatten(1).unflatten(0, told.shape[:2]))
+        return ops.to_bytes(blown.permute(0, 2, 3, 1).flatten(1).unflatten(0, told.shape[:2]))

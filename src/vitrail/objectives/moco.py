@@ -6,24 +6,21 @@ image of all processes; the patch projection stays as it was drawn, which keeps 
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple, cast
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitrail.core.errors import ConfigError
 from vitrail.data.loader import Batch
-from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import Augmentation
-from vitrail.distributed.process_group import World, gather_rows
+from vitrail.distributed.process_group import gather_rows
 from vitrail.models.backbone import Backbone
 from vitrail.models.family import ModelConfig
-from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig, vit_config
 from vitrail.objectives.multicrop import split_views
 from vitrail.objectives.objective import Objective, ObjectiveConfig, ObjectiveContext, ObjectiveOutput
-from vitrail.objectives.patch_ops import cast_to_weights, check_network
+from vitrail.objectives.patch_ops import ViTObjective
 from vitrail.objectives.projection_heads import NormedMLP, Teacher, ValidRows, mlp_macs, momentum_at, to_float32
 
 
@@ -41,12 +38,9 @@ class MoCo(ObjectiveConfig):
     frozen_embedding: bool = True
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise ConfigError(f"objective.temperature={self.temperature} must be above 0")
-        if not 0 <= self.momentum <= 1:
-            raise ConfigError(f"objective.momentum={self.momentum} must lie in 0 to 1")
-        if min(self.hidden, self.width) < 1:
-            raise ConfigError(f"objective.hidden={self.hidden} and width={self.width} must be at least 1")
+        self.check_numbers("be above 0", lambda value: value > 0, "temperature")
+        self.check_numbers("lie in 0 to 1", lambda value: 0 <= value <= 1, "momentum")
+        self.check_numbers("be at least 1", lambda value: value >= 1, "hidden", "width")
 
     def views(self, augmentation: Augmentation) -> tuple[Augmentation, ...]:
         return split_views(augmentation)
@@ -64,30 +58,22 @@ class MoCo(ObjectiveConfig):
         return 2 * (taught + predict) + 2 * taught / 3
 
     def build(self, network: Backbone, context: ObjectiveContext) -> Objective:
-        return MoCoObjective(network, self, context.preprocessing, steps=context.steps, world=context.world)
+        return MoCoObjective(network, self, context)
 
 
-class MoCoObjective(Objective):
+class MoCoObjective(ViTObjective):
     """The loss of an image is the sum of its two views' InfoNCE, times twice the temperature, as published. The heads'
     batch norms are over all processes, too: any number of them learns what one would."""
 
     config: MoCo
 
-    def __init__(
-        self, network: Backbone, config: MoCo, preprocessing: Preprocessing, *, steps: int, world: World
-    ) -> None:
-        vit = check_network(network, "moco")
-        super().__init__(vit, preprocessing)
-        self.config, self.steps, self.world = config, steps, world
-        self.projector = NormedMLP(vit.config.width, config.hidden, config.hidden, config.width)
+    def __init__(self, network: Backbone, config: MoCo, context: ObjectiveContext) -> None:
+        super().__init__(network, config, context)
+        self.projector = NormedMLP(self.model.width, config.hidden, config.hidden, config.width)
         self.predictor = NormedMLP(config.width, config.hidden, config.width)
         if config.frozen_embedding:
-            vit.embedding.projection.requires_grad_(False)
-        self.teacher = Teacher(vit, self.projector)
-
-    @property
-    def _vit(self) -> ViT:
-        return cast(ViT, self.network)
+            self.network.embedding.projection.requires_grad_(False)
+        self.teacher = Teacher(self.network, self.projector)
 
     def inputs(self, batch: Batch, *, seed: int, step: int) -> tuple[Tensor, ...]:
         """Two views as bytes [B, 3, H, W], and which images count [B]."""
@@ -96,23 +82,21 @@ class MoCoObjective(Objective):
 
     def forward(self, *inputs: Tensor) -> ObjectiveOutput:
         *views, valid = inputs
-        images = cast_to_weights(self.normalised(torch.cat(views)), self._vit)
+        images = self.cast(self.normalised(torch.cat(views)))
         rows = ValidRows.of(valid, self.world)
-        y = self._vit.represent(images).unflatten(0, (2, -1))
+        y = self.network.represent(images).unflatten(0, (2, -1))
         queries = F.normalize(self.predictor(self.projector(y, rows), rows), dim=-1)  # [2, B, width]
         with torch.no_grad():
             y = self.teacher.network.represent(images).unflatten(0, (2, -1))
             own = F.normalize(self.teacher.head(y, rows), dim=-1)
         keys = gather_rows(own.transpose(0, 1), self.world).transpose(0, 1)  # of all processes [2, B', width]
         known = gather_rows(valid, self.world)
-        first = self.world.rank * len(valid)
-        found = [
-            info_nce(query, key, known, first=first, temperature=self.config.temperature)
+        count, temperature = valid.float().sum(), self.config.temperature
+        (loss, hit), (other_loss, other_hit) = (
+            info_nce(query, key, known, first=self.world.rank * len(valid), temperature=temperature)
             for query, key in zip(queries, keys.flip(0), strict=True)  # each view against the other
-        ]
-        count = valid.float().sum()
-        losses = 2 * self.config.temperature * (found[0].losses + found[1].losses)
-        hits = (found[0].hits + found[1].hits) / 2
+        )
+        losses, hits = 2 * temperature * (loss + other_loss), (hit + other_hit) / 2
         return ObjectiveOutput(
             torch.where(valid, losses, 0.0).sum().float(),
             count,
@@ -127,23 +111,17 @@ class MoCoObjective(Objective):
         self.teacher.follow(self.network, self.projector, momentum)
 
 
-class InfoNCE(NamedTuple):
-    """Per query [B]: the loss, and 1 where its own key is the most similar."""
-
-    losses: Tensor
-    hits: Tensor
-
-
-def info_nce(queries: Tensor, keys: Tensor, known: Tensor, *, first: int, temperature: float) -> InfoNCE:
+def info_nce(queries: Tensor, keys: Tensor, known: Tensor, *, first: int, temperature: float) -> tuple[Tensor, Tensor]:
     """-log softmax(q·k/τ) at each query's own key: queries [B, D] and keys [B', D] of unit length; query i's own is key
-    first + i. Keys that are not `known` [B'] are not there."""
+    first + i. Keys that are not `known` [B'] are not there. Per query [B] the loss, and 1 where its own key is the most
+    similar."""
     with torch.autocast(queries.device.type, enabled=False):
         logits = queries @ to_float32(keys).T / temperature
     place = torch.arange(first, first + len(queries), device=queries.device)
     own = logits.gather(1, place[:, None])[:, 0]
     # The lowest number, not minus infinity: a query may have no key at all, and its gradient is still to be a number.
     others = logits.masked_fill(~known, torch.finfo(logits.dtype).min)
-    return InfoNCE(others.logsumexp(1) - own, (others.argmax(1) == place).float())
+    return others.logsumexp(1) - own, (others.argmax(1) == place).float()
 
 
 def feature_spread(keys: Tensor, known: Tensor) -> Tensor:

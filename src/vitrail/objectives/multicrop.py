@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.core.errors import ConfigError
-from vitrail.core.text import Pair, format_size
+from vitrail.core.text import Pair
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.crop import InceptionCrop, Range
 from vitrail.data.transforms.policy import Distort
@@ -34,10 +34,9 @@ def split_views(augmentation: Augmentation) -> tuple[Augmentation, Augmentation]
 def with_crop(augmentation: Augmentation, size: Pair, area: Range) -> Augmentation:
     """The same with a crop of another size and share of the image."""
     crop = augmentation.crop
-    aspect = crop.aspect if isinstance(crop, InceptionCrop) else (3 / 4, 4 / 3)
-    sampler = crop.sampler if isinstance(crop, InceptionCrop) else "torchvision"
-    other = InceptionCrop(size=size, area=area, aspect=aspect, interpolation=crop.interpolation, sampler=sampler)
-    return replace(augmentation, crop=other)
+    if not isinstance(crop, InceptionCrop):
+        crop = InceptionCrop(size=size, interpolation=crop.interpolation)
+    return replace(augmentation, crop=replace(crop, size=size, area=area))
 
 
 def check_resizable(model: ModelConfig, objective: str) -> ViTConfig:
@@ -50,10 +49,8 @@ def check_resizable(model: ModelConfig, objective: str) -> ViTConfig:
         (model.placed != "stem", f"placement='{model.placed}'"),
     ):
         if bad:
-            raise ConfigError(
-                f"objective {objective} has views of another size, for which {what} is not made; use a plain ViT with "
-                "positions added at the stem, or local_views=0"
-            )
+            why = f"objective {objective} has views of another size, for which {what} is not made"
+            raise ConfigError(f"{why}; use a plain ViT with positions added at the stem, or local_views=0")
     return model
 
 
@@ -66,7 +63,6 @@ class PositionsAt(nn.Module):
 
     def __init__(self, config: ViTConfig, size: Pair) -> None:
         super().__init__()
-        self.size = size
         other = replace(config, image=size)
         self.kind = config.position
         if self.kind == "sincos2d":
@@ -90,8 +86,4 @@ class PositionsAt(nn.Module):
 
 def represent_at(network: ViT, images: Tensor, at: PositionsAt) -> Tensor:
     """y (Eq. 4) of images of another size, those that `at` was made for: [B, C, H, W] -> [B, D]."""
-    size = (images.shape[2], images.shape[3])
-    if size == network.config.image:
-        return network.represent(images)
-    assert size == at.size, f"{format_size(size)} images, positions for {format_size(at.size)}"
-    return network.represent(images, at(network))
+    return network.represent(images, None if tuple(images.shape[2:]) == network.config.image else at(network))

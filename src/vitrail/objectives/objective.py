@@ -1,6 +1,7 @@
 """The interface between the loop and an objective: a batch becomes inputs, inputs become a sum, a count and tallies."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import Field
 from typing import Any, ClassVar, NamedTuple
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.core.config_overrides import Choice
+from vitrail.core.errors import ConfigError
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import Augmentation, Mix
@@ -52,6 +54,12 @@ class ObjectiveConfig(Choice, ABC):
     def labelled(self) -> bool:
         """Whether it learns from targets rather than from the images alone."""
         return bool(self.task)
+
+    def check_numbers(self, rule: str, holds: Callable[[Any], bool], *names: str) -> None:
+        """Refuses fields whose values do not hold to a rule."""
+        for name in names:
+            if not holds(value := getattr(self, name)):
+                raise ConfigError(f"objective.{name}={value} must {rule}")
 
     def views(self, augmentation: Augmentation) -> tuple[Augmentation, ...]:
         """The views of each image that a batch must hold."""

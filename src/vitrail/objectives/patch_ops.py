@@ -7,8 +7,7 @@ which samples a batch holds. A sample draws the same whatever is with it: micro-
 Everything that a step draws comes from one call, for on an accelerator each of these operations is a launch.
 """
 
-from collections.abc import Generator
-from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +18,7 @@ from vitrail.data.randomness import GOLDEN, as_int64, hash_keys, hash_word, shif
 from vitrail.models.family import ModelConfig
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig, vit_config
+from vitrail.objectives.objective import Objective, ObjectiveContext
 
 GREY = 128  # how a report shows a patch that is not seen
 
@@ -46,33 +46,36 @@ def scatter_patches(patches: Tensor, places: Tensor, values: Tensor) -> Tensor:
     return patches.scatter(1, places[:, :, None].expand_as(values), values)
 
 
-def cast_to_weights(images: Tensor, network: ViT) -> Tensor:
-    """Images in the type that the network's weights have just now: bfloat16 copies in a bfloat16 run."""
-    return images.to(network.embedding.projection.weight.dtype)
+class ViTObjective(Objective):
+    """What objectives that learn from images alone share: a ViT, whose config they check, and no head on it."""
+
+    network: ViT  # pyright: ignore[reportIncompatibleVariableOverride] - narrower, as built
+    model: ViTConfig
+
+    def __init__(self, network: nn.Module, config: Any, context: ObjectiveContext) -> None:
+        name = f"objective {type(config).__name__}"
+        if not isinstance(network, ViT):
+            raise ConfigError(f"{name} trains a ViT, not a {type(network).__name__}; use a ViT")
+        if (head := network.config.head) != "none":
+            raise ConfigError(f"{name} leaves the head={head!r} untrained; use head='none', classes=0")
+        super().__init__(network, context.preprocessing)
+        self.config, self.model = config, config.check_model(network.config)
+        self.steps, self.world = context.steps, context.world
+
+    def cast(self, images: Tensor) -> Tensor:
+        """Images in the type that the network's weights have just now: bfloat16 copies in a bfloat16 run."""
+        return images.to(self.network.embedding.projection.weight.dtype)
 
 
 def check_patch_model(model: ModelConfig, objective: str) -> ViTConfig:
     """The model, where its tokens are patches of the image."""
     model = vit_config(model, f"objective {objective}, which hides patches,")
     if model.backbone is not None:
-        raise ConfigError(
-            f"objective {objective} hides patches of the image, and a hybrid's tokens come from its feature map; "
-            "use a ViT without a backbone"
-        )
+        why = f"objective {objective} hides patches of the image, and a hybrid's tokens come from its feature map"
+        raise ConfigError(f"{why}; use a ViT without a backbone")
     if model.channels != 3:
         raise ConfigError(f"objective {objective} predicts pixels of 3 channels; the model takes {model.channels}")
     return model
-
-
-def check_network(network: nn.Module, objective: str) -> ViT:
-    """The network, where it is a ViT and has nothing that the objective would leave untrained."""
-    if not isinstance(network, ViT):
-        raise ConfigError(f"objective {objective} trains a ViT, not a {type(network).__name__}; use a ViT")
-    if network.config.head != "none":
-        raise ConfigError(
-            f"objective {objective} leaves the head={network.config.head!r} untrained; use head='none', classes=0"
-        )
-    return network
 
 
 def count_masked(model: ViTConfig, rate: float, field: str, *, most: int) -> int:
@@ -80,27 +83,14 @@ def count_masked(model: ViTConfig, rate: float, field: str, *, most: int) -> int
     of them."""
     count = round(rate * model.patches)
     if not 1 <= count <= most:
-        raise ConfigError(
-            f"objective.{field}={rate} hides {count} of {model.patches} patches, which must be 1 to {most}; "
-            f"use another {field} or smaller patches"
-        )
+        found = f"objective.{field}={rate} hides {count} of {model.patches} patches, which must be 1 to {most}"
+        raise ConfigError(f"{found}; use another {field} or smaller patches")
     return count
 
 
 def to_bytes(values: Tensor) -> Tensor:
     """From 0 to 1 as bytes; what lies outside is cut off."""
     return (values.float() * 255).round().clamp(0, 255).byte()
-
-
-@contextmanager
-def without_dropout(module: nn.Module) -> Generator[None]:
-    """In evaluation mode for a while: nothing is dropped."""
-    training = module.training
-    module.eval()
-    try:
-        yield
-    finally:
-        module.train(training)
 
 
 STEP = as_int64(int(GOLDEN))

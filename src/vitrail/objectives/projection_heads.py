@@ -88,7 +88,7 @@ class Prototypes(nn.Linear):
 class PrototypeHead(nn.Module):
     """Three layers with GELU to a bottleneck of unit length, then cosines to prototypes (DINO): [B, D] -> [B, K]."""
 
-    def __init__(self, width: int, *, hidden: int, bottleneck: int, outputs: int) -> None:
+    def __init__(self, width: int, hidden: int, bottleneck: int, outputs: int) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise((width, hidden, hidden, bottleneck)))
         for layer in self.layers:
@@ -151,9 +151,8 @@ class Teacher(nn.Module):
     def follow(self, network: Backbone, head: nn.Module, momentum: float) -> None:
         """Moves 1 - momentum of the way to the student."""
         for own, theirs in ((self.network, network), (self.head, head)):
-            aten._foreach_lerp_.Scalar(
-                local_tensors(own.parameters()), local_tensors(theirs.parameters()), 1 - momentum
-            )
+            values = local_tensors(own.parameters()), local_tensors(theirs.parameters())
+            aten._foreach_lerp_.Scalar(*values, 1 - momentum)
 
 
 def local_tensors(tensors: Iterable[Tensor]) -> list[Tensor]:

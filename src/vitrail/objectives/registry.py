@@ -19,37 +19,19 @@ for kind in (MaskedPatches, MAE, MoCo, DINO):
     register_objective(kind)
 
 
-def build_objective(
-    config: ObjectiveConfig,
-    network: Backbone,
-    *,
-    classes: int,
-    preprocessing: Preprocessing,
-    mix: Mix,
-    steps: int,
-    seed: int,
-    world: World,
-) -> Objective:
+def build_objective(config: ObjectiveConfig, network: Backbone, context: ObjectiveContext, *, seed: int) -> Objective:
     """The objective around a network that may have no storage yet. Its heads are drawn from the seed alone, whatever
     was drawn before; torch's generators stay as they were."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(hash_keys(hash_word("heads"), seed)[0] >> 1))
-        return config.build(network, ObjectiveContext(classes, preprocessing, mix, steps, world))
+        return config.build(network, context)
 
 
 def count_weights(config: ObjectiveConfig, model: ModelConfig, world: World) -> tuple[int, int]:
     """How many numbers an objective trains, heads included, and how many it keeps besides, a teacher's, say: counted on
     one without storage."""
     with torch.device("meta"):
-        made = build_objective(
-            config,
-            build_on_meta(model),
-            classes=model.classes,
-            preprocessing=Preprocessing(image=model.image),
-            mix=Mix(),
-            steps=1,
-            seed=0,
-            world=world,
-        )
+        context = ObjectiveContext(model.classes, Preprocessing(image=model.image), Mix(), 1, world)
+        made = build_objective(config, build_on_meta(model), context, seed=0)
     trained = sum(parameter.numel() for parameter in made.parameters() if parameter.requires_grad)
     return trained, sum(tensor.numel() for tensor in made.state_dict().values()) - trained

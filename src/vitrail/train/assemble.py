@@ -25,7 +25,7 @@ from vitrail.models.build import Model, build, build_on_meta, network_class
 from vitrail.models.family import ModelConfig
 from vitrail.models.layers import initialise
 from vitrail.models.zoo import adapt_config
-from vitrail.objectives.objective import Objective
+from vitrail.objectives.objective import Objective, ObjectiveContext
 from vitrail.objectives.registry import build_objective
 from vitrail.optim.groups import freeze, group_parameters
 from vitrail.optim.optimiser import Average, Optimiser
@@ -183,16 +183,8 @@ def place_objective(
 ) -> tuple[Objective, Parallel]:
     """Builds the objective around the network, on its devices, with the values that the run starts from."""
     network.class_token_only = True
-    objective = build_objective(
-        run.objective,
-        network,
-        classes=len(splits.class_names),
-        preprocessing=run.preprocessing,
-        mix=run.mix,
-        steps=run.steps,
-        seed=run.seed,
-        world=world,
-    )
+    context = ObjectiveContext(len(splits.class_names), run.preprocessing, run.mix, run.steps, world)
+    objective = build_objective(run.objective, network, context, seed=run.seed)
     if objective.config.needs_whole_batch and run.batch // world.size > run.micro:
         raise ConfigError(
             f"micro={run.micro} would split the {run.batch // world.size} samples of a process's batch, but this "
