@@ -44,8 +44,7 @@ LABELLING: Final = {
     "tar shards": 'in a tar file an image KEY.jpg has its class number in KEY.cls, or as "label" in KEY.json; folders '
     "inside it are not classes. Unpack it and give the folder, or pack that folder with `vitrail data pack`",
     "manifest": 'give the list a column "label", or say which column it is: LIST.csv:label=COLUMN',
-    "Parquet": 'give the table a column "label"',
-    "Hugging Face dataset": 'give the table a column "label"',
+    **dict.fromkeys(("Parquet", "Hugging Face dataset"), 'give the table a column "label"'),
     "arrays": "give it an array called labels",
     "images and masks": "masks say the class of every pixel, which `vitrail finetune` and `vitrail pretrain` learn "
     "with --task segmentation; for classes of whole images put the images of each class into a folder of its own",
@@ -118,7 +117,11 @@ def open_collection(
         if found and whole and part and part.there:
             raise DataError(f"{text!r} is a path here, and a split of {found[1]!r}; write {text}/ for the path")
         if whole is None:
-            raise not_found(found[1] if found else text)
+            name = found[1] if found else text
+            near = difflib.get_close_matches(name.partition(":")[0], [*known_names(), *near_paths(name)], 4, cutoff=0.5)
+            hint = f"did you mean {', '.join(near)}?" if near else "`vitrail data` lists the names"
+            fact = f"{name!r} is neither a path nor a known set: nothing at {Path(name).absolute()}"
+            raise SourceNotFound(f"{fact}; {hint}")
         return whole.open()
     opened = part.open()
     chosen = opened.split(found[2])
@@ -266,10 +269,3 @@ def renumber(where: str, split: str, source: ImageDataset, first: str, classes: 
         raise BadLabels(f"{fact} ({len(source.classes)} classes in {split}, {len(classes)} in {first})")
     table = np.array([*(place[name] for name in source.classes), NONE], np.int64)  # -1 finds the last
     return RelabelledDataset(source, Labels(table[source.labels.values], source.labels.starts), classes)
-
-
-def not_found(text: str) -> SourceNotFound:
-    """The error for an unknown source, with the nearest names."""
-    near = difflib.get_close_matches(text.partition(":")[0], [*known_names(), *near_paths(text)], n=4, cutoff=0.5)
-    hint = f"did you mean {', '.join(near)}?" if near else "`vitrail data` lists the names"
-    return SourceNotFound(f"{text!r} is neither a path nor a known set: nothing at {Path(text).absolute()}; {hint}")

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
-from typing import Final, NamedTuple, TypeVar, cast
+from typing import Final, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
@@ -30,6 +30,9 @@ from vitrail.data.transforms.batched import BatchedAugmentation, BatchPlan, Pack
 from vitrail.data.unreadable_log import UnreadableLog
 
 Item = TypeVar("Item")
+# What the host has to say about a group of steps: what to do, and the arrays for it: sample, epoch, those of the plans,
+# and rows and columns for each view's masks.
+PreparedGroup: TypeAlias = tuple[range, list[BatchPlan], PackedArrays]
 
 LOAD_BATCH: Final = 256
 MOVING: Final = "targets that follow crops and flips have no batched form, masks excepted"
@@ -137,7 +140,7 @@ class DeviceDataset:
 
     def prepare_groups(
         self, views: Sequence[BatchedAugmentation], stream: BatchStream, order: EpochOrder, group: int
-    ) -> "Iterator[PreparedGroup]":
+    ) -> Iterator[PreparedGroup]:
         """The host's part of each group of steps. Needs no device, and reads no images."""
         local, size = stream.local, self.size
         for block in groups(stream.start, stream.stop, group, block=max(1, DRAWN // (local * group))):
@@ -151,39 +154,32 @@ class DeviceDataset:
                 arrays = [array for plan in plans for array in plan.arrays]
                 for view, drawn in pairs if self.targets.moves else []:
                     arrays += find_sources(view.augmentation, drawn, size)
-                yield PreparedGroup(steps, plans, PackedArrays([at.sample[part], at.epoch[part], *arrays]))
+                yield steps, plans, PackedArrays([at.sample[part], at.epoch[part], *arrays])
 
     def batches(
-        self, views: Sequence[BatchedAugmentation], drawn: "Iterator[PreparedGroup]", ahead: int
+        self, views: Sequence[BatchedAugmentation], drawn: Iterator[PreparedGroup], ahead: int
     ) -> Iterator[Batch]:
         """What was drawn on the host, done on the device."""
         with closing(prefetch(drawn, ahead)) if ahead else nullcontext(drawn) as several:
             for group in several:
-                yield from self.augment_group(views, group)
+                yield from self.augment_group(views, *group)
 
-    def augment_group(self, views: Sequence[BatchedAugmentation], group: "PreparedGroup") -> Iterator[Batch]:
+    def augment_group(
+        self, views: Sequence[BatchedAugmentation], steps: range, plans: list[BatchPlan], packed: PackedArrays
+    ) -> Iterator[Batch]:
         """The steps of a group, all done before the first is asked for: parts of the same tensors."""
-        arrays = iter(group.packed.to_device(self.device))
+        arrays = iter(packed.to_device(self.device))
         taken, epoch = next(arrays), next(arrays)
         pixels = self.pixels.index_select(0, taken)
-        seen = [view.apply(plan, pixels, arrays) for view, plan in zip(views, group.plans, strict=True)]
+        seen = [view.apply(plan, pixels, arrays) for view, plan in zip(views, plans, strict=True)]
         targets = [self.target.index_select(0, taken)]
         if self.targets.fill is not None:
             targets = [gather_masks(targets[0], next(arrays), next(arrays), self.targets.fill) for _ in views]
         tensors = (taken, epoch, self.valid.index_select(0, taken), *targets, *seen)
-        parts = zip(*(tensor.split(len(taken) // len(group.steps)) for tensor in tensors), strict=True)
-        for step, (sample, epochs, valid, *rest) in zip(group.steps, parts, strict=True):
+        parts = zip(*(tensor.split(len(taken) // len(steps)) for tensor in tensors), strict=True)
+        for step, (sample, epochs, valid, *rest) in zip(steps, parts, strict=True):
             moved, images = tuple(rest[: len(targets)]), tuple(rest[len(targets) :])
             yield Batch(step=step, views=images, targets=moved, sample=sample, epoch=epochs, valid=valid)
-
-
-class PreparedGroup(NamedTuple):
-    """What the host has to say about a group of steps: what to do, and the arrays for it: sample, epoch, those of the
-    plans, and rows and columns for each view's masks."""
-
-    steps: range
-    plans: list[BatchPlan]
-    packed: PackedArrays
 
 
 def groups(start: int, stop: int | None, most: int, block: int = 1) -> Iterator[list[range]]:

@@ -281,15 +281,12 @@ def load_batches(
         )
         batches = iter(loader)
     ledger = UnreadableLog() if ledger is None else ledger
-    while True:
-        try:
-            batch = next(batches)
-        except StopIteration:
-            return
-        except RuntimeError as error:
-            raise describe_death(error, steps) from error
-        ledger.note(batch.unreadable)
-        yield batch
+    try:
+        for batch in batches:
+            ledger.note(batch.unreadable)
+            yield batch
+    except RuntimeError as error:
+        raise describe_death(error, steps) from error
 
 
 def leave_process_group(_worker: int) -> None:

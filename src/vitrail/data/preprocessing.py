@@ -91,10 +91,10 @@ class Preprocessing:
     antialias: bool = True
 
     def __post_init__(self) -> None:
-        if len(self.image) != 2 or not all(is_whole(side) and 1 <= side <= LARGEST_SIDE for side in self.image):
+        if len(self.image) != 2 or not all(type(side) is int and 1 <= side <= LARGEST_SIDE for side in self.image):
             raise ConfigError(f"image={quote_value(self.image)} must be two whole numbers from 1 to {LARGEST_SIDE}")
         least, most = min(self.image), max(ALLOWED, STRETCH * min(self.image))
-        if self.resize is not None and not (is_whole(self.resize) and least <= self.resize <= most):
+        if self.resize is not None and not (type(self.resize) is int and least <= self.resize <= most):
             crop = f"a whole number from {least}, the crop's shorter side, to {most}"
             raise ConfigError(f"resize={quote_value(self.resize)} must be {crop}")
         if self.interpolation not in get_args(Resampling):
@@ -243,10 +243,6 @@ def read_numbers(values: Any) -> tuple[float, ...]:
     if not numbers or not all(is_number(value) for value in numbers):
         raise ConfigError(f"{quote_value(values)} must be finite numbers")
     return tuple(int(value) if value == int(value) else value for value in numbers)
-
-
-def is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_number(value: object) -> bool:

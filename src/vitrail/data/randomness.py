@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 Keys: TypeAlias = NDArray[np.uint64]
 Whole: TypeAlias = int | NDArray[np.int64]  # one number for all B samples, or one each
 
-STEP, BELOW = 0x9E3779B97F4A7C15, 2**64 - 1
-GOLDEN = np.uint64(STEP)
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
 UNUSED = np.uint64(11)  # bits that a float64 has no room for
 FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
@@ -40,15 +39,6 @@ def splitmix64(x: Keys) -> Keys:
     x *= FACTORS[1]
     x ^= x >> SHIFTS[2]
     return x
-
-
-def splitmix64_int(x: int) -> int:
-    """`splitmix64` of a single number below 2**64, thirty times as fast as an array of one."""
-    x ^= x >> 30
-    x = x * 0xBF58476D1CE4E5B9 & BELOW
-    x ^= x >> 27
-    x = x * 0x94D049BB133111EB & BELOW
-    return x ^ x >> 31
 
 
 def splitmix64_tensor(bits: "Tensor") -> "Tensor":
@@ -72,16 +62,9 @@ def as_int64(value: int) -> int:
 
 def hash_keys(*parts: "int | NDArray[np.integer[Any]]") -> Keys:
     """One key [B] from several integers or integer arrays, in order; scalars are broadcast, and count modulo 2**64."""
-    one, rest = 0, iter(parts)  # of the scalars in front
-    for part in rest:
-        if isinstance(part, np.ndarray):
-            break
-        one = splitmix64_int((one + STEP & BELOW) ^ splitmix64_int(part + STEP & BELOW))
-    else:
-        return np.array([one], np.uint64)
-    key = splitmix64(np.uint64(one + STEP & BELOW) ^ splitmix64(part.astype(np.uint64) + GOLDEN))
-    for part in rest:
-        more = part.astype(np.uint64) if isinstance(part, np.ndarray) else np.array([part & BELOW], np.uint64)
+    key = np.zeros(1, np.uint64)
+    for part in parts:
+        more = part.astype(np.uint64) if isinstance(part, np.ndarray) else np.array([part % 2**64], np.uint64)
         key = splitmix64((key + GOLDEN) ^ splitmix64(more + GOLDEN))
     return key
 
@@ -130,17 +113,11 @@ class CounterRng:
 
     def uniform(self, purpose: str, count: int = 1) -> NDArray[np.float64]:
         """Numbers in [0, 1) as [B, count]: the upper 53 bits."""
-        bits = self.bits(purpose, count)
-        bits >>= UNUSED
-        numbers = bits.astype(np.float64)
-        numbers *= 2.0**-53
-        return numbers
+        return (self.bits(purpose, count) >> UNUSED).astype(np.float64) * 2.0**-53
 
     def integers(self, purpose: str, below: int, count: int = 1) -> NDArray[np.int64]:
         """Whole numbers in [0, below) as [B, count]; `below` stays under 2**32, so that the bias is below 2**-32."""
-        bits = self.bits(purpose, count)
-        bits %= np.uint64(below)
-        return bits.view(np.int64)
+        return (self.bits(purpose, count) % np.uint64(below)).view(np.int64)
 
     def generator(self, purpose: str, row: int = 0) -> np.random.Generator:
         """A numpy generator of one sample's own, for what needs many numbers or a shaped distribution."""

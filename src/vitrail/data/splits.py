@@ -149,12 +149,9 @@ def dev_split(source: ImageDataset, fraction: float, *, seed: int = 0) -> tuple[
     """The training part and the dev part, as selections."""
     held = split_stratified(source.labels, fraction, seed=seed)
     rule = {"name": "dev", "fraction": fraction, "seed": seed}
-    parts = {"train": np.setdiff1d(np.arange(len(source)), held), "dev": held}
-    train, dev = (
-        Selection(source=source.fingerprint, rule={**rule, "part": part}, indices=indices)
-        for part, indices in parts.items()
-    )
-    return train, dev
+    rest = np.setdiff1d(np.arange(len(source)), held)
+    train = Selection(source=source.fingerprint, rule={**rule, "part": "train"}, indices=rest)
+    return train, Selection(source=source.fingerprint, rule={**rule, "part": "dev"}, indices=held)
 
 
 def share_split(source: ImageDataset, fraction: float, *, seed: int = 0) -> Selection:

@@ -22,11 +22,11 @@ from vitrail.data.dataset import ImageDataset, RelabelledDataset, SubsetDataset,
 
 Hashes = NDArray[np.uint64]
 
-TOLD: Final = 64  # samples between two words on how far it is
+REPORTED: Final = 64  # samples between two reports of progress
 
 
 def hash_contents(
-    source: ImageDataset, *, rank: int = 0, world: int = 1, advance: Callable[[int], None] | None = None
+    source: ImageDataset, *, rank: int = 0, world: int = 1, advance: Callable[[int], None] = lambda _: None
 ) -> Hashes:
     """The content hash of every sample, or of every world-th one from `rank` on; 0 for one that cannot be read.
     `advance` hears how many samples of all are done."""
@@ -34,10 +34,9 @@ def hash_contents(
     hashes = np.zeros(len(places), np.uint64)
     for at, place in enumerate(places):
         hashes[at] = source.content_hash(place)
-        if advance is not None and at % TOLD == 0:
+        if at % REPORTED == 0:
             advance(place)
-    if advance is not None:
-        advance(len(source))
+    advance(len(source))
     return hashes
 
 
@@ -90,23 +89,19 @@ def record_training(
 ) -> dict[str, Any]:
     """The record of a training on `train`, which `selection` chose of `out_of` images; `others` are sources of the same
     collection. All processes call it."""
-    facts: dict[str, Any] = {
-        "images": len(train),
-        "held_out": out_of - len(train),
-        "fingerprint": train.fingerprint,
-        "digest": train.content_digest,
-        "selection": dict(selection),
-    }
+    facts = {"images": len(train), "held_out": out_of - len(train), "fingerprint": train.fingerprint}
+    facts = {**facts, "digest": train.content_digest, "selection": dict(selection)}
     if len(train) <= MOST_IMAGES and total_bytes(train) <= MOST_BYTES:
         hashes = hashing(train)
-        return {**facts, "hashes": encode_base64(np.unique(hashes[hashes != 0]).astype("<u8").tobytes())}
+        known = np.unique(hashes[hashes != 0]).astype("<u8").tobytes()
+        return {**facts, "hashes": base64.b64encode(known).decode()}
     base, places = trace_samples(train)
     chosen = np.zeros(len(base), np.bool_)
     chosen[places] = True
     apart = {name: trace_samples(other)[0].fingerprint for name, other in others.items()}
     apart = {name: fingerprint for name, fingerprint in apart.items() if fingerprint != base.fingerprint}
     bits = zlib.compress(np.packbits(chosen).tobytes(), 9)
-    return {**facts, "source": base.fingerprint, "places": encode_base64(bits), "apart": apart}
+    return {**facts, "source": base.fingerprint, "places": base64.b64encode(bits).decode(), "apart": apart}
 
 
 def find_exposure(provenance: Mapping[str, Any], source: ImageDataset, hashing: Hashing = hash_contents) -> Exposure:
@@ -130,10 +125,15 @@ def list_records(provenance: Mapping[str, Any]) -> Iterator[tuple[str, list[dict
     name = ""
     while isinstance(link, Mapping):
         facts = cast("Mapping[str, Any]", link)
-        records: Any = facts.get(KEY)
-        yield name, [one for one in records if isinstance(one, dict)] if isinstance(records, list) else []
+        yield name, read_records(facts)
         link = facts.get("from")
         name = str(cast("Mapping[str, Any]", link).get("weights") or "?") if isinstance(link, Mapping) else ""
+
+
+def read_records(provenance: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The records of the weights themselves."""
+    records: Any = provenance.get(KEY)
+    return [one for one in records if isinstance(one, dict)] if isinstance(records, list) else []
 
 
 def match_record(record: Mapping[str, Any], source: ImageDataset, hashes: Hashes | None) -> NDArray[np.bool_] | None:
@@ -160,18 +160,8 @@ def match_record(record: Mapping[str, Any], source: ImageDataset, hashes: Hashes
 def shorten_provenance(provenance: Mapping[str, Any]) -> dict[str, Any]:
     """A provenance to be read by people: records without what only a comparison needs."""
     out = dict(provenance)
-    records: Any = out.get(KEY)
-    if isinstance(records, list):
-        rows = cast("list[Any]", records)
-        out[KEY] = [
-            {name: value for name, value in cast("dict[str, Any]", row).items() if name not in BULK}
-            for row in rows
-            if isinstance(row, dict)
-        ]
+    if KEY in out:
+        out[KEY] = [{name: row[name] for name in row if name not in BULK} for row in read_records(out)]
     if isinstance(out.get("from"), Mapping):
         out["from"] = shorten_provenance(out["from"])
     return out
-
-
-def encode_base64(content: bytes) -> str:
-    return base64.b64encode(content).decode()

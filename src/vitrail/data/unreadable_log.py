@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from vitrail.core.errors import BadImage, DataError
 
@@ -27,23 +27,18 @@ class UnreadableSample:
         return f"{self.name}: {self.reason}"
 
 
+Tell: TypeAlias = Callable[[UnreadableSample], None]
+
+
 class UnreadableLog:
     """Collects unreadable samples. With a folder it appends to `unreadable.jsonl` there; with `strict` the first one
     raises BadImage. `tell` is called once per file."""
 
-    def __init__(
-        self,
-        folder: Path | None = None,
-        *,
-        strict: bool = False,
-        tell: Callable[[UnreadableSample], None] | None = None,
-    ) -> None:
+    def __init__(self, folder: Path | None = None, *, strict: bool = False, tell: Tell | None = None) -> None:
         self.path = None if folder is None else folder / FILE
         self.strict, self.tell = strict, tell
-        self.known: dict[str, UnreadableSample] = {}
-        self.times = 0  # how often unreadable files were met, over all epochs
-        if self.path is not None and self.path.exists():
-            self.known = {entry.name: entry for entry in read_log(self.path)}
+        before = read_log(self.path) if self.path is not None and self.path.exists() else []
+        self.known = {entry.name: entry for entry in before}
 
     def __len__(self) -> int:
         """Number of unreadable files."""
@@ -54,7 +49,6 @@ class UnreadableLog:
         for entry in found:
             if self.strict:
                 raise BadImage(f"{entry}; without --strict such files are skipped and listed")
-            self.times += 1
             if entry.name in self.known:
                 continue
             self.known[entry.name] = entry

@@ -142,11 +142,6 @@ def shard_units(module: nn.Module) -> list[nn.Module]:
     return found
 
 
-def networks(objective: nn.Module) -> dict[str, nn.Module]:
-    """An objective's network, and what else of it is made of units: a teacher, a decoder."""
-    return {name: part for name, part in objective.named_children() if name == "network" or shard_units(part)}
-
-
 def _mesh(world: World, sharding: Sharding) -> DeviceMesh:
     if sharding == "fsdp":
         return init_device_mesh(world.device.type, (world.size,), mesh_dim_names=("shard",))
@@ -175,7 +170,8 @@ class PrecisionWrapper(nn.Module):
         super().__init__()
         self.held = FunctionalHolder(objective)
         self.device, self.precision, self.cast_weights = device, precision, cast_weights
-        found = networks(objective)
+        # The network, and what else of the objective is made of units: a teacher, a decoder.
+        found = {name: part for name, part in objective.named_children() if name == "network" or shard_units(part)}
         self.networks = tuple(found)  # names, looked for once: `forward` is traced by a compiler
         if precision == "bfloat16":
             for network in found.values():

@@ -141,7 +141,12 @@ class EncodedImage:
         how many bytes decoding will take, before any are taken; it may wait, or raise."""
         self.failed = ""
         if isinstance(data, np.ndarray):
-            self.image, self.orientation = image_from_array(data), UPRIGHT
+            grey = data.ndim == 2 or (data.ndim == 3 and data.shape[2] == 1)
+            if data.dtype != np.uint8 or not (grey or (data.ndim == 3 and data.shape[2] in (3, 4))) or not data.size:
+                form = f"{data.dtype} {list(data.shape)}"
+                raise BadImage(f"an array of {form}; an image is uint8 [H, W], [H, W, 1], [H, W, 3] or [H, W, 4]")
+            pixels = np.ascontiguousarray(data.reshape(data.shape[:2]) if grey else data[:, :, :3])
+            self.image, self.orientation = Image.fromarray(pixels), UPRIGHT
         else:
             self.image, self.orientation = open_decoder(data, max_pixels, reserve or (lambda _: None))
         width, height = self.image.size
@@ -229,15 +234,6 @@ def describe_failure(error: Exception, kind: str | None, part: str) -> str:
     if "truncated" in str(error) or isinstance(error, EOFError):
         return f"truncated {what}: it ends within its {part}"
     return f"unreadable {what}: its {part} cannot be decoded; the file is damaged, or of a rare variety"
-
-
-def image_from_array(pixels: "NDArray[np.uint8]") -> Image.Image:
-    """Pixels that are in memory already."""
-    grey = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] == 1)
-    if pixels.dtype != np.uint8 or not (grey or (pixels.ndim == 3 and pixels.shape[2] in (3, 4))) or not pixels.size:
-        form = f"{pixels.dtype} {list(pixels.shape)}"
-        raise BadImage(f"an array of {form}; an image is uint8 [H, W], [H, W, 1], [H, W, 3] or [H, W, 4]")
-    return Image.fromarray(np.ascontiguousarray(pixels.reshape(pixels.shape[:2]) if grey else pixels[:, :, :3]))
 
 
 def turn_upright(image: Image.Image, orientation: int) -> Image.Image:

@@ -15,7 +15,7 @@ Masks of whole batches, moved where they lie: a gather of the pixels that `Geome
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from vitrail.data.preprocessing import Interpolation
 from vitrail.data.randomness import GOLDEN, CounterRng, as_int64, splitmix64_tensor
 from vitrail.data.targets import TIE
 from vitrail.data.transforms.augmentation import Augmentation, RandomErasing, noise_keys
-from vitrail.data.transforms.batched_ops import SORTED, BatchStage, plan_programme
+from vitrail.data.transforms.batched_ops import SORTED, BatchStage, column, plan_programme
 from vitrail.data.transforms.crop import Crop, InceptionCrop, ResizeCrop
 from vitrail.data.transforms.policy import operations_of
 
@@ -64,11 +64,10 @@ def find_unsupported(augmentation: Augmentation) -> str | None:
     return f"{type(policy).__name__} uses {', '.join(missing)}, which has no batched form; supported: {known}"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class BatchPlan:
+class BatchPlan(NamedTuple):
     """What was drawn for a batch of B images of one size, and what it takes to do it. Has no part on a device."""
 
-    count: int
+    images: int
     size: Pair
     works: tuple[BatchStage, ...]
 
@@ -110,9 +109,9 @@ class BatchedAugmentation:
 
     def apply(self, plan: BatchPlan, pixels: Tensor, sent: Iterator[Tensor] | None = None) -> Tensor:
         """The device's part. `sent` gives the plan's arrays where they are on the device already."""
-        if pixels.dtype != torch.uint8 or tuple(pixels.shape) != (plan.count, 3, *plan.size):
-            wanted = f"uint8 {(plan.count, 3, *plan.size)}"
-            raise ConfigError(f"a plan for {wanted} was given {pixels.dtype} {tuple(pixels.shape)}")
+        if pixels.dtype != torch.uint8 or tuple(pixels.shape) != (plan.images, 3, *plan.size):
+            given = f"{pixels.dtype} {tuple(pixels.shape)}"
+            raise ConfigError(f"a plan for uint8 {(plan.images, 3, *plan.size)} was given {given}")
         arrays = iter(PackedArrays(plan.arrays).to_device(pixels.device)) if sent is None else sent
         for work in plan.works:
             pixels = work.stage(pixels, [next(arrays) for _ in work.arrays])
@@ -123,7 +122,7 @@ def plan_crop(crop: Crop, flips: NDArray[np.bool_], draws: CounterRng, whole: Pa
     """The crop and the flip of images of one size."""
     height, width = whole
     mirror = lambda pixels, sent: torch.where(sent[0], pixels.flip(-1), pixels)  # noqa: E731
-    flipped = BatchStage((flips[:, None, None, None],), mirror)
+    flipped = BatchStage((column(flips),), mirror)
     if isinstance(crop, ResizeCrop):
         resized = crop.resized(whole)
         windows = crop.windows(draws, whole)
@@ -153,15 +152,9 @@ def plan_windows(crop: ResizeCrop, windows: NDArray[np.int64], flips: NDArray[np
     """From each padded image its own window, from the left or from the right."""
     height, width = crop.size
     left = np.where(flips, windows[:, 1] + width - 1, windows[:, 1])
-    arrays = (
-        np.arange(len(windows))[:, None, None, None],
-        np.arange(3)[:, None, None],
-        windows[:, 0, None, None, None],
-        np.arange(height)[:, None],
-        left[:, None, None, None],
-        np.where(flips, -1, 1)[:, None, None, None],
-        np.arange(width),
-    )
+    every, top, left, sense = map(column, (np.arange(len(windows)), windows[:, 0], left, np.where(flips, -1, 1)))
+    channels, down, across = np.arange(3)[:, None, None], np.arange(height)[:, None], np.arange(width)
+    arrays = (every, channels, top, down, left, sense, across)
     return BatchStage(arrays, partial(apply_windows, crop))
 
 

@@ -84,8 +84,7 @@ class ThreeAugment:
     threshold: int = 128
 
     def __post_init__(self) -> None:
-        check_sigma(self.sigma)
-        check_jitter((self.jitter,))
+        check_strengths(self.sigma, (self.jitter,))
 
     def draw(self, draws: CounterRng, size: Pair) -> Programme:
         del size
@@ -111,8 +110,7 @@ class Distort:
     threshold: int = 128
 
     def __post_init__(self) -> None:
-        check_sigma(self.sigma)
-        check_jitter(self.jitter)
+        check_strengths(self.sigma, self.jitter)
         if self.jitter[3] > 0.5:
             raise ConfigError(f"jitter={self.jitter}: the last number, for the hue, must be at most 0.5")
         for name in ("jitter_probability", "grey", "blur", "solarise"):
@@ -179,12 +177,9 @@ def check_probability(name: str, value: float) -> None:
         raise ConfigError(f"{name}={value} must be a probability, 0 to 1")
 
 
-def check_sigma(sigma: Range) -> None:
+def check_strengths(sigma: Range, jitter: tuple[float, ...]) -> None:
     if not 0 < sigma[0] <= sigma[1]:
         raise ConfigError(f"sigma={sigma} must be two numbers above 0, the smaller first")
-
-
-def check_jitter(jitter: tuple[float, ...]) -> None:
     if min(jitter) < 0:
         raise ConfigError(f"jitter={jitter} must not be below 0")
 
