@@ -9,20 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.errors import BadLabels, DataError, SourceNotFound
-from vitrail.data.dataset import (
-    ArrayDataset,
-    Encoded,
-    ImageDataset,
-    Labels,
-    number_classes,
-    refuse_negative,
-    refuse_sparse,
-)
+from vitrail.data import dataset
+from vitrail.data.dataset import ArrayDataset, Encoded, ImageDataset, Labels
 from vitrail.data.readers.folder import parse_split
 
 IMAGES: Final = ("images", "image", "x", "data", "pictures", "arr_0")
 LABELS: Final = ("labels", "label", "y", "targets", "target", "arr_1")
-CLASSES: Final = ("classes", "class_names", "names")
+ROLES: Final = {"x": IMAGES, "y": LABELS, "classes": ("classes", "class_names", "names")}
 REMEDY: Final = "An array called classes, with the names of all classes, defines the numbers"
 HIGHEST: Final = 2**62  # unsigned labels are cut to this value
 
@@ -63,11 +56,11 @@ def read(path: Path | str) -> dict[str, ImageDataset]:
     called classes may have the class names. An .npy file is mapped, an .npz file is read into memory.
     """
     path = Path(path)
-    files: Mapping[str, Any]
     if path.is_dir():
-        files = {file.stem: file for file in sorted(path.glob("*.npy"))}
-    elif path.suffix.lower() == ".npy":
-        partners = [path.with_name(f"{name}.npy") for name in label_names(path.stem)]
+        files: Mapping[str, Any] = {file.stem: file for file in sorted(path.glob("*.npy"))}
+    elif path.suffix.lower() == ".npy":  # images_train.npy: its labels may be labels_train.npy
+        stems = {re.sub(rf"(^|[_-]){p}($|[_-])", rf"\g<1>{y}\g<2>", path.stem) for p in IMAGES for y in LABELS}
+        partners = [path.with_name(f"{stem}.npy") for stem in (*sorted(stems - {path.stem}), "classes")]
         files = {file.stem: file for file in (path, *partners) if file == path or file.is_file()}
     else:
         files = load_arrays(path)
@@ -76,24 +69,13 @@ def read(path: Path | str) -> dict[str, ImageDataset]:
     return build_splits(path, files)
 
 
-def label_names(stem: str) -> list[str]:
-    """images_train -> labels_train: possible names for the labels of an array of images."""
-    names = [(stem, re.sub(rf"(^|[_-]){p}($|[_-])", rf"\g<1>{y}\g<2>", stem)) for p in IMAGES for y in LABELS]
-    return [renamed for old, renamed in names if renamed != old] + ["classes"]
-
-
 def parse_role(name: str) -> tuple[str, str] | None:
     """("x", "train") for x_train: the role of an array, and its split."""
     words = [word for word in re.split(r"(?<!arr)[_-]", name.lower()) if word]
-    splits = {split for word in words if (split := parse_split(word))}
+    splits = {split for word in words if (split := parse_split(word))} or {"train"}
     rest = "_".join(word for word in words if not parse_split(word))
-    if len(splits) > 1:
-        return None
-    split = splits.pop() if splits else "train"
-    for kind, names in (("x", IMAGES), ("y", LABELS), ("classes", CLASSES)):
-        if rest in names:
-            return kind, split
-    return None
+    kind = next((kind for kind, names in ROLES.items() if rest in names), None)
+    return (kind, splits.pop()) if kind and len(splits) == 1 else None
 
 
 def build_splits(path: Path, files: Mapping[str, Any]) -> dict[str, ImageDataset]:
@@ -114,7 +96,7 @@ def build_splits(path: Path, files: Mapping[str, Any]) -> dict[str, ImageDataset
     elif widths := {as_array(files[found["y", s]]).shape[1] for s, t in targets.items() if t.multiple}:
         classes = tuple(str(number) for number in range(max(widths)))
     else:
-        classes = number_classes(str(path), [t.values for t in targets.values()], REMEDY)
+        classes = dataset.number_classes(str(path), [t.values for t in targets.values()], REMEDY)
     sources: dict[str, ImageDataset] = {}
     for split in (s for s in ("train", "val", "test") if s in splits):
         name = found["x", split]
@@ -150,12 +132,12 @@ def read_labels(where: str, value: Any) -> Labels:
         raise BadLabels(f"{where} is {values.dtype} {list(values.shape)}; labels are integers [N] or 0 and 1 [N, K]")
     if values.ndim == 1:
         whole = np.minimum(values, HIGHEST).astype(np.int64) if values.dtype == np.uint64 else values.astype(np.int64)
-        refuse_negative(where, whole)
+        dataset.refuse_negative(where, whole)
         return Labels(whole)
     if not np.isin(values, (0, 1)).all():
         raise BadLabels(f"{where} has shape {list(values.shape)} and other values than 0 and 1")
     found = Labels.several(np.flatnonzero(row) for row in values)
-    refuse_sparse(where, values.shape[1] - 1, len(np.unique(found.values)), REMEDY)
+    dataset.refuse_sparse(where, values.shape[1] - 1, len(np.unique(found.values)), REMEDY)
     return found
 
 

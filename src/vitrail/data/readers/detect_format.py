@@ -13,22 +13,10 @@ from vitrail.core.errors import DataError, SourceNotFound, unknown_name
 from vitrail.core.text import join_words, pluralise
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.decode.image import is_unsupported
-from vitrail.data.readers.folder import (
-    Contents,
-    describe_unread,
-    find_split_word,
-    find_splits,
-    list_folder,
-    parse_split,
-    read_classes,
-    read_flat,
-    refuse_nested_splits,
-    refuse_same_subfolders,
-    unwrap_split,
-)
+from vitrail.data.readers import folder
+from vitrail.data.readers.folder import Contents, find_split_word, list_folder, parse_split, read_classes, read_flat
 
 MANIFESTS: Final = (".csv", ".tsv", ".jsonl")
-ARRAYS: Final = (".npz", ".npy")
 SAVED: Final = ("dataset_info.json", "dataset_dict.json", "state.json")
 SPLIT_ORDER: Final = ("train", "trainval", "val", "test")
 
@@ -51,12 +39,8 @@ READERS: Final = {  # module, function and the name of what it reads; imported o
     "saved": ("parquet", "read_saved", "Hugging Face dataset"),
     "arrays": ("arrays", "read", "arrays"),
 }
-SUFFIXES: Final = {
-    ".tar": "shards",
-    ".parquet": "parquet",
-    **dict.fromkeys(MANIFESTS, "manifest"),
-    **dict.fromkeys(ARRAYS, "arrays"),
-}
+BINARIES: Final = {".tar": "shards", ".parquet": "parquet", ".npz": "arrays", ".npy": "arrays"}
+SUFFIXES: Final = BINARIES | dict.fromkeys(MANIFESTS, "manifest")
 
 ReadResult = tuple[str, dict[str, ImageDataset]]  # the kind of the data set, and its splits
 
@@ -69,9 +53,7 @@ def read_path(path: Path) -> ReadResult:
         raise SourceNotFound(f"{path} is neither a file nor a folder")
     kind = SUFFIXES.get(path.suffix.lower())
     if kind is None:
-        raise DataError(
-            f"{path}: a file that is a source ends in {', '.join(SUFFIXES)}; for images, give the folder they are in"
-        )
+        raise DataError(f"{path}: a file that is a source ends in {', '.join(SUFFIXES)}; for images, give their folder")
     return read_as(kind, path)
 
 
@@ -135,11 +117,10 @@ def read_folder(path: Path) -> ReadResult:
         return read_as("parquet", path)  # the layout of the Hugging Face hub
     if places := masks.find_masks(path):
         return masks.KIND, masks.read_places(path, places)
-    splits = find_splits(path, contents.folders)
-    if splits is not None:
+    if (splits := folder.find_splits(path, contents.folders)) is not None:
         return read_splits(path, splits)
     refuse_wrapper(path, contents)
-    refuse_same_subfolders(path, contents.folders, f"classes:{path}")
+    folder.refuse_same_subfolders(path, contents.folders, f"classes:{path}")
     return read_as("classes", path)
 
 
@@ -169,7 +150,7 @@ def detect_kind(path: Path, contents: Contents) -> str:
         return kinds[0]
     if not kinds:
         if unread := [name for name in contents.others if is_unsupported(name)]:
-            raise DataError(f"{path}: no images in a readable format, but {describe_unread(unread)}")
+            raise DataError(f"{path}: no images in a readable format, but {folder.describe_unread(unread)}")
         other = f" but {count_names(contents.others, 'other file')}" if contents.others else ""
         raise DataError(f"{path}: no images here{other}; a folder of class folders or of images is expected")
     ways = [f"{path / name}" for name in found["manifest"][1][:1]]
@@ -192,10 +173,8 @@ def refuse_wrapper(path: Path, contents: Contents) -> None:
     inside = list_folder(str(inner))
     if not inside.images and (inside.folders or inside.with_suffix(".tar", ".parquet")):
         what = count_names(inside.folders, "folder") if inside.folders else count_names(inside.others, "file")
-        raise DataError(
-            f"{path} holds one folder, {inner.name}, which holds {what}; write {inner} to go one level down, "
-            f"or classes:{path} if {inner.name} is the only class"
-        )
+        ways = f"write {inner} to go one level down, or classes:{path} if {inner.name} is the only class"
+        raise DataError(f"{path} holds one folder, {inner.name}, which holds {what}; {ways}")
 
 
 def read_splits(path: Path, names: Mapping[str, "str | None"], *, sure: bool = False) -> ReadResult:
@@ -205,21 +184,17 @@ def read_splits(path: Path, names: Mapping[str, "str | None"], *, sure: bool = F
 
     folders = {name: split for name, split in names.items() if split}
     if strange := [name for name in names if name not in folders]:
-        raise DataError(
-            f"{path} holds {count_names(list(folders), 'split')} next to {count_names(strange, 'other folder')}; write "
-            f"splits:{path} to skip the {'other' if len(strange) == 1 else 'others'}, or classes:{path} if all of them "
-            "are classes"
-        )
+        what = f"{count_names(list(folders), 'split')} next to {count_names(strange, 'other folder')}"
+        ways = f"splits:{path} to read only the splits, or classes:{path} if all of them are classes"
+        raise DataError(f"{path} holds {what}; write {ways}")
     if len(set(folders.values())) < len(folders):
-        raise DataError(
-            f"{path} holds {', '.join(names)}: two names for one split; keep one of them, or write classes:{path} if "
-            "they are classes"
-        )
+        remedy = f"keep one of them, or write classes:{path} if they are classes"
+        raise DataError(f"{path} holds {', '.join(names)}: two names for one split; {remedy}")
     if places := masks.find_masks_in_splits(path, {split: name for name, split in folders.items()}):
         return masks.KIND, masks.read_places(path, places)
     tops = [list_folder(str(path / name)).folders for name in folders]
-    classes = {folder for top in tops if len(top) > 1 for folder in top}
-    inside = {name: unwrap_split(path, name, classes) for name in folders}
+    classes = {name for top in tops if len(top) > 1 for name in top}
+    inside = {name: folder.unwrap_split(path, name, classes) for name in folders}
     found = {name: detect_kind(path / inner, list_folder(str(path / inner))) for name, inner in inside.items()}
     if set(found.values()) == {"shards"} and all(parse_split(name) for name in folders):
         return read_as("shards", path)  # one index for all
@@ -229,8 +204,8 @@ def read_splits(path: Path, names: Mapping[str, "str | None"], *, sure: bool = F
         if found[name] == "folders":
             if not sure:
                 contents = list_folder(str(path / inside[name]))
-                refuse_nested_splits(path / inside[name], contents, f"splits:{path}")
-                refuse_same_subfolders(path / inside[name], contents.folders, f"splits:{path}")
+                folder.refuse_nested_splits(path / inside[name], contents, f"splits:{path}")
+                folder.refuse_same_subfolders(path / inside[name], contents.folders, f"splits:{path}")
             splits[split], kind = read_classes(path, inside[name]), "class folders"
         elif found[name] == "flat":
             splits[split], kind = read_flat_folder(path, inside[name]), "flat folders"
@@ -272,9 +247,8 @@ def group_by_split(where: str, names: Sequence[str]) -> dict[str, list[str]]:
     if silent:
         other = next(name for name, split in found.items() if split)
         raise DataError(f"{where}: {other} names its split and {silent[0]} does not; rename it, or give one file")
-    sets = {
-        " ".join(word for word in name_words(PurePath(name).name) if not split_of_file(word)): name for name in found
-    }
+    words = {name: name_words(PurePath(name).name) for name in found}
+    sets = {" ".join(word for word in words[name] if not split_of_file(word)): name for name in found}
     if len(sets) > 1:
         one, other = list(sets.values())[:2]
         raise DataError(f"{where}: {one} and {other} look like parts of two sets; give one file, or a pattern")

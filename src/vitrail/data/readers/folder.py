@@ -17,6 +17,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import Final, TypeVar
 
@@ -180,33 +181,18 @@ def read_classes(path: Path | str, inside: str = "") -> FileDataset:
     """The folders directly in path/inside are the classes; every image below one, at any depth, belongs to it."""
     start = os.path.join(path, inside) if inside else str(path)
     classes = list_folder(start).folders
-    names: list[str] = []
-    counts: list[int] = []
-    ignored: list[str] = []
-    for folder in classes:
-        images, others = list_below(str(path), f"{inside}/{folder}" if inside else folder)
-        names += images
-        counts.append(len(images))
-        ignored += others
-    refuse_empty(start, classes, counts, ignored)
+    found = [list_below(str(path), f"{inside}/{folder}" if inside else folder) for folder in classes]
+    names, counts = [name for images, _ in found for name in images], [len(images) for images, _ in found]
+    ignored = [name for _, others in found for name in others]
+    if empty := [name for name, count in zip(classes, counts, strict=True) if not count]:
+        unread = [name for name in ignored if is_unsupported(name)]
+        remedy = f"remove it or put images there ({', '.join(readable_suffixes()[:5])}, ...)"
+        what = f"no images in the class folder {join_words(empty, limit=5)} (of {len(classes)})"
+        raise BadLabels(f"{start}: {what}; {describe_unread(unread) if unread else remedy}")
     source = FileDataset(str(path), names, Labels(np.repeat(np.arange(len(classes), dtype=np.int32), counts)))
     source.classes = classes
     source.note_skipped(ignored)
     return source
-
-
-def refuse_empty(where: str, classes: tuple[str, ...], counts: list[int], others: Iterable[str]) -> None:
-    empty = [name for name, count in zip(classes, counts, strict=True) if not count]
-    if empty:
-        unread = [name for name in others if is_unsupported(name)]
-        raise BadLabels(
-            f"{where}: no images in the class folder {join_words(empty, limit=5)} (of {len(classes)}); "
-            + (
-                describe_unread(unread)
-                if unread
-                else f"remove it or put images there ({', '.join(readable_suffixes()[:5])}, ...)"
-            )
-        )
 
 
 def describe_unread(names: Sequence[str]) -> str:
@@ -229,10 +215,8 @@ def find_split_word(name: str) -> str | None:
     if name.lower() == "trainval":
         return "train"
     words = [word.lower() for word in WORD.findall(name)]
-    stems = [next((word.removesuffix(end) for end in ENDINGS if word.endswith(end)), word) for word in words]
-    found = {
-        split for word, stem in zip(words, stems, strict=True) if (split := parse_split(word) or parse_split(stem))
-    }
+    words += [word.removesuffix(end) for word in words for end in ENDINGS if word.endswith(end)]
+    found = {split for word in words if (split := parse_split(word))}
     if found == {"train", "val"}:
         return "train"
     return found.pop() if len(found) == 1 else None
@@ -262,40 +246,35 @@ def is_vehicle(path: Path, folders: Sequence[str]) -> bool:
     """Whether a folder called train is a class like the others: three or more folders, each with images in it."""
     if [name.lower() for name in folders if parse_split(name)] != [VEHICLE] or len(folders) < 3:
         return False
-    return all(
-        contents.images and not contents.folders for name in folders if (contents := list_folder(str(path / name)))
-    )
+    inside = [list_folder(str(path / name)) for name in folders]
+    return all(contents.images and not contents.folders for contents in inside)
 
 
 def refuse_same_subfolders(path: Path, folders: Sequence[str], as_classes: str) -> None:
     """Refuses to guess which of two levels are the classes: folders that all hold the same subfolders, unless all of
     them hold images as well, or their only subfolder is a container such as images/. `as_classes` is what to write if
     the upper level has the classes."""
-    shared: set[str] | None = None
-    direct = True
+    inside: list[Contents] = []
     for name in folders:
-        contents = list_folder(str(path / name))
-        if not contents.folders or (shared is not None and shared != set(contents.folders)):
+        inside.append(list_folder(str(path / name)))
+        if not inside[-1].folders or inside[-1].folders != inside[0].folders:
             return
-        shared, direct = set(contents.folders), direct and bool(contents.images)
-    if len(folders) < 2 or not shared or direct or (len(shared) == 1 and next(iter(shared)).lower() in CONTAINERS):
+    shared = inside[0].folders if len(folders) > 1 else ()
+    contained = len(shared) == 1 and shared[0].lower() in CONTAINERS
+    if not shared or contained or all(contents.images for contents in inside):
         return
-    inner, outer = join_words(sorted(shared), limit=3), join_words(folders, limit=3)
-    raise DataError(
-        f"{path}: all {len(folders)} folders ({outer}) hold the same subfolders ({inner}); if {inner} are the classes, "
-        f"write {path / folders[0]}, or name the folders train, val and test; if {outer} are the classes, write "
-        f"{as_classes}"
-    )
+    inner, outer = join_words(shared, limit=3), join_words(folders, limit=3)
+    what = f"all {len(folders)} folders ({outer}) hold the same subfolders ({inner})"
+    lower = f"if {inner} are the classes, write {path / folders[0]}, or name the folders train, val and test"
+    raise DataError(f"{path}: {what}; {lower}; if {outer} are the classes, write {as_classes}")
 
 
 def refuse_nested_splits(path: Path, contents: Contents, as_classes: str) -> None:
     """A folder called like a split that itself holds splits is one level too high."""
     inner = {split for name in contents.folders if (split := find_split_word(name))}
     if len(inner) > 1 and all(find_split_word(name) for name in contents.folders):
-        raise DataError(
-            f"{path} is called like a split and holds splits itself ({join_words(contents.folders, limit=3)}); "
-            f"write {path} to read those, or {as_classes} if they are classes"
-        )
+        what = f"is called like a split and holds splits itself ({join_words(contents.folders, limit=3)})"
+        raise DataError(f"{path} {what}; write {path} to read those, or {as_classes} if they are classes")
 
 
 def unwrap_split(path: Path, name: str, classes: Set[str]) -> str:
@@ -324,11 +303,9 @@ class ImageLocator:
     """Finds the images near a list by name; searches the folders when a name does not exist unchanged."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.folder = path, path.parent
-        self.paths: set[str] = set()
+        self.path, self.folder, self.paths = path, path.parent, set[str]()
         self.tails: dict[str, list[str]] = {}  # by the last part of the name, with and without its suffix
-        self.searched = False
-        self.distinct = True  # whether all names of the list end differently
+        self.searched, self.distinct = False, True  # distinct: whether all names of the list end differently
 
     def find_all(self, names: Sequence[str]) -> list[str]:
         """Every name as a path from the folder of the list; one that is not found stays unchanged."""
@@ -362,13 +339,10 @@ class ImageLocator:
         most = max(agreeing, default=0)
         found = [one for one, count in zip(found, agreeing, strict=True) if count == most >= least]
         if len(found) > 1:
-            named = [one for one in found if self.is_named_like(one)]
-            found = named or found
+            found = [one for one in found if self.is_named_like(one)] or found
         if len(found) > 1:
-            raise DataError(
-                f"{self.path}: {name} may be {found[0]} or {found[1]}; add the folder to the list, or move the list "
-                "into the folder of its images"
-            )
+            remedy = "add the folder to the list, or move the list into the folder of its images"
+            raise DataError(f"{self.path}: {name} may be {found[0]} or {found[1]}; {remedy}")
         return found[0] if found else None
 
     def is_named_like(self, name: str) -> bool:
@@ -390,21 +364,14 @@ class ImageLocator:
                 if is_folder(entry):
                     waiting += [(name, depth + 1)] if depth < DEPTH else []
                 elif has_image_suffix(entry.name):
-                    self.add(name, entry.name)
-
-    def add(self, name: str, last: str) -> None:
-        self.paths.add(name)
-        if len(self.paths) > MOST_FILES:
-            raise DataError(f"{self.folder} has more than {MOST_FILES:,} images; add paths to {self.path.name}")
-        for tail in {last, os.path.splitext(last)[0]}:
-            self.tails.setdefault(tail, []).append(name)
+                    self.paths.add(name)
+                    for tail in {entry.name, os.path.splitext(entry.name)[0]}:
+                        self.tails.setdefault(tail, []).append(name)
+            if len(self.paths) > MOST_FILES:
+                raise DataError(f"{self.folder} has more than {MOST_FILES:,} images; add paths to {self.path.name}")
 
 
 def count_shared(parts: Sequence[str], name: str) -> int:
     """How many folders two names have in common, counted from the last."""
-    count = 0
-    for one, other in zip(reversed(parts[:-1]), reversed(name.split("/")[:-1]), strict=False):
-        if one != other:
-            break
-        count += 1
-    return count
+    pairs = zip(reversed(parts[:-1]), reversed(name.split("/")[:-1]), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

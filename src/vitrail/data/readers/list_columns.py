@@ -17,22 +17,12 @@ from vitrail.core.text import join_words
 from vitrail.data.readers.folder import find_split_word, parse_split
 
 PATHS: Final = ("path", "file_name")  # the second is Hugging Face's name
-IMAGES: Final = frozenset(
-    (
-        *("path", "filename", "filepath", "file", "photo", "picture"),
-        *("image", "imagepath", "imagename", "imagefile", "imagefilename"),
-        *("img", "imgpath", "imgname", "imgfile"),
-    )
-)
-IDS: Final = frozenset(("id", "imageid", "imgid", "photoid", "pictureid", "fileid", "uuid"))
-LABELS: Final = frozenset(
-    (
-        *("label", "labels", "labelname", "labelid", "class", "classes", "classname", "classid", "classlabel"),
-        *("category", "categories", "categoryname", "categoryid", "breed", "breeds", "species", "variety"),
-        *("target", "targets", "tag", "tags", "y"),
-    )
-)
-PLURAL: Final = frozenset(["labels", "classes", "breeds", "categories", "targets", "tags"])
+FILES: Final = {"path", "filename", "filepath", "file", "photo", "picture", "img", "imgpath", "imgname", "imgfile"}
+IMAGES: Final = FILES | {"image", "imagepath", "imagename", "imagefile", "imagefilename"}
+IDS: Final = {"id", "imageid", "imgid", "photoid", "pictureid", "fileid", "uuid"}
+PLURAL: Final = {"labels", "classes", "breeds", "categories", "targets", "tags"}
+SINGULAR: Final = {"label", "labelname", "labelid", "class", "classname", "classid", "classlabel", "target", "tag", "y"}
+LABELS: Final = PLURAL | SINGULAR | {"category", "categoryname", "categoryid", "breed", "species", "variety"}
 SPLITS: Final = ("split", "subset", "partition", "set")
 FLAGS: Final = ({"0", "1"}, {"-1", "1"}, {"0.0", "1.0"}, {"true", "false"})
 YES: Final = ("1", "1.0", "true")
@@ -42,7 +32,7 @@ Kind = Literal["none", "one", "several", "flags"]
 Rows = Sequence[Sequence[str]]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class ListColumns:
     """Their indices. `kind` says whether a row has one label, several in a cell, or a 0 or 1 for each class."""
 
@@ -51,7 +41,7 @@ class ListColumns:
     labels: tuple[int, ...]
     kind: Kind
     split: int | None
-    separator: str = "|"  # of several labels in a cell
+    separator: str  # of several labels in a cell
 
     @property
     def is_standard(self) -> bool:
@@ -93,9 +83,7 @@ def choose_columns(
         rest = [at for at in range(len(names)) if at not in (image, split)]
         labels = find_label_columns(path, names, rows, rest)
     kind, separator = detect_label_kind(names, rows, labels)
-    return ListColumns(
-        names=tuple(names), image=image, labels=tuple(labels), kind=kind, split=split, separator=separator
-    )
+    return ListColumns(tuple(names), image, tuple(labels), kind, split, separator)
 
 
 def normalise_name(name: str) -> str:
@@ -110,11 +98,6 @@ def index_of(path: Path, names: Sequence[str], name: str) -> int:
     return known.index(name)
 
 
-def has_image_column(names: Sequence[str]) -> bool:
-    """Whether a column has a usual name for images."""
-    return any(normalise_name(name) in IMAGES | IDS for name in names)
-
-
 def find_image_column(path: Path, names: Sequence[str], rows: Rows, find: Callable[[Sequence[str]], bool]) -> int:
     known = [name.strip().lower() for name in names]
     if first := [at for at, name in enumerate(known) if name in PATHS]:
@@ -122,18 +105,15 @@ def find_image_column(path: Path, names: Sequence[str], rows: Rows, find: Callab
     found = [at for at, name in enumerate(names) if normalise_name(name) in IMAGES]
     found = found or [at for at, name in enumerate(names) if normalise_name(name) in IDS]
     if len(found) > 1:
-        there = [at for at in found if find([row[at] for row in rows])]
-        found = there or found
+        found = [at for at in found if find([row[at] for row in rows])] or found
     return only_column(path, names, found, "image")
 
 
 def find_split_column(known: Sequence[str], rows: Rows) -> int | None:
     """The column called `split`, or one of a similar name whose values all are names of splits."""
-    if "split" in known:
-        return known.index("split")
-    for name in SPLITS[1:]:
-        if name in known and all(parse_split(row[known.index(name)].strip()) for row in rows):
-            return known.index(name)
+    for at in (known.index(name) for name in SPLITS if name in known):
+        if known[at] == "split" or all(parse_split(row[at].strip()) for row in rows):
+            return at
     return None
 
 
@@ -147,7 +127,9 @@ def find_label_columns(path: Path, names: Sequence[str], rows: Rows, rest: Seque
         found = choose_of_equals(rows, found)
     if found:
         return [only_column(path, names, found, "label")]
-    flags = [at for at in rest if is_flag(rows, at) and names[at].strip() and not find_split_word(names[at])]
+    cells = {at: {row[at].strip().lower() for row in rows} for at in rest}
+    flags = [at for at in rest if cells[at] and any(cells[at] <= values for values in FLAGS)]
+    flags = [at for at in flags if names[at].strip() and not find_split_word(names[at])]
     return flags if len(flags) > 1 else []
 
 
@@ -158,11 +140,6 @@ def choose_of_equals(rows: Rows, places: list[int]) -> list[int]:
         return places
     named = [at for at in places if not all(row[at].strip().isdecimal() for row in rows)]
     return (named or places)[:1]
-
-
-def is_flag(rows: Rows, at: int) -> bool:
-    cells = {row[at].strip().lower() for row in rows}
-    return bool(cells) and any(cells <= flags for flags in FLAGS)
 
 
 def detect_label_kind(names: Sequence[str], rows: Rows, labels: Sequence[int]) -> tuple[Kind, str]:
@@ -206,9 +183,8 @@ def only_column(path: Path, names: Sequence[str], places: Sequence[int], what: s
     """The only candidate; DataError where there are none or several."""
     if len(places) == 1:
         return places[0]
-    shown = [names[at].strip() for at in places]
+    shown, columns = [names[at].strip() for at in places], ", ".join(name.strip() for name in names)
     if not shown:
-        columns = ", ".join(name.strip() for name in names)
         raise DataError(f"{path}: no column has images; it has {columns}; choose one as {path}:image=COLUMN")
-    what_else = f"several candidates for one column: {', '.join(name.strip() for name in names)}; the {what} may be"
-    raise DataError(f"{path}: {what_else} {' or '.join(shown)}; choose one as {path}:{what}={shown[0]}")
+    may = f"of the columns {columns} the {what} may be {' or '.join(shown)}"
+    raise DataError(f"{path}: {may}; choose one as {path}:{what}={shown[0]}")

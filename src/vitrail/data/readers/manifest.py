@@ -15,7 +15,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -23,18 +23,19 @@ from vitrail.core.errors import BadLabels, DataError, SourceNotFound
 from vitrail.data.dataset import NONE, ImageDataset, Labels, refuse_sparse
 from vitrail.data.readers.folder import TRIED, FileDataset, ImageLocator, parse_split
 from vitrail.data.readers.list_columns import (
+    IDS,
     IMAGES,
     PATHS,
     YES,
     ListColumns,
     choose_columns,
-    has_image_column,
     normalise_name,
     split_labels,
 )
 
 SEPARATORS: Final = (",", ";", "\t")
 CLASSES: Final = "classes.txt"
+Names: TypeAlias = tuple[str, ...]
 DIGITS: Final = 18  # of a number; longer ones count as 10^18
 
 
@@ -65,30 +66,32 @@ def read(path: Path | str, choice: Mapping[str, str] | None = None) -> dict[str,
     path = Path(path)
     locator = ImageLocator(path)
     try:
-        read_list = read_jsonl if path.suffix.lower() == ".jsonl" else read_csv
-        listing = read_list(path, choice or {}, locator)
+        is_json = path.suffix.lower() == ".jsonl"
+        listing = read_jsonl(path, choice or {}) if is_json else read_csv(path, choice or {}, locator)
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}") from None
     except csv.Error as error:
         raise DataError(f"{path}: not a table: {error}") from None
     if not listing.rows:
         raise DataError(f"{path}: no images: the list has no rows")
-    refuse_urls(path, listing.rows)
+    for row in listing.rows[:TRIED]:
+        if "://" in row.path:
+            raise DataError(f"{path}, line {row.line}: {row.path[:80]} is a URL; only files are read")
     names = locator.find_all([row.path for row in listing.rows])
     rows = [replace(row, path=name) for row, name in zip(listing.rows, names, strict=True)]
-    refuse_missing(path, rows)
-    groups: dict[str, list[ListRow]] = {}
+    if not any(os.path.lexists(path.parent / row.path) for row in rows[:TRIED]):  # it belongs to another folder
+        rule = "paths are relative to the folder of the list, and images in folders below it are found by name"
+        first = f"no file {path.parent / rows[0].path}, nor any of the next ones"
+        raise SourceNotFound(f"{path}, line {rows[0].line}: {first}; {rule}")
+    classes, number = number_labels(path, rows, listing.classes)
+    groups, splits = dict[str, list[ListRow]](), dict[str, ImageDataset]()
     for row in rows:
         groups.setdefault(row.split, []).append(row)
-    classes, number = number_labels(path, rows, listing.classes)
-    splits: dict[str, ImageDataset] = {}
     for name, group in groups.items():
-        source = FileDataset(
-            str(path.parent), (row.path for row in group), make_labels(path, group, number, listing.several)
-        )
+        labels = make_labels(path, group, number, listing.several)
+        splits[name] = source = FileDataset(str(path.parent), (row.path for row in group), labels)
         source.classes = classes if any(row.labels is not None for row in group) else ()
         source.note = listing.note
-        splits[name] = source
     return splits
 
 
@@ -114,54 +117,40 @@ def split_cells(line: str, separator: str) -> list[str]:
     return next(csv.reader([line], delimiter=separator, skipinitialspace=True), [])
 
 
-def read_header(first: str, choice: Mapping[str, str]) -> tuple[str, list[str]] | None:
-    """The separator that yields a column of images, or the chosen columns, and the names of all columns."""
-    for separator in SEPARATORS:
-        names = split_cells(first, separator)
-        asked = {name for key in choice for name in choice[key].split("+")}
-        if has_image_column(names) or (asked and asked <= {name.strip() for name in names}):
-            return separator, names
-    return None
-
-
 def read_csv(path: Path, choice: Mapping[str, str], locator: ImageLocator) -> ImageList:
+    asked = {name for chosen in choice.values() for name in chosen.split("+")}
+
+    def has_images(names: Sequence[str]) -> bool:
+        """Whether these are the chosen columns, or one has a usual name for images."""
+        usual = any(normalise_name(name) in IMAGES | IDS for name in names)
+        return usual or (bool(asked) and asked <= {name.strip() for name in names})
+
     with open_text(path) as file:
         first = file.readline()
-        head = read_header(first, choice)
-        if head is None:
-            raise DataError(
-                f"{path}: the first line must name the columns: path,label or path,labels, perhaps split; it is "
-                f"{first.strip()[:80]!r}; choose the columns as {path}:image=COLUMN,label=COLUMN"
-            )
-        separator, names = head
+        separator = next((sign for sign in SEPARATORS if has_images(split_cells(first, sign))), None)
+        if separator is None:
+            rule = "the first line must name the columns: path,label or path,labels, perhaps split"
+            remedy = f"choose the columns as {path}:image=COLUMN,label=COLUMN"
+            raise DataError(f"{path}: {rule}; it is {first.strip()[:80]!r}; {remedy}")
+        names = split_cells(first, separator)
         lines = csv.reader(file, delimiter=separator, strict=True, skipinitialspace=True)
-        cells: list[list[str]] = []
-        numbers: list[int] = []
-        for row in lines:
-            if not row:
-                continue
-            at = lines.line_num + 1
-            if len(row) != len(names):
-                raise DataError(f"{path}, line {at}: {len(row)} cells, but the first line names {len(names)} columns")
-            cells.append(row)
-            numbers.append(at)
-    columns = choose_columns(path, names, cells, choice, locator.finds_any)
-    for row, at in zip(cells, numbers, strict=True):
+        cells = [(lines.line_num + 1, row) for row in lines if row]
+    for at, row in cells:
+        if len(row) != len(names):
+            raise DataError(f"{path}, line {at}: {len(row)} cells, but the first line names {len(names)} columns")
+    columns = choose_columns(path, names, [row for _, row in cells], choice, locator.finds_any)
+    rows: list[ListRow] = []
+    for at, row in cells:
         if not row[columns.image].strip():
             raise DataError(f"{path}, line {at}: the path is empty")
-    labels = [read_labels(row, columns) for row in cells]
-    several = columns.kind in ("several", "flags")
-    if columns.kind == "flags" and all(row is not None and len(row) == 1 for row in labels):
-        several = False  # one class each, written as columns
-    return ImageList(
-        rows=[
-            ListRow(at, row[columns.image], found, normalise_split("" if columns.split is None else row[columns.split]))
-            for at, row, found in zip(numbers, cells, labels, strict=True)
-        ],
-        several=several,
-        note="" if columns.is_standard else columns.describe(),
-        classes=tuple(names[at].strip() for at in columns.labels) if columns.kind == "flags" else None,
-    )
+        split = normalise_split("" if columns.split is None else row[columns.split])
+        rows.append(ListRow(at, row[columns.image], read_labels(row, columns), split))
+    flags = columns.kind == "flags"
+    # Flags of which each row has exactly one are one class each, written as columns.
+    single = flags and all(row.labels is not None and len(row.labels) == 1 for row in rows)
+    several = columns.kind in ("several", "flags") and not single
+    classes = tuple(names[at].strip() for at in columns.labels) if flags else None
+    return ImageList(rows, several, "" if columns.is_standard else columns.describe(), classes)
 
 
 def read_labels(row: Sequence[str], columns: ListColumns) -> tuple[str, ...] | None:
@@ -178,17 +167,11 @@ def read_labels(row: Sequence[str], columns: ListColumns) -> tuple[str, ...] | N
             return (text,) if text else None
 
 
-def read_jsonl(path: Path, choice: Mapping[str, str], locator: ImageLocator) -> ImageList:
-    several = False
-    rows: list[ListRow] = []
+def read_jsonl(path: Path, choice: Mapping[str, str]) -> ImageList:
     with open_text(path) as file:
-        for at, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            row, more = parse_json_row(f"{path}, line {at}", at, line, choice)
-            several |= more
-            rows.append(row)
-    return ImageList(rows=rows, several=several)
+        lines = [(at, line) for at, line in enumerate(file, 1) if line.strip()]
+    parsed = [parse_json_row(f"{path}, line {at}", at, line, choice) for at, line in lines]
+    return ImageList([row for row, _ in parsed], any(several for _, several in parsed))
 
 
 def parse_json_row(where: str, at: int, line: str, choice: Mapping[str, str]) -> tuple[ListRow, bool]:
@@ -199,12 +182,8 @@ def parse_json_row(where: str, at: int, line: str, choice: Mapping[str, str]) ->
         raise DataError(f"{where}: not JSON: {error}") from None
     if not isinstance(found, dict):
         raise DataError(f"{where}: an object is expected, as in {{'path': 'a/1.jpg', 'label': 'cat'}}")
-    asked = choice.get("image")
-    keys = (
-        [asked]
-        if asked
-        else [key for key in found if key in PATHS] or [k for k in found if normalise_name(k) in IMAGES]
-    )
+    usual = [key for key in found if key in PATHS] or [key for key in found if normalise_name(key) in IMAGES]
+    keys = [choice["image"]] if choice.get("image") else usual
     names: list[Any] = [found[key] for key in keys if key in found]
     if len(names) != 1 or not isinstance(names[0], str) or not names[0]:
         raise DataError(f'{where}: "path" must be there once, as a text')
@@ -218,14 +197,11 @@ def parse_json_row(where: str, at: int, line: str, choice: Mapping[str, str]) ->
             raise DataError(f'{where}: "labels" must be a list, without a "label" next to it')
     several = isinstance(value, list)
     labels = value if several else [] if value is None else [value]
-    parsed = tuple(parse_json_label(where, label) for label in labels)
-    return ListRow(at, names[0], parsed if several or labels else None, normalise_split(split)), several
-
-
-def parse_json_label(where: str, value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
-        raise DataError(f"{where}: a label is a name or an integer, not {value!r}")
-    return str(value)
+    for label in labels:
+        if isinstance(label, bool) or not isinstance(label, int | str) or label == "":
+            raise DataError(f"{where}: a label is a name or an integer, not {label!r}")
+    parsed = tuple(map(str, labels)) if several or labels else None
+    return ListRow(at, names[0], parsed, normalise_split(split)), several
 
 
 def normalise_split(text: str) -> str:
@@ -233,24 +209,7 @@ def normalise_split(text: str) -> str:
     return parse_split(text) or text or "train"
 
 
-def refuse_urls(path: Path, rows: Sequence[ListRow]) -> None:
-    for row in rows[:TRIED]:
-        if "://" in row.path:
-            raise DataError(f"{path}, line {row.line}: {row.path[:80]} is a URL; only files are read")
-
-
-def refuse_missing(path: Path, rows: Sequence[ListRow]) -> None:
-    """Refuses a list none of whose first files exists: it belongs to another folder."""
-    if not any(os.path.lexists(path.parent / row.path) for row in rows[:TRIED]):
-        raise SourceNotFound(
-            f"{path}, line {rows[0].line}: no file {path.parent / rows[0].path}, nor any of the next ones; "
-            f"paths are relative to the folder of the list, and images in folders below it are found by name"
-        )
-
-
-def number_labels(
-    path: Path, rows: Sequence[ListRow], columns: tuple[str, ...] | None = None
-) -> tuple[tuple[str, ...], dict[str, int]]:
+def number_labels(path: Path, rows: Sequence[ListRow], columns: Names | None) -> tuple[Names, dict[str, int]]:
     """The classes, and the number of each label as written. Columns that are classes keep their order."""
     if columns is not None:
         return columns, {name: at for at, name in enumerate(columns)}
@@ -258,8 +217,7 @@ def number_labels(
     for row in rows:
         for label in row.labels or ():
             first.setdefault(label, row.line)
-    given = read_class_names(path.parent / CLASSES)
-    if given is not None:
+    if (given := read_class_names(path.parent / CLASSES)) is not None:
         return given, match_classes(path, first, given)
     if not all(is_number(label) for label in first):
         classes = tuple(sorted(first))
@@ -284,17 +242,11 @@ def parse_class_number(path: Path, label: str, line: int) -> int:
     """A class number from text: 3, or 3.0 as tables with gaps are saved. Other numbers are not classes."""
     value = float(label)
     if not value.is_integer():
-        raise BadLabels(
-            f"{path}, line {line}: label {label[:40]} is not an integer, while the others are numbers; "
-            f"a file {CLASSES} next to the list, one label per line, makes them names"
-        )
+        remedy = f"a file {CLASSES} next to the list, one label per line, makes them names"
+        raise BadLabels(f"{path}, line {line}: label {label[:40]} is not an integer, while the others are; {remedy}")
     if value < 0:
         raise BadLabels(f"{path}, line {line}: label {label[:40]} is below 0; classes count from 0")
-    return 10**DIGITS if value > 10**DIGITS else int(label) if is_integer(label) else int(value)
-
-
-def is_integer(text: str) -> bool:
-    return text.removeprefix("-").isdecimal() and text.isascii()
+    return 10**DIGITS if value > 10**DIGITS else int(label) if label.isdecimal() else int(value)
 
 
 def read_class_names(path: Path) -> tuple[str, ...] | None:
@@ -312,18 +264,16 @@ def read_class_names(path: Path) -> tuple[str, ...] | None:
 def match_classes(path: Path, first: dict[str, int], classes: tuple[str, ...]) -> dict[str, int]:
     """Labels as names of the given classes, or all of them as numbers."""
     places = {name: i for i, name in enumerate(classes)}
-    if all(label in places for label in first):
-        return {label: places[label] for label in first}
+    if first.keys() <= places.keys():
+        return places
     if not all(is_number(label) for label in first):
         label = next(label for label in first if label not in places)
         raise BadLabels(f"{path}, line {first[label]}: {label!r} is not in {path.parent / CLASSES}")
     number = {label: parse_class_number(path, label, line) for label, line in first.items()}
     for label, line in first.items():
         if number[label] >= len(classes):
-            raise BadLabels(
-                f"{path}, line {line}: label {label[:40]}, but {path.parent / CLASSES} has {len(classes)} classes, "
-                f"0 to {len(classes) - 1}"
-            )
+            rule = f"{path.parent / CLASSES} has {len(classes)} classes, 0 to {len(classes) - 1}"
+            raise BadLabels(f"{path}, line {line}: label {label[:40]}, but {rule}")
     return number
 
 

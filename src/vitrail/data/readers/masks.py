@@ -26,17 +26,8 @@ from vitrail.core.text import join_words, pluralise
 from vitrail.data.dataset import ImageDataset, StringArray, hash_parts
 from vitrail.data.decode.headers import detect_format
 from vitrail.data.decode.image import read_mask
-from vitrail.data.readers.folder import (
-    FileDataset,
-    file_size,
-    find_split_word,
-    find_splits,
-    list_below,
-    list_folder,
-    map_threads,
-    parse_split,
-    read_file,
-)
+from vitrail.data.readers import folder
+from vitrail.data.readers.folder import FileDataset, find_split_word, list_below, list_folder, parse_split, read_file
 from vitrail.data.readers.shards import read_names
 
 KIND: Final = "images and masks"
@@ -45,10 +36,7 @@ LAYOUTS: Final = (
     "folder; a mask is a PNG of class indices"
 )
 IMAGE_FOLDERS: Final = ("images", "image", "imgs", "img")
-MASK_FOLDERS: Final = (
-    *("masks", "mask", "annotations", "annotation"),
-    *("labels", "label", "segmentation", "segmentations"),
-)
+MASK_FOLDERS: Final = tuple(word + end for word in ("mask", "annotation", "label", "segmentation") for end in ("", "s"))
 MARKS: Final = ("_mask", ".mask")  # a_mask.png, a.mask.png
 HEADER: Final = 33  # bytes of a PNG up to the end of its first chunk
 COLOUR_TYPE: Final = 25  # byte of a PNG with the type of its values
@@ -57,9 +45,7 @@ NAMES: Final = ("classes.txt", "labels.txt", "classes.json")
 IGNORED: Final = 255
 MANY: Final = 1000  # masks from which on the indices found in them are cached
 SAMPLE: Final = 32  # masks, at most, that are read where the classes have names
-BLACK_AND_WHITE: Final = (
-    "the masks have no values other than 0 and 255, and 255 is ignored; store the classes as 0, 1, 2, ..."
-)
+BLACK_AND_WHITE: Final = "the masks hold only 0 and 255, and 255 is ignored; store the classes as 0, 1, 2, ..."
 
 
 class UnpairedMasks(DataError):
@@ -82,7 +68,7 @@ class MaskedFileDataset(FileDataset):
     @cached_property
     def fingerprint(self) -> str:
         """Also changes with the sizes of the masks."""
-        sizes = np.fromiter((file_size(self.mask_path(i)) for i in range(len(self))), np.int64, len(self))
+        sizes = np.fromiter((folder.file_size(self.mask_path(i)) for i in range(len(self))), np.int64, len(self))
         return hash_parts("masks", [super().fingerprint], [sizes])
 
 
@@ -118,41 +104,30 @@ def separate_masks(names: Sequence[str]) -> tuple[list[str], list[str]]:
 def pair_masks(images: Sequence[str], masks: Iterable[str], image_folder: str, mask_folder: str) -> list[str]:
     """The mask of each image: the one with its name, or with its name and _mask or .mask. Names are relative to the two
     folders. UnpairedMasks, with the first name and the remedy, where an image or a mask is left over or shared."""
-    owners: dict[str, str] = {}
+    owners, found, strange = dict[str, str](), dict[str, str](), list[str]()
     for name in images:
         if other := owners.get(stem(name)):
-            raise UnpairedMasks(
-                f"{os.path.join(image_folder, name)} and {os.path.basename(other)} share one mask; give each image "
-                "and its mask a name of its own"
-            )
+            both = f"{os.path.join(image_folder, name)} and {os.path.basename(other)}"
+            raise UnpairedMasks(f"{both} share one mask; give each image and its mask a name of its own")
         owners[stem(name)] = name
-    found: dict[str, str] = {}
-    strange: list[str] = []
     for name in masks:
         key = stem(name) if stem(name) in owners else remove_mark(stem(name))
         if key not in owners:
             strange.append(name)
         elif other := found.get(key):
-            raise UnpairedMasks(
-                f"{os.path.join(mask_folder, name)} and {os.path.basename(other)} are two masks for one image, "
-                f"{owners[key]}; keep one of them"
-            )
+            both = f"{os.path.join(mask_folder, name)} and {os.path.basename(other)}"
+            raise UnpairedMasks(f"{both} are two masks for one image, {owners[key]}; keep one of them")
         else:
             found[key] = name
-    missing = [name for key, name in owners.items() if key not in found]
-    if missing:
-        expected = f"{stem(missing[0])}{'_mask' if image_folder == mask_folder else ''}.png"
-        more = f"; {pluralise(len(strange), 'mask')} without an image: {strange[0]}" if strange else ""
-        raise UnpairedMasks(
-            f"{os.path.join(image_folder, missing[0])} has no mask ({len(missing):,} of "
-            f"{pluralise(len(images), 'image')} {'has' if len(missing) == 1 else 'have'} none{more}); add "
-            f"{os.path.join(mask_folder, expected)}, or remove the image"
-        )
+    alone = f"{pluralise(len(strange), 'mask')} without an image"
+    if missing := [name for key, name in owners.items() if key not in found]:
+        expected = os.path.join(mask_folder, f"{stem(missing[0])}{'_mask' if image_folder == mask_folder else ''}.png")
+        count = f"{len(missing):,} of {pluralise(len(images), 'image')} {'has' if len(missing) == 1 else 'have'} none"
+        what = f"has no mask ({count}{f'; {alone}: {strange[0]}' if strange else ''})"
+        raise UnpairedMasks(f"{os.path.join(image_folder, missing[0])} {what}; add {expected}, or remove the image")
     if strange:
-        raise UnpairedMasks(
-            f"{os.path.join(mask_folder, strange[0])}: no image has the name of this mask "
-            f"({pluralise(len(strange), 'mask')} without an image); add the image to {image_folder}, or remove the mask"
-        )
+        remedy = f"add the image to {image_folder}, or remove the mask"
+        raise UnpairedMasks(f"{os.path.join(mask_folder, strange[0])} has no image with its name ({alone}); {remedy}")
     return [found[key] for key in owners]
 
 
@@ -164,12 +139,8 @@ def explain_not_mask(path: Path | str) -> str:
     if kind != "PNG":
         return f"is a {kind} file, but a mask is a PNG of class indices; save it again as PNG from the original"
     colours = COLOURS.get(header[COLOUR_TYPE]) if len(header) == HEADER else None
-    if colours:
-        return (
-            f"is a PNG in colour ({colours}), but a mask holds one class index per pixel; save it as a grey or palette "
-            "PNG of indices"
-        )
-    return ""
+    remedy = "but a mask holds one class index per pixel; save it as a grey or palette PNG of indices"
+    return f"is a PNG in colour ({colours}), {remedy}" if colours else ""
 
 
 def is_mask_file(path: Path | str) -> bool | None:
@@ -194,10 +165,8 @@ def find_masks(path: Path, *, sure: bool = False) -> dict[str, MaskFolders] | No
         candidates = list_below(str(path / masks), "")[0]
         if not any(stem(name) in stems and is_mask_file(path / masks / name) for name in candidates):
             return None
-        raise DataError(
-            f"{path} holds {images} and {masks} and {join_words(others, limit=3)}; write masks:{path} if they are "
-            f"images and their masks, or classes:{path} if all of them are classes"
-        )
+        ways = f"masks:{path} if they are images and their masks, or classes:{path} if all of them are classes"
+        raise DataError(f"{path} holds {images} and {masks} and {join_words(others, limit=3)}; write {ways}")
     return find_inner_splits(path, images, masks) or {"train": MaskFolders(images, masks)}
 
 
@@ -216,10 +185,9 @@ def find_masks_in_splits(path: Path, splits: Mapping[str, str]) -> dict[str, Mas
         inside = folders[split]
         if any(folder.lower() not in IMAGE_FOLDERS for folder in inside) or len(inside) > 1:
             known, (images, masks) = next((splits[split], names) for split, names in pairs.items() if names)
-            raise DataError(
-                f"{path / name} holds {join_words(inside, limit=3)}, but not images and masks as {path / known}; put "
-                f"images into {path / name / images} and masks into {path / name / masks}, or only images without masks"
-            )
+            what = f"holds {join_words(inside, limit=3)}, but not images and masks as {path / known}"
+            remedy = f"put images into {path / name / images} and masks into {path / name / masks}, or only images"
+            raise DataError(f"{path / name} {what}; {remedy}")
         masks = name if has_adjacent_masks(path, name) else None
         places[split] = MaskFolders(f"{name}/{inside[0]}" if inside else name, masks)
     return places
@@ -255,12 +223,9 @@ def note_unpaired(path: Path, inside: str = "") -> str:
     images, masks = separate_masks(names)
     owners = {stem(name) for name in images}
     matched = [name for name in masks if stem(name).endswith(MARKS) and remove_mark(stem(name)) in owners]
-    if not matched:
-        return ""
-    return (
-        f"{len(matched):,} of {len(names):,} files look like masks ({join_words(matched, limit=3)}) but are read as "
-        f"images, because not every image has exactly one; masks:{path} lists those"
-    )
+    count = f"{len(matched):,} of {len(names):,} files look like masks ({join_words(matched, limit=3)})"
+    reason = f"but are read as images, because not every image has exactly one; masks:{path} lists those"
+    return f"{count} {reason}" if matched else ""
 
 
 def find_folder_pair(path: Path, folders: Sequence[str]) -> tuple[str, str] | None:
@@ -268,10 +233,8 @@ def find_folder_pair(path: Path, folders: Sequence[str]) -> tuple[str, str] | No
     images = [name for name in folders if name.lower() in IMAGE_FOLDERS and has_images(path / name)]
     masks = [name for name in folders if name.lower() in MASK_FOLDERS and has_images(path / name)] if images else []
     if len(masks) > 1:
-        raise DataError(
-            f"{path} holds {join_words(masks)} next to {images[0]}: which of them are the masks? Keep one of them, "
-            f"or write classes:{path} if they are classes"
-        )
+        remedy = f"keep only the folder of masks, or write classes:{path} if they are classes"
+        raise DataError(f"{path} holds {join_words(masks)} next to {images[0]}; {remedy}")
     return (images[0], masks[0]) if len(images) == 1 and masks else None
 
 
@@ -288,14 +251,10 @@ def find_inner_splits(path: Path, images: str, masks: str) -> dict[str, MaskFold
     if strange := [folder for split, folder in others.items() if split not in inside]:
         raise DataError(f"{path / masks / strange[0]}: masks of a split that {path / images} lacks; add its images")
     if not others:
-        raise DataError(
-            f"{path / images} holds splits ({join_words(inside.values())}), {path / masks} has none; make the "
-            "same folders there"
-        )
-    return {
-        split: MaskFolders(f"{images}/{folder}", f"{masks}/{others[split]}" if split in others else None)
-        for split, folder in inside.items()
-    }
+        splits = join_words(inside.values())
+        raise DataError(f"{path / images} holds splits ({splits}), {path / masks} none; make the same folders there")
+    mask_folders = {split: f"{masks}/{folder}" for split, folder in others.items()}
+    return {split: MaskFolders(f"{images}/{name}", mask_folders.get(split)) for split, name in inside.items()}
 
 
 def list_split_folders(path: Path) -> dict[str, str] | None:
@@ -305,10 +264,8 @@ def list_split_folders(path: Path) -> dict[str, str] | None:
     if not splits or contents.images or not all(splits.values()):
         if known := [name for name in splits if parse_split(name)]:
             others = [name for name, split in splits.items() if not split] or list(contents.images)
-            raise DataError(
-                f"{path} holds splits ({join_words(known)}) and {join_words(others, limit=3)}; move the others away or "
-                "into a split"
-            )
+            what = f"holds splits ({join_words(known)}) and {join_words(others, limit=3)}"
+            raise DataError(f"{path} {what}; move the others away or into a split")
         return None
     if len(set(splits.values())) < len(splits):
         raise DataError(f"{path} holds {', '.join(splits)}: two names for one split; keep one of them")
@@ -320,7 +277,7 @@ def read(path: Path) -> dict[str, ImageDataset]:
     places = find_masks(path, sure=True)
     if places is None:
         folders = list_folder(str(path)).folders
-        splits = {split: name for name, split in (find_splits(path, folders) or {}).items() if split}
+        splits = {split: name for name, split in (folder.find_splits(path, folders) or {}).items() if split}
         places = find_masks_in_splits(path, splits) if splits else {"train": MaskFolders("", "")}
         places = places or {split: MaskFolders(name, name) for split, name in splits.items()}
     return read_places(path, places)
@@ -346,8 +303,8 @@ def read_places(path: Path, places: Mapping[str, MaskFolders]) -> dict[str, Imag
 def read_split(path: Path, place: MaskFolders) -> FileDataset:
     """One split; its masks, where it has any, without the names of their classes yet."""
 
-    def join(folder: str, names: Iterable[str]) -> list[str]:
-        return [f"{folder}/{name}" for name in names] if folder else list(names)
+    def join(inside: str, names: Iterable[str]) -> list[str]:
+        return [f"{inside}/{name}" for name in names] if inside else list(names)
 
     images, others = list_below(str(path / place.images), "")
     if place.masks is None:
@@ -375,8 +332,8 @@ def refuse_other_files(paths: Sequence[str], other: str) -> None:
             return explain_not_mask(file)
         return ""
 
-    wrong = [(file, reason) for file, reason in zip(paths, map_threads(explain, paths), strict=True) if reason]
-    if wrong:
+    reasons = folder.map_threads(explain, paths)
+    if wrong := [(file, reason) for file, reason in zip(paths, reasons, strict=True) if reason]:
         file, reason = wrong[0]
         raise DataError(f"{file} {reason} ({len(wrong):,} of {pluralise(len(paths), 'mask')} like this; {other})")
 
@@ -398,10 +355,8 @@ def name_pixel_classes(path: Path, paths: Sequence[str], other: str) -> tuple[tu
     if top < 1:
         why = BLACK_AND_WHITE if ignored else "the masks have no class other than 0; store the others as 1, 2, ..."
         raise DataError(f"{paths[0]}: {why}, or name the classes in {path / NAMES[0]}, one per line")
-    return tuple(f"class {index}" for index in range(top + 1)), (
-        f'"class 0" to "class {top}" are the indices found in the masks; name them in {path / NAMES[0]}, one per line '
-        f"({other})"
-    )
+    note = f'"class 0" to "class {top}" are the indices in the masks; name them in {path / NAMES[0]}, one per line'
+    return tuple(f"class {index}" for index in range(top + 1)), f"{note} ({other})"
 
 
 def survey_indices_once(paths: Sequence[str]) -> tuple[int | None, bool]:
@@ -409,7 +364,7 @@ def survey_indices_once(paths: Sequence[str]) -> tuple[int | None, bool]:
     if len(paths) < MANY:
         return survey_indices(paths)
     times = np.fromiter((os.stat(path).st_mtime_ns if os.path.exists(path) else -1 for path in paths), np.int64)
-    sizes = np.fromiter(map(file_size, paths), np.int64, len(paths))
+    sizes = np.fromiter(map(folder.file_size, paths), np.int64, len(paths))
     place = cache_folder("masks") / f"{hash_parts('indices', map(os.path.abspath, paths), [sizes, times])[:32]}.json"
     with suppress(OSError, ValueError, TypeError):
         top, ignored = json.loads(place.read_text())
@@ -434,5 +389,5 @@ def survey_indices(paths: Sequence[str]) -> tuple[int | None, bool]:
         ignored = values == IGNORED
         return int(values[~ignored].max(initial=0)), bool(ignored.any())
 
-    found = [one for one in map_threads(find_highest, paths) if one is not None]
+    found = [one for one in folder.map_threads(find_highest, paths) if one is not None]
     return max((top for top, _ in found), default=None), any(ignored for _, ignored in found)

@@ -8,12 +8,12 @@ data pack`); reading in order costs nothing extra.
 
 import json
 import os
-from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from hashlib import sha256
 from importlib import import_module
+from itertools import chain
 from pathlib import Path, PurePath
 from typing import Any, Final
 
@@ -40,20 +40,17 @@ def import_arrow() -> Any:
         raise DataError("Parquet and Arrow need pyarrow: pip install 'vitrail[data]'") from None
 
 
-class ArrowBlocks(ABC):
-    """Rows in blocks that are loaded one at a time, from files that each process opens itself. A subclass lists its
-    blocks as (file, number in it, rows)."""
+class ArrowBlocks:
+    """Rows in blocks that are loaded one at a time, from files that each process opens itself: the row groups of
+    Parquet files or, with `stream`, the record batches of Arrow streams that are mapped into memory."""
 
-    def __init__(self, paths: Sequence[str]) -> None:
-        self.paths = tuple(paths)
-        self.image = ""  # the column of the images
+    def __init__(self, paths: Sequence[str], *, stream: bool = False) -> None:
+        self.paths, self.stream, self.image = tuple(paths), stream, ""  # image: the column of the images
         self.files: dict[int, Any] = {}
-        found = [
-            (file, number, rows) for file in range(len(self.paths)) for number, rows in enumerate(self.count(file))
-        ]
-        self.blocks = [(file, number) for file, number, _ in found]
-        self.starts: NDArray[np.int64] = np.cumsum([0, *(rows for *_, rows in found)], dtype=np.int64)  # [blocks + 1]
         self.cache: OrderedDict[int, Any] = OrderedDict()
+        counts = [self.count(file) for file in range(len(self.paths))]
+        self.blocks = [(file, number) for file, rows in enumerate(counts) for number in range(len(rows))]
+        self.starts: NDArray[np.int64] = np.cumsum([0, *chain(*counts)], dtype=np.int64)  # [blocks + 1]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "cache": OrderedDict(), "files": {}}
@@ -61,102 +58,69 @@ class ArrowBlocks(ABC):
     def __len__(self) -> int:
         return int(self.starts[-1])
 
-    @abstractmethod
-    def schema(self) -> Any: ...
+    def open(self, file: int) -> Any:
+        """A ParquetFile, or the batches of a stream."""
+        if file not in self.files:
+            pa, path = import_arrow(), self.paths[file]
+            try:
+                if self.stream:
+                    self.files[file] = pa.ipc.open_stream(pa.memory_map(path)).read_all().to_batches()
+                else:
+                    opened = pa.parquet.ParquetFile(path, pre_buffer=False)
+                    self.files = {**dict(list(self.files.items())[-63:]), file: opened}
+            except (OSError, pa.ArrowException) as error:
+                kind = "an Arrow stream" if self.stream else "a Parquet file"
+                raise DataError(f"{path} cannot be read as {kind}: {error}") from None
+        return self.files[file]
 
-    @abstractmethod
-    def column(self, name: str) -> Any:
-        """A small column, complete."""
-
-    @abstractmethod
-    def load(self, block: int) -> Any:
-        """The images of a block."""
-
-    @abstractmethod
     def count(self, file: int) -> list[int]:
         """The rows of each block of a file."""
+        opened = self.open(file)
+        if self.stream:
+            return [batch.num_rows for batch in opened]
+        return [opened.metadata.row_group(group).num_rows for group in range(opened.num_row_groups)]
 
-    @abstractmethod
+    def schema(self) -> Any:
+        if self.stream:
+            return import_arrow().ipc.open_stream(import_arrow().memory_map(self.paths[0])).schema
+        return self.open(0).schema_arrow
+
+    def column(self, name: str) -> Any:
+        """A small column, complete."""
+        if self.stream:
+            return import_arrow().chunked_array([self.open(file)[number].column(name) for file, number in self.blocks])
+        files = range(len(self.paths))
+        parts = [self.open(file).read(columns=[name], use_threads=False).column(name) for file in files]
+        return import_arrow().chunked_array([chunk for part in parts for chunk in part.chunks], parts[0].type)
+
+    def load(self, block: int) -> Any:
+        """The images of a block."""
+        file, number = self.blocks[block]
+        if self.stream:
+            return self.open(file)[number].column(self.image)
+        try:
+            column = self.open(file).read_row_group(number, columns=[self.image], use_threads=False).column(self.image)
+        except (OSError, import_arrow().ArrowException) as error:
+            raise BadImage(f"row group {number} cannot be read: {error}") from None
+        return column.combine_chunks() if len(column) else column
+
     def marks(self) -> Sequence[int]:
         """Numbers that change with the contents and are quick to read."""
-
-    def name(self, index: int) -> str:
-        file, _ = self.blocks[self.block_of(index)]
-        return f"{PurePath(self.paths[file]).name}:{index - int(self.starts[self.blocks.index((file, 0))])}"
+        if self.stream:
+            return [self.load(block).nbytes for block in range(len(self.blocks))]
+        return [self.open(file).metadata.row_group(group).total_byte_size for file, group in self.blocks]
 
     def block_of(self, index: int) -> int:
         return int(np.searchsorted(self.starts, index, side="right")) - 1
 
     def cell(self, index: int) -> Any:
         block = self.block_of(index)
-        found = self.cache.get(block)
-        if found is None:
-            found = self.cache[block] = self.load(block)
+        if block not in self.cache:
+            self.cache[block] = self.load(block)
             while len(self.cache) > 1 and sum(held.nbytes for held in self.cache.values()) > BUDGET:
                 self.cache.popitem(last=False)
-        else:
-            self.cache.move_to_end(block)
-        return found[index - int(self.starts[block])]
-
-
-class ParquetBlocks(ArrowBlocks):
-    """Parquet files; a block is a row group."""
-
-    def count(self, file: int) -> list[int]:
-        footer = open_parquet(self.paths[file]).metadata
-        return [footer.row_group(group).num_rows for group in range(footer.num_row_groups)]
-
-    def schema(self) -> Any:
-        return open_parquet(self.paths[0]).schema_arrow
-
-    def column(self, name: str) -> Any:
-        pa = import_arrow()
-        parts = [open_parquet(path).read(columns=[name], use_threads=False).column(name) for path in self.paths]
-        return pa.chunked_array([chunk for part in parts for chunk in part.chunks], parts[0].type)
-
-    def load(self, block: int) -> Any:
-        number, group = self.blocks[block]
-        if number not in self.files:
-            self.files = {**dict(list(self.files.items())[-63:]), number: open_parquet(self.paths[number])}
-        try:
-            table = self.files[number].read_row_group(group, columns=[self.image], use_threads=False)
-        except (OSError, import_arrow().ArrowException) as error:
-            raise BadImage(f"row group {group} cannot be read: {error}") from None
-        return table.column(self.image).combine_chunks() if table.num_rows else table.column(self.image)
-
-    def marks(self) -> Sequence[int]:
-        footers = [open_parquet(path).metadata for path in self.paths]
-        return [footers[file].row_group(group).total_byte_size for file, group in self.blocks]
-
-
-class StreamBlocks(ArrowBlocks):
-    """Arrow streams, mapped into memory; a block is a record batch."""
-
-    def count(self, file: int) -> list[int]:
-        return [batch.num_rows for batch in self.batches(file)]
-
-    def batches(self, number: int) -> list[Any]:
-        if number not in self.files:
-            pa = import_arrow()
-            try:
-                self.files[number] = pa.ipc.open_stream(pa.memory_map(self.paths[number])).read_all().to_batches()
-            except (OSError, pa.ArrowException) as error:
-                raise DataError(f"{self.paths[number]} cannot be read as an Arrow stream: {error}") from None
-        return self.files[number]
-
-    def schema(self) -> Any:
-        pa = import_arrow()
-        return pa.ipc.open_stream(pa.memory_map(self.paths[0])).schema
-
-    def column(self, name: str) -> Any:
-        return import_arrow().chunked_array([self.batches(number)[at].column(name) for number, at in self.blocks])
-
-    def load(self, block: int) -> Any:
-        number, at = self.blocks[block]
-        return self.batches(number)[at].column(self.image)
-
-    def marks(self) -> Sequence[int]:
-        return [self.load(block).nbytes for block in range(len(self.blocks))]
+        self.cache.move_to_end(block)
+        return self.cache[block][index - int(self.starts[block])]
 
 
 class TableDataset(ImageDataset):
@@ -178,7 +142,9 @@ class TableDataset(ImageDataset):
         return value
 
     def name(self, index: int) -> str:
-        return self.blocks.name(index)
+        blocks = self.blocks
+        file, _ = blocks.blocks[blocks.block_of(index)]
+        return f"{PurePath(blocks.paths[file]).name}:{index - int(blocks.starts[blocks.blocks.index((file, 0))])}"
 
     @cached_property
     def fingerprint(self) -> str:
@@ -187,14 +153,6 @@ class TableDataset(ImageDataset):
         for array in (self.labels.values, self.labels.starts, np.asarray(self.blocks.marks(), np.int64)):
             digest.update(b"|" if array is None else np.ascontiguousarray(array, np.int64).tobytes())
         return digest.hexdigest()
-
-
-def open_parquet(path: str) -> Any:
-    pa = import_arrow()
-    try:
-        return pa.parquet.ParquetFile(path, pre_buffer=False)
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{path} cannot be read as a Parquet file: {error}") from None
 
 
 def choose_columns(
@@ -245,9 +203,7 @@ def find_class_names(where: str, feature: Any, columns: Sequence[Any]) -> tuple[
     if not flat or not any(len(values) for values in flat):
         return ()
     if all(is_text(values.type) for values in flat):
-        return tuple(
-            sorted({name for values in flat for name in pa.compute.unique(values).to_pylist() if name is not None})
-        )
+        return tuple(sorted({name for values in flat for name in pa.compute.unique(values.drop_null()).to_pylist()}))
     for values in flat:
         if not any(known(values.type) for known in (pa.types.is_integer, pa.types.is_boolean, pa.types.is_null)):
             raise BadLabels(f"{where}: labels are {values.type}; whole numbers, names or lists of these are expected")
@@ -301,7 +257,7 @@ def read(path: Path | str, *, image: str | None = None, label: str | None = None
     files = parquet_files(path)
     if not files:
         raise SourceNotFound(f"{path}: no .parquet files here")
-    blocks = {split: ParquetBlocks(names) for split, names in files.items()}
+    blocks = {split: ArrowBlocks(names) for split, names in files.items()}
     return build_splits(str(path), blocks, image, label, None)
 
 
@@ -317,7 +273,7 @@ def read_saved(path: Path | str, *, image: str | None = None, label: str | None 
     features: Any = None
     for split, folder in parts.items():
         rows: Any = read_field(folder / "state.json", "_data_files")
-        blocks[split] = StreamBlocks([str(folder / os.path.basename(row["filename"])) for row in rows])
+        blocks[split] = ArrowBlocks([str(folder / os.path.basename(row["filename"])) for row in rows], stream=True)
         features = read_field(folder / "dataset_info.json", "features") or features
     return build_splits(str(path), blocks, image, label, features)
 
@@ -329,18 +285,15 @@ def build_splits(
     schema = next(iter(blocks.values())).schema()
     features = features or read_features(schema)
     image_column, labelled = choose_columns(where, schema, features, image, label)
-    columns = {split: None if labelled is None else part.column(labelled) for split, part in blocks.items()}
-    classes = find_class_names(
-        where, features.get(labelled), [column for column in columns.values() if column is not None]
-    )
+    columns = {} if labelled is None else {split: part.column(labelled) for split, part in blocks.items()}
+    classes = find_class_names(where, features.get(labelled), list(columns.values()))
     sources: dict[str, ImageDataset] = {}
     for split, part in blocks.items():
         part.image = image_column
         if not len(part):
             raise DataError(f"{where}: the split {split} has no rows")
-        sources[split] = TableDataset(
-            part, read_labels(f"{where} ({split})", columns[split], len(part), classes), classes
-        )
+        labels = read_labels(f"{where} ({split})", columns.get(split), len(part), classes)
+        sources[split] = TableDataset(part, labels, classes)
     return sources
 
 
