@@ -16,8 +16,8 @@ from vitrail.core.errors import ConfigError
 from vitrail.distributed.process_group import World
 from vitrail.models.build import build
 from vitrail.models.vit_config import ViTConfig
-from vitrail.recipes import budget as module
-from vitrail.recipes.budget import CPU_MINUTES, TimeBudget, apply_budget, choose_budget, describe_full_run, find_minutes
+from vitrail.recipes import launch as module
+from vitrail.recipes.launch import CPU_MINUTES, TimeBudget, apply_budget, choose_budget, describe_full_run, find_minutes
 from vitrail.recipes.run_overrides import with_changes
 from vitrail.recipes.run_request import RunCommand, build_plan
 from vitrail.train.config import Run
@@ -126,7 +126,7 @@ def test_a_pretraining_is_cut_in_length_alone() -> None:
 
 def test_the_command_for_more_time_asks_for_the_same(asked: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[RunCommand] = []
-    monkeypatch.setattr(training, "run_training", lambda options, asked: heard.append(asked) or 0)
+    monkeypatch.setattr(training, "start_run", lambda options, asked, *rest: heard.append(asked) or 0)
     typed = replace(asked, seed=3, settings=("data.dev=0.2",), minutes=1.0)
     found = cut_down(typed, minutes=1, image_s=0.1)[2]
     assert main(shlex.split(describe_full_run(found, typed).partition("vitrail ")[2])) == 0

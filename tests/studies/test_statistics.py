@@ -32,16 +32,15 @@ def outcome(kind: str, seed: int, accuracy: float | None, fault: str = "") -> Ce
     return CellOutcome(cell=f"{kind}-{seed}", at={"kind": kind, "seed": seed}, values=values, fault=fault)
 
 
-def test_mean_deviation_and_error() -> None:
+def test_mean_and_deviation() -> None:
     spread = Spread((0.90, 0.92, 0.97))
     assert spread.mean == pytest.approx(0.93)
     assert spread.deviation == pytest.approx(np.std(spread.values, ddof=1))
-    assert spread.error == pytest.approx(np.std(spread.values, ddof=1) / math.sqrt(3))
 
 
 def test_a_single_seed_has_no_spread() -> None:
     spread = Spread((0.9,))
-    assert (spread.deviation, spread.error) == (None, None)
+    assert spread.deviation is None
 
 
 def test_texts() -> None:

@@ -114,11 +114,8 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownName:
     names = list(known)
     folded = {n.lower(): n for n in reversed(names)}
     near = [folded[n] for n in difflib.get_close_matches(name.lower(), list(folded), n=4, cutoff=0.4)]
-    hint = (
-        f"did you mean {', '.join(near)}?"
-        if near
-        else f"known: {', '.join(names[:12])}{', ...' if len(names) > 12 else ''}"
-    )
+    hint = f"known: {', '.join(names[:12])}{', ...' if len(names) > 12 else ''}"
+    hint = f"did you mean {', '.join(near)}?" if near else hint
     return UnknownName(f"unknown {kind} {name!r}; {hint}")
 
 

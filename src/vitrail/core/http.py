@@ -21,7 +21,7 @@ import ssl
 import string
 import time
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
@@ -145,13 +145,10 @@ def read_url(url: str, *, max_bytes: int, timeout_s: float = TIMEOUT_S, accept: 
     deadline, content = time.monotonic() + timeout_s, bytearray()
     reply = open_url(url, accept=accept)
     with reply.response:
-        while chunk := _read_chunk(reply.response):
+        for chunk in _read_body(reply, url, max_bytes):
             content += chunk
-            if len(content) > max_bytes:
-                raise UnsafeRequest(f"{url} has more than {max_bytes:,} bytes; the rest was refused")
             if time.monotonic() > deadline:
                 raise TransferFailed(f"{url} was not complete after {timeout_s:.0f} s")
-    _check_complete(len(content), reply.total)
     return bytes(content)
 
 
@@ -210,24 +207,29 @@ def _try_download(
 
 
 def _receive(reply: Reply, part: Path, url: str, max_bytes: int, progress: Progress | None) -> None:
-    total, received = reply.total, reply.start
+    total = reply.total
     if total is not None and total > max_bytes:
         raise UnsafeRequest(f"{url} announces {total:,} bytes; at most {max_bytes:,} are downloaded")
-    limit = max_bytes if total is None else total
-    with part.open("ab" if received else "wb") as file:
-        while chunk := _read_chunk(reply.response):
-            received += len(chunk)
-            if received > limit:
-                raise UnsafeRequest(f"{url} sends more than {limit:,} bytes; the rest was refused")
+    with part.open("ab" if reply.start else "wb") as file:
+        for chunk in _read_body(reply, url, max_bytes if total is None else total):
             file.write(chunk)
             if progress:
-                progress(received, total)
+                progress(file.tell(), total)
         file.flush()
         os.fsync(file.fileno())
-    _check_complete(received, total)
 
 
-def _check_complete(received: int, total: int | None) -> None:
+def _read_body(reply: Reply, url: str, limit: int) -> Iterator[bytes]:
+    """The body, chunk by chunk; refuses one beyond the limit and one that ends early."""
+    received, total = reply.start, reply.total
+    try:
+        while chunk := reply.response.read1(CHUNK):  # what has come so far, so that a break loses none of it
+            received += len(chunk)
+            if received > limit:
+                raise UnsafeRequest(f"{url} has more than {limit:,} bytes; the rest was refused")
+            yield chunk
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise TransferFailed(f"the connection broke: {error}") from None
     if total is not None and received < total:
         raise TransferFailed(f"the connection broke after {received:,} of {total:,} bytes")
 
@@ -259,13 +261,6 @@ def _send(url: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
             raise RequestError(f"{fault}; if a proxy of your own signs it, set SSL_CERT_FILE") from None
         raise TransferFailed(f"no answer from {host}: {reason}") from None
     return cast("http.client.HTTPResponse", response)
-
-
-def _read_chunk(response: http.client.HTTPResponse) -> bytes:
-    try:
-        return response.read1(CHUNK)  # what has come so far, so that a break loses none of it
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        raise TransferFailed(f"the connection broke: {error}") from None
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:

@@ -16,11 +16,10 @@ def digits() -> Run:
 
     The last weights classify 98.1 % of the 360 held-out digits correctly with seed 0."""
     crop = InceptionCrop(size=(16, 16), area=(0.8, 1.0), aspect=(0.8, 1.25))
+    model = model_config("ViT-Nano/4", classes=10, image_size=16, width=64, depth=4, mlp_width=128, heads=4)
     return Run(
         name="digits",
-        model=model_config(
-            "ViT-Nano/4", classes=10, image_size=16, width=64, depth=4, mlp_width=128, heads=4, head="tanh"
-        ),
+        model=replace(model, head="tanh"),
         augmentation=Augmentation(crop=crop, flip=0.0),
         data=Data(source="digits", watch="test"),
         optim=Optim(kind="adamw", lr=3e-3, weight_decay=0.05, clip=1.0),

@@ -1,24 +1,65 @@
-"""What a request becomes before its run starts: its settings, its plan, its folder and what the folder records. The
-commands and the public functions share it."""
+"""What a request becomes before its run starts: its settings, its plan, its time budget, its folder and what the folder
+records. The commands and the public functions share it.
+
+A time budget says how many steps fit, and what is cut where the whole recipe does not:
+
+    budget = choose_budget(run, images, minutes=5, image_s=0.06)
+    run = with_changes(run, budget.settings)
+
+The pace is measured once, before the first start. What follows from it is kept in the run's folder as settings, so a
+resumed run has the same ones and nothing is measured again.
+"""
 
 import math
 import os
 import shlex
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from vitrail.core.errors import ConfigError
+from vitrail.core.text import format_duration
 from vitrail.distributed.process_group import World
-from vitrail.recipes.budget import TimeBudget, apply_budget, read_budget
+from vitrail.evaluation.speed import training_flops
+from vitrail.recipes.finetune import choose_warmup
+from vitrail.recipes.run_overrides import setting_names, with_changes
 from vitrail.recipes.run_request import RunCommand, RunPlan, build_plan
+from vitrail.tasks.registry import task_of
+from vitrail.train.closed_form_baseline import LEARNT, SCORED, find_obstacle
 from vitrail.train.config import Run
+from vitrail.train.data import DataSplits, open_splits
+from vitrail.train.dry_run import seconds_per_image
 from vitrail.train.resume import adapt_to_machine, read_run
+from vitrail.train.run_folder.files import COMMAND, read_command
 
 RUNS: Final = Path("runs")
 SHORT: Final = {"epochs": "epochs", "steps": "steps", "batch": "batch", "lr": "optim.lr"}  # words that are settings
 LENGTHS: Final = {"epochs": ("steps",), "steps": ("epochs",)}  # and what they cannot stand next to
+CPU_MINUTES: Final = 5.0  # of a fine-tuning without options
+LEAST_STEPS: Final = 10
+SCORINGS: Final = 5  # along a run that is cut
+WHOLE_SCORINGS: Final = 20  # along one that is not
+SURE_FLOPS: Final = 2e10  # a second, which any two cores reach
+SURE_READ_S: Final = 0.005  # an image
+GENTLE: Final = 0.1  # of the learning rate, for a head that is good already and blocks that must not spoil it
+LENGTH: Final = ("steps", "epochs")
+
+Measure = Callable[[Run, DataSplits, World], float]  # seconds of training an image
+
+
+@dataclass(frozen=True, slots=True)
+class TimeBudget:
+    """What was chosen for so many minutes: `settings` that change the run, none where the whole recipe fits. Seconds
+    are estimates from the pace that was measured, `image_s` an image."""
+
+    minutes: float
+    image_s: float
+    steps: int
+    full_steps: int
+    seconds: float
+    full_seconds: float
+    settings: tuple[str, ...]
 
 
 def short_settings(settings: Sequence[str], *, option: str = "", setting: str = "", **short: float | None) -> list[str]:
@@ -67,3 +108,150 @@ def record_command(asked: RunCommand, out: Path, budget: TimeBudget | None) -> d
     """What the run's folder records of the request."""
     chosen = {} if budget is None else {"budget": asdict(budget)}
     return {**asdict(asked), "go_on": resume_command(asked, out), **chosen}
+
+
+def apply_budget(
+    plan: RunPlan, asked: RunCommand, out: Path | None, world: World, *, measure: Measure = seconds_per_image
+) -> tuple[RunPlan, TimeBudget | None]:
+    """The plan as its time budget allows, and the budget; as it is where there is none. A folder that holds the run
+    keeps what was chosen for it."""
+    kept = None if out is None else read_budget(out)
+    minutes = find_minutes(asked, world, kept, started=out is not None and (out / COMMAND).exists())
+    if not minutes:
+        return plan, None
+    budget = kept
+    if budget is None or budget.minutes != minutes:
+        splits = open_splits(plan.run.data, task_of(plan.run.objective))
+        if asked.minutes is None and surely_fits(plan.run, splits, minutes):
+            return plan, None
+        image_s = measure(plan.run, splits, world)
+        budget = choose_budget(plan.run, splits, minutes=minutes, image_s=image_s, typed=setting_names(asked.settings))
+    run = with_changes(plan.run, budget.settings)
+    chosen = plan.why if plan.explain is None else plan.explain(run)
+    return replace(plan, run=run, why=(*chosen, *explain_budget(budget, run, asked))), budget
+
+
+def find_minutes(asked: RunCommand, world: World, kept: TimeBudget | None, *, started: bool) -> float:
+    """How many minutes a run may take, 0 for any number. Where nobody says, it is a few for a fine-tuning on a CPU
+    whose length nobody chose; a run that was `started` already stays as it is, with the budget it `kept` or none."""
+    length = sorted(setting_names(asked.settings) & set(LENGTH))
+    if asked.minutes and length:
+        raise ConfigError(f"--minutes {asked.minutes:g} and {length[0]} both set the length of the run; give one")
+    if asked.minutes and asked.sweep is not None:
+        raise ConfigError(f"--minutes {asked.minutes:g} is for one run; with --sweep give --set steps=N instead")
+    if asked.minutes is not None or length or asked.sweep is not None:
+        return asked.minutes or 0.0
+    if started:
+        return 0.0 if kept is None else kept.minutes
+    return CPU_MINUTES if asked.verb == "finetune" and not asked.recipe and world.device.type == "cpu" else 0.0
+
+
+def surely_fits(run: Run, splits: DataSplits, minutes: float) -> bool:
+    """Whether even a slow machine is done in time, so that nothing need be measured."""
+    images = count_steps(run, splits) * run.batch
+    flops = training_flops(run.objective.macs_per_image(run.model), images)
+    return flops / SURE_FLOPS + images * SURE_READ_S < 60 * minutes
+
+
+def choose_budget(
+    run: Run, splits: DataSplits, *, minutes: float, image_s: float, typed: Collection[str] = ()
+) -> TimeBudget:
+    """What fits, from the seconds that an image takes in training. Settings that were `typed` stay.
+
+    A fine-tuning that does not fit starts from the closed form, at a tenth of the learning rate, and trains the upper
+    half of its blocks, or the last one where that would leave less than an epoch. A backward pass is counted as two
+    forward ones, all blocks alike."""
+    full_steps, limit = count_steps(run, splits), 60 * minutes
+    full = image_s * full_steps * run.batch + estimate_scoring(run, splits, image_s, WHOLE_SCORINGS)
+    whole = TimeBudget(minutes, image_s, full_steps, full_steps, full, full, ())
+    if full <= limit:
+        return whole
+    scoring = estimate_scoring(run, splits, image_s, SCORINGS)
+    settings: dict[str, str] = {}
+    share, steps = 1.0, int((limit - scoring) / (image_s * run.batch))
+    if run.weights and not find_obstacle(run, splits):
+        settings["start"] = "closed-form"
+        if "start" not in typed:
+            settings["optim.lr"] = f"{GENTLE * run.optim.lr:g}"
+    if run.weights and run.model.tokens and run.model.layers > 1 and "optim.freeze" not in typed:
+        depth = run.model.layers
+        for frozen in (depth // 2, depth - 1):
+            share = 1 - 2 * frozen / (3 * depth)
+            settings["optim.freeze"] = f"blocks:{frozen}"
+            steps = int((limit - scoring) / (share * image_s * run.batch))
+            if steps * run.batch >= len(splits.train):
+                break
+    steps = min(max(steps, LEAST_STEPS), full_steps)
+    settings["steps"] = str(steps)
+    warmup = choose_warmup(steps) if run.weights else round(run.schedule.warmup * steps / full_steps)
+    settings["schedule.warmup"] = str(warmup)
+    if not run.evaluation.every:
+        settings["evaluation.every"] = str(-(-steps // SCORINGS))
+    kept = tuple(f"{name}={value}" for name, value in settings.items() if name not in typed)
+    return replace(whole, steps=steps, seconds=share * image_s * steps * run.batch + scoring, settings=kept)
+
+
+def count_steps(run: Run, splits: DataSplits) -> int:
+    return run.steps or max(round(run.epochs * len(splits.train) / run.batch), 1)
+
+
+def estimate_scoring(run: Run, splits: DataSplits, image_s: float, scorings: int) -> float:
+    """Seconds for all that is not training: forward passes for the closed form and for the scores."""
+    watch, test = (0 if source is None else len(source) for source in (splits.watch, splits.test))
+    closed = 0
+    if run.weights and not find_obstacle(run, splits):
+        closed = min(len(splits.train), LEARNT) + min(watch, SCORED) + min(test, SCORED)
+    return image_s / 3 * (closed + scorings * watch + test)
+
+
+def read_budget(out: Path) -> TimeBudget | None:
+    """The budget that the run in a folder was started with."""
+    found = read_command(out).get("budget") if (out / COMMAND).exists() else None
+    if not isinstance(found, dict):
+        return None
+    values = cast(dict[str, Any], found)
+    values["settings"] = tuple(values["settings"])
+    return TimeBudget(**values)
+
+
+def explain_budget(budget: TimeBudget, run: Run, asked: RunCommand) -> tuple[str, ...]:
+    """What the budget changes, and why."""
+    default = asked.minutes is None
+    whence = " (the default on a CPU; --minutes N sets another, --minutes none lifts it)" if default else ""
+    head = f"time budget {budget.minutes:g} min{whence}"
+    if not budget.settings:
+        return (f"{head}: the full recipe fits, about {format_duration(budget.full_seconds)}",)
+    cuts, changed = [f"{budget.steps:,} of {budget.full_steps:,} steps"], setting_names(budget.settings)
+    if "start=closed-form" in budget.settings:
+        cuts.append("the head starts from the closed form")
+    if "optim.lr" in changed:
+        cuts.append(f"a tenth of the learning rate ({run.optim.lr:g})")
+    if "optim.freeze" in changed:
+        frozen = run.optim.freeze.removeprefix("blocks:")
+        cuts.append(f"the first {frozen} of {run.model.layers} blocks stay as they are")
+    times = f"about {format_duration(budget.seconds)} instead of {format_duration(budget.full_seconds)}"
+    return (f"{head}: {', '.join(cuts)}; {times} at {1 / budget.image_s:,.1f} images/s",)
+
+
+def describe_full_run(budget: TimeBudget | None, asked: RunCommand) -> str:
+    """What more time would buy, and the command for it; nothing where nothing was cut."""
+    if budget is None or not budget.settings:
+        return ""
+    layers = ", with every layer," if "optim.freeze" in setting_names(budget.settings) else ""
+    steps = f"trained {budget.steps:,} of the full recipe's {budget.full_steps:,} steps"
+    more = f"All of them{layers} take about {format_duration(budget.full_seconds)}: {full_command(asked)}"
+    return f"{steps}, for a time budget of {budget.minutes:g} min. {more}"
+
+
+def full_command(asked: RunCommand) -> str:
+    """The command without a budget; it starts a run of its own."""
+    words = ["vitrail", asked.verb]
+    if asked.verb == "finetune":
+        words += [asked.weights, *([asked.data] if asked.data else [])]
+        words += ["--recipe", asked.recipe] if asked.recipe else []
+    else:
+        words += [asked.recipe, *(["--data", asked.data] if asked.data else [])]
+    words += ["--image-size", str(asked.image_size)] if asked.image_size else []
+    words += ["--seed", str(asked.seed)] if asked.seed is not None else []
+    words += [word for text in asked.settings for word in ("--set", text)]
+    return shlex.join([*words, "--minutes", "none"])

@@ -14,7 +14,7 @@ where the objective does not compare the samples of a batch, over micro-batches,
 from dataclasses import replace
 
 from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
-from vitrail.data.transforms.augmentation import Augmentation, cifar, reference_inception
+from vitrail.data.transforms.augmentation import Augmentation, cifar
 from vitrail.data.transforms.crop import InceptionCrop
 from vitrail.data.transforms.policy import Distort
 from vitrail.models.zoo import adapt_config, model_config
@@ -24,6 +24,7 @@ from vitrail.objectives.masked_patches import MaskedPatches
 from vitrail.objectives.moco import MoCo
 from vitrail.optim.config import Optim, Schedule
 from vitrail.recipes.digits import digits
+from vitrail.recipes.table3 import vit_b16_jft
 from vitrail.train.config import Data, Evaluation, Run
 
 
@@ -33,16 +34,15 @@ def masked_b16_jft() -> Run:
     Half of the patches are corrupted, and each tells its mean colour at 3 bits a channel. Adam at 2e-4, batch 4096,
     10,000 steps of warm-up, cosine decay, Inception crop and flip: about 14 epochs. From scratch the same network has
     77.9 on ImageNet, after supervised pre-training 84.0. The paper states no weight decay; here there is none."""
-    return Run(
+    return replace(
+        vit_b16_jft(),
         name="selfsup/masked-b16-jft",
         model=model_config("ViT-B/16", classes=0),
-        augmentation=reference_inception(224),
-        preprocessing=Preprocessing(image=(224, 224), resize=256),
         objective=MaskedPatches(target="mean-colour", rate=0.5),
         optim=Optim(kind="adamw", lr=2e-4, momentum=0.9, second=0.999),
         schedule=Schedule(decay="cosine", warmup=10_000),
-        batch=4096,
         steps=1_000_000,
+        epochs=0.0,
     )
 
 
@@ -76,14 +76,9 @@ def moco_b16_imagenet() -> Run:
     momentum goes from 0.99 to 1. Adam at 1.5e-4 for 256 images, hence 2.4e-3; weight decay 0.1; 40 epochs of warm-up.
     All images of a batch are compared, so 4096 of them take as many devices as hold them at once."""
     crop = InceptionCrop(size=(224, 224), area=(0.08, 1.0), interpolation="bicubic")
-    return replace(
-        mae_b16_imagenet(),
-        name="selfsup/moco-b16-imagenet",
-        augmentation=Augmentation(crop=crop, policy=Distort()),
-        objective=MoCo(),
-        optim=Optim(kind="adamw", lr=2.4e-3, weight_decay=0.1),
-        epochs=300,
-    )
+    augmentation, optim = Augmentation(crop=crop, policy=Distort()), Optim(kind="adamw", lr=2.4e-3, weight_decay=0.1)
+    run = replace(mae_b16_imagenet(), name="selfsup/moco-b16-imagenet", objective=MoCo())
+    return replace(run, augmentation=augmentation, optim=optim, epochs=300)
 
 
 def dino_s16_imagenet() -> Run:
@@ -129,24 +124,18 @@ def mae_cifar10() -> Run:
 
     In 111 epochs: with 1 % and 10 % of the labels 50.1 and 72.0 after fine-tuning, 35.6 and 55.9 from scratch (one
     H200, three seeds, docs/results.md)."""
-    return replace(
-        masked_cifar10(),
-        name="selfsup/mae-cifar10",
-        augmentation=Augmentation(crop=InceptionCrop(size=(32, 32), area=(0.2, 1.0))),
-        objective=MAE(decoder_width=128, decoder_depth=4, decoder_heads=4),
-        optim=Optim(kind="adamw", lr=1e-3, weight_decay=0.05, momentum=0.9, second=0.95),
-    )
+    augmentation = Augmentation(crop=InceptionCrop(size=(32, 32), area=(0.2, 1.0)))
+    objective = MAE(decoder_width=128, decoder_depth=4, decoder_heads=4)
+    optim = Optim(kind="adamw", lr=1e-3, weight_decay=0.05, momentum=0.9, second=0.95)
+    run = replace(masked_cifar10(), name="selfsup/mae-cifar10")
+    return replace(run, augmentation=augmentation, objective=objective, optim=optim)
 
 
 def moco_cifar10() -> Run:
     """MoCo v3 on CIFAR-10 without its labels, 200 epochs: ViT-Mini/4, two distorted views, 512 images compared."""
-    return replace(
-        masked_cifar10(),
-        name="selfsup/moco-cifar10",
-        augmentation=_small_views(),
-        objective=MoCo(hidden=1024, width=128),
-        optim=Optim(kind="adamw", lr=1e-3, weight_decay=0.1),
-    )
+    objective, optim = MoCo(hidden=1024, width=128), Optim(kind="adamw", lr=1e-3, weight_decay=0.1)
+    run = replace(masked_cifar10(), name="selfsup/moco-cifar10")
+    return replace(run, augmentation=_small_views(), objective=objective, optim=optim)
 
 
 def dino_cifar10() -> Run:
@@ -196,17 +185,10 @@ def _on_fashion_mnist(base: Run, name: str) -> Run:
 def masked_digits() -> Run:
     """Masked patches on the package's digits, 30 epochs at 16 px: half a minute of one core."""
     crop = InceptionCrop(size=(16, 16), area=(0.6, 1.0), aspect=(0.8, 1.25))
-    run = digits()
-    return replace(
-        run,
-        name="selfsup/masked-digits",
-        model=adapt_config(run.model, classes=0, pool="mean", class_token=False),
-        augmentation=Augmentation(crop=crop, flip=0.0),
-        objective=MaskedPatches(),
-        data=Data(source="digits", watch="any"),
-        epochs=30,
-        evaluation=Evaluation(),
-    )
+    run = replace(digits(), name="selfsup/masked-digits", objective=MaskedPatches(), epochs=30, evaluation=Evaluation())
+    model = adapt_config(run.model, classes=0, pool="mean", class_token=False)
+    augmentation, data = Augmentation(crop=crop, flip=0.0), Data(source="digits", watch="any")
+    return replace(run, model=model, augmentation=augmentation, data=data)
 
 
 def mae_digits() -> Run:

@@ -35,12 +35,10 @@ class JudgedClaim:
     verdict: Verdict
 
 
-def judge_gap(text: str, gap: Gap | None, *, upward: bool = True) -> list[JudgedClaim]:
-    """The claim that a difference has the paper's sign; none if it could not be measured."""
-    if gap is None:
-        return []
-    because = f", {gap.reading}" if gap.is_open else ""
-    return [JudgedClaim(f"{text} {gap}{because}", gap.judge(upward=upward))]
+def judge_gaps(gaps: Iterable[tuple[str, Gap | None]], *, upward: bool = True) -> list[JudgedClaim]:
+    """The claims that differences have the paper's sign; without those that could not be measured."""
+    known = [(f"{text} {gap}{f', {gap.reading}' if gap.is_open else ''}", gap) for text, gap in gaps if gap is not None]
+    return [JudgedClaim(text, gap.judge(upward=upward)) for text, gap in known]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -68,11 +68,6 @@ class Spread:
         pool = pool_deviations([self])
         return None if pool is None else pool[0]
 
-    @property
-    def error(self) -> float | None:
-        """The standard error of the mean."""
-        return None if self.deviation is None else self.deviation / math.sqrt(self.count)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SeedGroup:

@@ -21,8 +21,7 @@ from vitrail.core.text import format_clock
 from vitrail.data.collection import open_collection
 from vitrail.data.readers.folder import has_image_suffix
 from vitrail.distributed.process_group import World, join_world
-from vitrail.recipes.budget import TimeBudget, describe_full_run
-from vitrail.recipes.launch import free_folder, plan_run, record_command, resume_command, short_settings
+from vitrail.recipes import launch
 from vitrail.recipes.registry import load_recipe
 from vitrail.recipes.run_overrides import with_changes
 from vitrail.recipes.run_request import RunCommand, RunPlan, build_sweep_grid, read_run_command
@@ -72,7 +71,7 @@ def build_request(options: TrainingOptions, verb: str) -> RunCommand:
 def short_options(options: TrainingOptions) -> list[str]:
     """The options that are settings by themselves, as --set would give them; a contradiction is refused."""
     lengths = {name: getattr(options, name) for name in ("epochs", "steps", "batch", "lr")}
-    return short_settings(options.settings, **lengths, option="--", setting="--set ")
+    return launch.short_settings(options.settings, **lengths, option="--", setting="--set ")
 
 
 def run_training(options: TrainingOptions, verb: str, subject: str | None, question: str) -> int:
@@ -105,16 +104,16 @@ def start_run(options: TrainingOptions, asked: RunCommand, out: Path | None, goi
                 open_collection(source, download=True, progress=progress)
         world.barrier()
         asked = add_class_names(asked, options.labels, options.rename)
-        plan, budget = plan_run(asked, out, world, going_on=going_on)
+        plan, budget = launch.plan_run(asked, out, world, going_on=going_on)
         if options.dry_run:
             for text in plan.why:
                 watching.log(text)
             return show_forecast(plan, asked, world)
-        out = out or world.broadcast(free_folder(plan.run))
+        out = out or world.broadcast(launch.free_folder(plan.run))
         try:
             return train_or_sweep(options, plan, asked, out, world, budget, watching)
         except KeyboardInterrupt:
-            resume = f"resume with: {resume_command(asked, out)}"
+            resume = f"resume with: {launch.resume_command(asked, out)}"
             watching.log(resume if (out / COMMAND).exists() else "nothing has been written")
             raise
 
@@ -153,10 +152,10 @@ def train_or_sweep(
     asked: RunCommand,
     out: Path,
     world: World,
-    budget: TimeBudget | None,
+    budget: launch.TimeBudget | None,
     observer: Observer,
 ) -> int:
-    command, run, force = record_command(asked, out, budget), plan.run, options.force
+    command, run, force = launch.record_command(asked, out, budget), plan.run, options.force
     grid = None if asked.sweep is None else build_sweep_grid(asked, plan)
     if is_done(out) and not force:
         if grid is None:
@@ -168,7 +167,7 @@ def train_or_sweep(
         result = train(run, out=out, world=world, command=command, force=force, observer=observer, why=plan.why)
         if world.is_main:
             show_result(result, asked)
-            if result.state == "done" and (text := describe_full_run(budget, asked)):
+            if result.state == "done" and (text := launch.describe_full_run(budget, asked)):
                 print(text)
         return 0
     places = () if options.jobs == 1 else device_slots(options.device, options.jobs)
@@ -179,7 +178,7 @@ def train_or_sweep(
             head = ("settings", sweep.name_score(found.points[0].criterion))
             print_table(head, [(point.name, point.shown) for point in found.points])
         if found.final is None:
-            print(f"stopped; resume with: {resume_command(asked, out)}")
+            print(f"stopped; resume with: {launch.resume_command(asked, out)}")
         else:
             show_result(found.final, asked)
     return 0
@@ -187,7 +186,7 @@ def train_or_sweep(
 
 def show_result(result: TrainingResult, asked: RunCommand) -> None:
     if result.state == "interrupted":
-        print(f"stopped after step {result.step:,}, saved; resume with: {resume_command(asked, result.folder)}")
+        print(f"stopped after step {result.step:,}, saved; resume with: {launch.resume_command(asked, result.folder)}")
         return
     report = f"weights: {result.weights}   report: {result.folder / 'report.html'}"
     print(*describe_scores(result), report, "next:", *suggest_next(result, asked), sep="\n")

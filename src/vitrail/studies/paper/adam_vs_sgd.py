@@ -16,7 +16,7 @@ from vitrail.optim.config import Optim, Schedule
 from vitrail.recipes.run_overrides import find_sweep_grid, with_image_size
 from vitrail.studies import base_runs as base
 from vitrail.studies import statistics as stats
-from vitrail.studies.definition import Findings, ResultTable, Scale, judge_gap, seed_cells
+from vitrail.studies.definition import Findings, ResultTable, Scale, judge_gaps, seed_cells
 from vitrail.studies.plots import DotColumn, SeedDot
 from vitrail.studies.statistics import NOTHING, Gap, SeedGroup, Spread
 from vitrail.train.grid.plan import Cell, CellOutcome
@@ -102,11 +102,7 @@ def analyse(outcomes: Sequence[CellOutcome]) -> Findings:
         summary=f"Adam over SGD, each at its best rate on the dev split: {'; '.join(parts)}." if parts else "",
         paper="D.1: after pre-training on JFT-300M, Adam is ahead of SGD on most sets and on average, by 0.5 points "
         "for R50x1 and 0.3 for R152x2.",
-        claims=[
-            claim
-            for (network, on), gap in gaps.items()
-            for claim in judge_gap(f"Adam minus SGD, {network}, {on}:", gap)
-        ],
+        claims=judge_gaps((f"Adam minus SGD, {network}, {on}:", gap) for (network, on), gap in gaps.items()),
     )
 
 

@@ -18,7 +18,7 @@ from vitrail.recipes.run_overrides import with_image_size
 from vitrail.recipes.table3 import bit_r50x1_jft, vit_b16_jft, vit_b32_jft
 from vitrail.studies import statistics as stats
 from vitrail.studies.base_runs import build_cpu_run, build_gpu_run, build_paper_run, shrink_to_8_px
-from vitrail.studies.definition import Findings, ResultTable, Scale, judge_gap, seed_cells
+from vitrail.studies.definition import Findings, ResultTable, Scale, judge_gaps, seed_cells
 from vitrail.studies.plots import Panel, SeedLine
 from vitrail.studies.statistics import NOTHING, VALUE_NAMES, Gap, SeedGroup, Spread
 from vitrail.train.config import Run
@@ -130,9 +130,7 @@ def analyse(outcomes: Sequence[CellOutcome]) -> Findings:
         summary=f"Axial over plain, in {VALUE_NAMES[value]}: {'; '.join(parts)}." if parts else "",
         paper="D.6: axial ViTs are better than plain ones at the cost of more compute; AxialResNet50 is better than "
         "ResNet50 but very slow.",
-        claims=[
-            claim for plain, gap, costs in pairs for claim in judge_gap(f"axial over plain {plain}, {costs}:", gap)
-        ],
+        claims=judge_gaps((f"axial over plain {plain}, {costs}:", gap) for plain, gap, costs in pairs),
     )
 
 

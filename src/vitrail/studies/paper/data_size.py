@@ -19,12 +19,12 @@ from vitrail.models.zoo import model_config, slug, with_known_fields
 from vitrail.recipes.table3 import IMAGENET21K_CLASSES
 from vitrail.studies import base_runs as base
 from vitrail.studies import statistics as stats
-from vitrail.studies.definition import Findings, JudgedClaim, ResultTable, Scale, judge_gap
+from vitrail.studies.definition import Findings, JudgedClaim, ResultTable, Scale, judge_gaps
 from vitrail.studies.paper.scaling import STROKES, build_finetuning, with_network
 from vitrail.studies.plots import Panel, SeedLine
 from vitrail.studies.statistics import FEWSHOT, NOTHING, VALUE_NAMES, WATCHED, Gap, SeedGroup, Spread, Verdict
 from vitrail.tasks.classification.objective import Classification
-from vitrail.train.config import Evaluation, Run
+from vitrail.train.config import Evaluation
 from vitrail.train.grid.plan import Cell, CellOutcome, Coordinate
 
 PLAIN, SEARCHED, TUNED = "plain", "searched", "tuned"
@@ -96,29 +96,23 @@ def cells(scale: Scale, source: str) -> Iterator[Cell]:
         run, grid = replace(base.build_gpu_run(source, steps=10_000), batch=128), SMALL
     plain = [(family, part, Regularisers(), PLAIN) for family in grid.networks for part in grid.parts]
     search = [(SEARCHED_FAMILY, SEARCHED_PART, tried, SEARCHED) for tried in grid.tried]
-    for family, part, regularisers, series in (*plain, *search):
+    for family, part, tried, series in (*plain, *search):
+        name, shape = grid.networks[family]
+        model = with_known_fields(base.BUILDERS[family](vit_config(run.model), *shape), dropout=tried.dropout)
+        cell = with_network(base.with_dev(run, grid.dev), model)
+        every = -(-run.steps // grid.scorings)
+        cell = replace(
+            cell,
+            name=f"data-size {name} {part:g}",
+            objective=Classification(smoothing=tried.smoothing),
+            optim=replace(cell.optim, weight_decay=tried.decay),
+            evaluation=Evaluation(every=every, patience=grid.patience, fewshot=run.data.source),
+        )
+        at = {"series": series, "family": family, "network": name, "part": part, "regularisers": str(tried)}
         for seed in range(grid.seeds):
-            yield build_cell(run, grid, family, part, regularisers, seed, series)
-
-
-def build_cell(
-    run: Run, grid: DataSizeGrid, family: str, part: float, regularisers: Regularisers, seed: int, series: str
-) -> Cell:
-    name, shape = grid.networks[family]
-    model = with_known_fields(base.BUILDERS[family](vit_config(run.model), *shape), dropout=regularisers.dropout)
-    run = with_network(base.with_dev(run, grid.dev), model)
-    every = -(-run.steps // grid.scorings)
-    run = replace(
-        run,
-        name=f"data-size {name} {part:g}",
-        seed=seed,
-        objective=Classification(smoothing=regularisers.smoothing),
-        optim=replace(run.optim, weight_decay=regularisers.decay),
-        data=replace(run.data, part=part, part_seed=seed),
-        evaluation=Evaluation(every=every, patience=grid.patience, fewshot=run.data.source),
-    )
-    at = {"series": series, "family": family, "network": name, "part": part, "regularisers": str(regularisers)}
-    return Cell(name=f"{slug(name)}-{100 * part:g}pc-{regularisers}-seed{seed}", at={**at, "seed": seed}, run=run)
+            cell = replace(cell, seed=seed, data=replace(cell.data, part=part, part_seed=seed))
+            place = f"{slug(name)}-{100 * part:g}pc-{tried}-seed{seed}"
+            yield Cell(name=place, at={**at, "seed": seed}, run=cell)
 
 
 def iter_jft_subsets(source: str) -> Iterator[Cell]:
@@ -179,7 +173,11 @@ def analyse(outcomes: Sequence[CellOutcome]) -> Findings:
         f"{VALUE_NAMES[one.value]}, with {format_part(max(one.gaps))} {one.gaps[max(one.gaps)]}"
         for one in pairs
     ]
-    parts += describe_search(outcomes, groups)
+    for network, searched in select_searched(outcomes, "accuracy").items():  # at the smallest share
+        plain = stats.find_spread(groups, "accuracy", series=PLAIN, network=network, part=min(searched))
+        if gain := stats.compare(searched[min(searched)], plain):
+            text = f"the search changes {network} by {gain} with {format_part(min(searched))}"
+            parts.append(f"{text} ({gain.reading})")
     return Findings(
         table=build_table(outcomes, groups),
         panels=build_panels(outcomes, groups),
@@ -188,15 +186,6 @@ def analyse(outcomes: Sequence[CellOutcome]) -> Findings:
         "ahead from 90M on, and gain more the larger the set is.",
         claims=[*(claim for pair in pairs for claim in judge_pair(pair)), *judge_figure_3(groups)],
     )
-
-
-def plain_curves(groups: Iterable[SeedGroup]) -> dict[str, dict[float, SeedGroup]]:
-    """Groups by network and share, without the search."""
-    out: dict[str, dict[float, SeedGroup]] = {}
-    for group in groups:
-        if group.at.get("series") == PLAIN and group.outcomes:
-            out.setdefault(str(group.at["network"]), {})[float(group.at["part"])] = group
-    return out
 
 
 def select_searched(outcomes: Iterable[CellOutcome], value: str) -> dict[str, dict[float, Spread]]:
@@ -218,12 +207,15 @@ def select_searched(outcomes: Iterable[CellOutcome], value: str) -> dict[str, di
 
 def compare_pairs(groups: Sequence[SeedGroup]) -> list[PairGaps]:
     """Each ViT next to its ResNet, at the shares that both have."""
-    curves, out = plain_curves(groups), list[PairGaps]()
+    out: list[PairGaps] = []
+    parts = sorted({float(group.at["part"]) for group in groups if group.at.get("series") == PLAIN})
     names = {str(group.at.get("family")): str(group.at.get("network")) for group in reversed(groups)}
     for vit, resnet in dict.fromkeys((*PAIRS, (names.get("ViT", ""), names.get("BiT", "")))):
         value = FEWSHOT if (vit, resnet) in PAIRS else "accuracy"
-        shared = sorted(curves.get(vit, {}).keys() & curves.get(resnet, {}).keys())
-        both = {part: [curves[name][part].spread(value) for name in (vit, resnet)] for part in shared}
+        both = {
+            part: [stats.find_spread(groups, value, series=PLAIN, network=at, part=part) for at in (vit, resnet)]
+            for part in parts
+        }
         spreads = {part: (ours, theirs) for part, (ours, theirs) in both.items() if ours and theirs}
         if len(spreads) < 2:
             continue
@@ -241,19 +233,6 @@ def format_part(part: float) -> str:
     return "all of the images" if part == 1 else f"{100 * part:.3g} % of the images"
 
 
-def describe_search(outcomes: Sequence[CellOutcome], groups: Sequence[SeedGroup]) -> list[str]:
-    """What the search brings at the smallest share that was searched."""
-    out: list[str] = []
-    curves = plain_curves(groups)
-    for network, parts in select_searched(outcomes, "accuracy").items():
-        part = min(parts)
-        group = curves.get(network, {}).get(part)
-        gain = None if group is None else stats.compare(parts[part], group.spread("accuracy"))
-        if gain is not None:
-            out.append(f"the search changes {network} by {gain} with {format_part(part)} ({gain.reading})")
-    return out
-
-
 def judge_pair(pair: PairGaps) -> list[JudgedClaim]:
     """Behind with little data, gaining with more, ahead in the end."""
     name, last = f"{pair.vit} over {pair.resnet}", pair.gaps[max(pair.gaps)]
@@ -266,8 +245,8 @@ def judge_pair(pair: PairGaps) -> list[JudgedClaim]:
         verdict = Verdict.DISAGREES if last.is_below else Verdict.UNDECIDED
         where = "never ahead, so no crossing was seen"
     return [
-        *judge_gap(f"{name} with the least data", pair.gaps[min(pair.gaps)], upward=False),
-        *judge_gap(f"{name} {errors}, and gains with more data", pair.moved),
+        *judge_gaps([(f"{name} with the least data", pair.gaps[min(pair.gaps)])], upward=False),
+        *judge_gaps([(f"{name} {errors}, and gains with more data", pair.moved)]),
         JudgedClaim(f"{name}: {where}", verdict),
     ]
 
@@ -327,10 +306,10 @@ def build_lines(outcomes: Sequence[CellOutcome], groups: Sequence[SeedGroup], va
     """One line per network, in another stroke for a second network of a family."""
     lines: list[SeedLine] = []
     searched, seen = select_searched(outcomes, value), list[str]()
-    for network, parts in plain_curves(groups).items():
-        family = str(next(iter(parts.values())).at["family"])
-        points = [(100 * part, spread) for part in sorted(parts) if (spread := parts[part].spread(value)) is not None]
-        if points:
+    plain = [group for group in groups if group.at.get("series") == PLAIN and group.outcomes]
+    for network, family in dict.fromkeys((str(group.at["network"]), str(group.at["family"])) for group in plain):
+        ours = [(100 * float(one.at["part"]), one.spread(value)) for one in plain if one.at["network"] == network]
+        if points := [(x, spread) for x, spread in ours if spread is not None]:
             lines.append(SeedLine(name=network, family=family, points=points, stroke=STROKES[seen.count(family) % 3]))
             seen.append(family)
         if network in searched:

@@ -16,7 +16,7 @@ from vitrail.recipes.run_overrides import with_image_size
 from vitrail.recipes.table3 import vit_b32_jft
 from vitrail.studies import statistics as stats
 from vitrail.studies.base_runs import build_cpu_run, build_gpu_run, build_paper_run
-from vitrail.studies.definition import Findings, JudgedClaim, ResultTable, Scale, judge_gap, seed_cells
+from vitrail.studies.definition import Findings, JudgedClaim, ResultTable, Scale, judge_gaps, seed_cells
 from vitrail.studies.plots import Panel, SeedLine
 from vitrail.studies.statistics import NOTHING, VALUE_NAMES, Gap, SeedGroup, Verdict
 from vitrail.train.grid.plan import Cell, CellOutcome
@@ -157,12 +157,12 @@ def compare_with_paper(gains: Mapping[str, Gain]) -> list[JudgedClaim]:
         order = Verdict.AGREES if (most, least) == ("Depth", "Width") else Verdict.DISAGREES
         margin = math.hypot(depth.margin, width.margin)
     deeper = Gap(difference=depth.difference - width.difference, margin=margin)
-    return [
-        JudgedClaim(f"by their means {most} brings most and {least} least", order),
-        *judge_gap("depth over width, per doubling:", deeper),
-        *judge_gap("smaller patches over the base:", gains["Patch size"].gap),
-        *judge_gap("all together over the base:", gains["All"].gap),
+    gaps = [
+        ("depth over width, per doubling:", deeper),
+        ("smaller patches over the base:", gains["Patch size"].gap),
+        ("all together over the base:", gains["All"].gap),
     ]
+    return [JudgedClaim(f"by their means {most} brings most and {least} least", order), *judge_gaps(gaps)]
 
 
 def build_table(groups: Sequence[SeedGroup], value: str) -> ResultTable:

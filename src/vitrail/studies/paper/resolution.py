@@ -19,7 +19,7 @@ from vitrail.recipes.table3 import vit_b16_imagenet21k
 from vitrail.recipes.table4 import finetune_imagenet
 from vitrail.studies import statistics as stats
 from vitrail.studies.base_runs import build_cpu_run, build_gpu_run, with_source, with_steps
-from vitrail.studies.definition import Findings, ResultTable, Scale, judge_gap
+from vitrail.studies.definition import Findings, ResultTable, Scale, judge_gaps
 from vitrail.studies.plots import Panel, SeedLine
 from vitrail.studies.statistics import NOTHING, Gap, SeedGroup
 from vitrail.train.config import AnyRun, Positions, Run, RunRequest, to_stage
@@ -75,13 +75,13 @@ def analyse(outcomes: Sequence[CellOutcome]) -> Findings:
     above = [size for size in sizes if size != low]
     higher = compare_resized(groups, dict.fromkeys(above, (low, "resized")))
     resizing = compare_resized(groups, {size: (size, "drawn") for size in above})
-    texts = (
-        f"fine-tuning above the {low} px of pre-training changes test accuracy by",
-        "resized positions over new ones:",
-    )
+    texts = {
+        f"fine-tuning above the {low} px of pre-training changes test accuracy by": higher,
+        "resized positions over new ones:": resizing,
+    }
     parts = [
         f"{text} {join_words(f'{gap} at {size} px' for size, gap in gaps.items())}"
-        for text, gaps in zip(texts, (higher, resizing), strict=True)
+        for text, gaps in texts.items()
         if gaps
     ]
     spreads = {
@@ -113,10 +113,8 @@ def analyse(outcomes: Sequence[CellOutcome]) -> Findings:
         summary=f"{'; '.join(parts)}." if parts else "",
         paper="3.2: fine-tuning at a higher resolution is often beneficial, and needs the positions resized.",
         claims=[
-            claim
-            for text, gaps in (("over the low resolution", higher), ("resizing over new positions", resizing))
-            for size, gap in gaps.items()
-            for claim in judge_gap(f"{text} at {size} px:", gap)
+            *judge_gaps((f"over the low resolution at {size} px:", gap) for size, gap in higher.items()),
+            *judge_gaps((f"resizing over new positions at {size} px:", gap) for size, gap in resizing.items()),
         ],
     )
 

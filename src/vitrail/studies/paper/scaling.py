@@ -181,10 +181,8 @@ def compute_ratios(one: SeedCurves, other: SeedCurves) -> Spread | None:
 
 def interval_of(logs: Spread) -> tuple[float, float] | None:
     """The 95 % interval of the ratio over the seeds; None for a single one."""
-    if logs.error is None:
-        return None
-    margin = stats.student_quantile(logs.count - 1) * logs.error
-    return math.exp(logs.mean - margin), math.exp(logs.mean + margin)
+    margin = stats.compare_pairs(logs).margin
+    return None if margin is None else (math.exp(logs.mean - margin), math.exp(logs.mean + margin))
 
 
 def format_ratio(logs: Spread) -> str:

@@ -21,7 +21,7 @@ from vitrail.recipes.table3 import vit_b16_imagenet, vit_b16_jft
 from vitrail.recipes.table4 import finetune_imagenet
 from vitrail.studies import statistics as stats
 from vitrail.studies.base_runs import build_cpu_run, build_gpu_run, with_source, with_steps
-from vitrail.studies.definition import Findings, ResultTable, Scale, judge_gap
+from vitrail.studies.definition import Findings, JudgedClaim, ResultTable, Scale, judge_gaps
 from vitrail.studies.plots import Panel, SeedLine, Stroke
 from vitrail.studies.statistics import FEWSHOT, NOTHING, Gap, SeedGroup, Spread
 from vitrail.train.config import Evaluation, Run, RunRequest
@@ -114,9 +114,8 @@ def cells(scale: Scale, source: str) -> Iterator[Cell]:
                 if before is not None:
                     run = replace(run, model=adapt_config(before.model, classes=run.model.classes, head="linear"))
                 run = replace(run, data=replace(run.data, part=budget, part_seed=seed))
-                yield build_finetuning(
-                    method, run, budget, seed, after="" if before is None else f"{method}-seed{seed}"
-                )
+                after = "" if before is None else f"{method}-seed{seed}"
+                yield build_finetuning(method, run, budget, seed, after)
 
 
 def build_pretraining(method: str, run: Run, seed: int) -> Cell:
@@ -181,6 +180,12 @@ def analyse(outcomes: Sequence[CellOutcome]) -> Findings:
     ticks = {100 * budget: f"{budget:.0%}" for budget in scores.budgets}
     tuned = [build_line(scores, method, scores.finetuned) for method in scores.methods]
     gains = [build_line(scores, method, scores.over_scratch) for method in scores.methods if method != SCRATCH]
+    claims: list[JudgedClaim] = []
+    for budget in scores.budgets:
+        for other, name in ((SCRATCH, "scratch"), (SUPERVISED, "supervised"), ("masked-pixels", "pixels")):
+            text = f"with {budget:.0%} of the labels colours minus {name}:"
+            gap = scores.compare("masked-colour", other, budget)
+            claims += judge_gaps([(text, gap)], upward=other != SUPERVISED)
     return Findings(
         table=build_table(scores),
         panels=[
@@ -190,15 +195,7 @@ def analyse(outcomes: Sequence[CellOutcome]) -> Findings:
         summary=summarise(scores),
         paper="4.6: masked patches are 2 points above training from scratch and 4 below supervised pre-training, and "
         "pixels are a slightly worse target than colours.",
-        claims=[
-            claim
-            for budget in scores.budgets
-            for other, name in ((SCRATCH, "scratch"), (SUPERVISED, "supervised"), ("masked-pixels", "pixels"))
-            for gap in [scores.compare("masked-colour", other, budget)]
-            for claim in judge_gap(
-                f"with {budget:.0%} of the labels colours minus {name}:", gap, upward=other != SUPERVISED
-            )
-        ],
+        claims=claims,
     )
 
 
