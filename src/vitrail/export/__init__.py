@@ -14,14 +14,6 @@ from vitrail.export.torch_export import to_torch_export
 from vitrail.export.verify import CheckedBatch, ExportReport, ExportScores, ExportSpeed
 
 __all__ = [
-    "CheckedBatch",
-    "ExportImages",
-    "ExportReport",
-    "ExportResult",
-    "ExportScores",
-    "ExportSpeed",
-    "OnnxOptions",
-    "to_library",
-    "to_onnx",
-    "to_torch_export",
-]
+    "CheckedBatch", "ExportImages", "ExportReport", "ExportResult", "ExportScores", "ExportSpeed", "OnnxOptions",
+    "to_library", "to_onnx", "to_torch_export",
+]  # fmt: skip

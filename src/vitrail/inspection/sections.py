@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrail.core.text import Pair, pluralise
-from vitrail.inspection import figures, measures
+from vitrail.inspection import figures, measures, page
 from vitrail.inspection import weights_and_features as learned
 from vitrail.inspection.context import (
     DOWN,
@@ -31,18 +31,7 @@ from vitrail.inspection.context import (
     to_numpy,
 )
 from vitrail.inspection.layer_taps import has_token_readout, iterate_layers, mean_logits
-from vitrail.inspection.page import (
-    READINGS,
-    ExploredImage,
-    ExplorerSection,
-    ImageOverlay,
-    InspectionSection,
-    SectionFigure,
-    make_section,
-    make_thumbnail,
-    pack_attention,
-    plan_explorer,
-)
+from vitrail.inspection.page import InspectionSection
 from vitrail.inspection.rollout import class_attention, grad_cam, gradient_rollout, overlay, rollout, rollout_by_layer
 from vitrail.models.backbone import eval_mode
 from vitrail.report.figure_style import map_colours
@@ -67,18 +56,20 @@ def make_gradcam(given: InspectionContext) -> InspectionSection:
     return pair_section("gradcam", looks, [given.output_name(int(number)) for number in classes])
 
 
-def overlay_images(given: InspectionContext, maps: Tensor) -> list[ImageOverlay]:
+def overlay_images(given: InspectionContext, maps: Tensor) -> list[page.ImageOverlay]:
     triples = zip(given.names, given.pixels, to_numpy(maps), strict=True)
     return [
-        ImageOverlay(name=name, picture=pixels, overlay=overlay(pixels, map), said=given.top_classes(at))
+        page.ImageOverlay(name=name, picture=pixels, overlay=overlay(pixels, map), said=given.top_classes(at))
         for at, (name, pixels, map) in enumerate(triples)
     ]
 
 
-def pair_section(kind: str, looks: Sequence[ImageOverlay], captions: Sequence[str], **facts: str) -> InspectionSection:
+def pair_section(
+    kind: str, looks: Sequence[page.ImageOverlay], captions: Sequence[str], **facts: str
+) -> InspectionSection:
     """Images next to their overlays."""
     draw = partial(figures.draw_pairs, [look.picture for look in looks], [look.overlay for look in looks], captions)
-    return make_section(kind, draw, facts=facts, looks=looks)
+    return page.make_section(kind, draw, facts=facts, looks=looks)
 
 
 def tile_section(
@@ -90,7 +81,7 @@ def tile_section(
         for at, pixels in enumerate(given.pixels[:DOWN])
     ]
     columns = ["image", *(f"layer {layer + 1}" for layer in layers)]
-    return make_section(kind, partial(figures.draw_sheet, tiles, columns=columns), facts={})
+    return page.make_section(kind, partial(figures.draw_sheet, tiles, columns=columns), facts={})
 
 
 def make_layers(given: InspectionContext) -> InspectionSection:
@@ -108,7 +99,7 @@ def make_heads(given: InspectionContext) -> InspectionSection:
     whose = "output's token looks" if has_token_readout(given.model) else "patches look, on average,"
     subset = "" if len(heads) == count else f" {len(heads)} of {count} heads are shown."
     draw = partial(figures.draw_sheet, tiles, columns=columns, rows=rows)
-    return make_section("heads", draw, facts={"whose": whose, "name": given.names[0], "subset": subset})
+    return page.make_section("heads", draw, facts={"whose": whose, "name": given.names[0], "subset": subset})
 
 
 def make_gradient(given: InspectionContext) -> InspectionSection:
@@ -129,7 +120,7 @@ def make_gradient(given: InspectionContext) -> InspectionSection:
         which = f"the logit of a class. The {few}, next to plain rollout, which depends on no class. "
         which += "If an image shows two things, each class should light up its own."
     draw = partial(figures.draw_sheet, tiles, captions=captions)
-    return make_section("gradient", draw, facts={"output": given.output, "which": which})
+    return page.make_section("gradient", draw, facts={"output": given.output, "which": which})
 
 
 def make_distance(given: InspectionContext) -> InspectionSection:
@@ -150,7 +141,7 @@ def head_section(
     what = f"{'mean ' if kind == 'distance' else ''}attention {kind}"
     draw = partial(figures.draw_heads, values, f"{what} [{unit}]", reference=even, label=label)
     numbers = {f"{what}, {name} layer": float(values[at].mean()) for name, at in (("first", 0), ("last", -1))}
-    return make_section(kind, draw, facts={"samples": given.sample_count}, numbers=numbers, count=given.count)
+    return page.make_section(kind, draw, facts={"samples": given.sample_count}, numbers=numbers, count=given.count)
 
 
 def make_faithfulness(given: InspectionContext) -> InspectionSection:
@@ -184,7 +175,7 @@ def make_faithfulness(given: InspectionContext) -> InspectionSection:
     numbers = {f"deletion, {name}": float(curve.deletion_area.mean()) for name, curve in curves.items()}
     numbers |= {f"insertion, {name}": float(curve.insertion_area.mean()) for name, curve in curves.items()}
     draw, facts = partial(figures.draw_faithfulness, values), {"samples": pluralise(len(images), "image")}
-    return make_section("faithfulness", draw, facts=facts, numbers=numbers, count=len(images))
+    return page.make_section("faithfulness", draw, facts=facts, numbers=numbers, count=len(images))
 
 
 def make_filters(given: InspectionContext) -> InspectionSection:
@@ -192,7 +183,9 @@ def make_filters(given: InspectionContext) -> InspectionSection:
     layer = "patch embedding" if given.transformer else "root convolution"
     if given.transformer and type(getattr(given.model, "embedding", None)).__name__ == "HybridEmbedding":
         layer = "root convolution of the backbone"
-    return make_section("filters", partial(figures.draw_filters, tiles), facts={"count": len(tiles), "layer": layer})
+    return page.make_section(
+        "filters", partial(figures.draw_filters, tiles), facts={"count": len(tiles), "layer": layer}
+    )
 
 
 def make_positions(given: InspectionContext) -> InspectionSection:
@@ -200,7 +193,7 @@ def make_positions(given: InspectionContext) -> InspectionSection:
     score, near = learned.row_column_score(similarity), learned.distance_correlation(similarity)
     facts = {"score": abs(score), "comparison": "more" if score >= 0 else "less", "near": near}
     numbers = {"row-column score": score, "similarity against distance": near}
-    return make_section(
+    return page.make_section(
         "positions", partial(figures.draw_positions, to_numpy(similarity)), facts=facts, numbers=numbers
     )
 
@@ -215,14 +208,14 @@ def make_norms(given: InspectionContext) -> InspectionSection:
     ]
     columns = ["image", *(f"after layer {layer}" for layer in layers)]
     ratio = float((maps[-1].max((1, 2)) / np.median(maps[-1], (1, 2))).max())
-    on_images = SectionFigure(
+    on_images = page.SectionFigure(
         name="norm-maps", text="norms of the patches on their images",
         draw=partial(figures.draw_sheet, tiles, columns=columns),
         note="Each column ranges from black, norm zero, to its longest patch.",
     )  # fmt: skip
     draw, numbers = partial(figures.draw_norms, values, name_prefix_tokens(given)), {"longest patch over median": ratio}
     facts, count = {"ratio": ratio}, len(given.images)
-    return make_section("norms", draw, more=[on_images], facts=facts, numbers=numbers, count=count)
+    return page.make_section("norms", draw, more=[on_images], facts=facts, numbers=numbers, count=count)
 
 
 def make_features(given: InspectionContext) -> InspectionSection:
@@ -247,13 +240,13 @@ def make_similarity(given: InspectionContext) -> InspectionSection:
         which = f"the patch in row {given.patch[0] + 1}, column {given.patch[1] + 1}"
     bar = (0.0, 1.0, "cosine similarity to the marked patch")
     draw = partial(figures.draw_sheet, tiles, bar=bar, colours="viridis")
-    return make_section("similarity", draw, facts={"which": which})
+    return page.make_section("similarity", draw, facts={"which": which})
 
 
 def make_cka(given: InspectionContext) -> InspectionSection:
     values = to_numpy(measures.layer_cka(given.model, given.crowd()))
     draw, numbers = partial(figures.draw_matrix, values), {"CKA of first and last": float(values[0, -1])}
-    return make_section("cka", draw, facts={"samples": given.sample_count}, numbers=numbers, count=given.count)
+    return page.make_section("cka", draw, facts={"samples": given.sample_count}, numbers=numbers, count=given.count)
 
 
 def find_extremes(map: NDArray[np.float32]) -> list[Pair]:
@@ -278,14 +271,14 @@ def mark_patch(pixels: Pixels, grid: Pair, place: Pair) -> Pixels:
     return out
 
 
-def build_explorer(given: InspectionContext) -> ExplorerSection:
+def build_explorer(given: InspectionContext) -> page.ExplorerSection:
     """The explorer for the first images, as many as keep the page small."""
     config: Any = given.model.config
-    plan = plan_explorer(given.depth, config.heads, given.tokens.grid, given.tokens.prefix)
+    plan = page.plan_explorer(given.depth, config.heads, given.tokens.grid, given.tokens.prefix)
     pictures = [
-        ExploredImage(
-            name=given.names[at], picture=make_thumbnail(given.pixels[at]),
-            weights=pack_attention(plan, iterate_attention(given.model, given.images[at : at + 1])),
+        page.ExploredImage(
+            name=given.names[at], picture=page.make_thumbnail(given.pixels[at]),
+            weights=page.pack_attention(plan, iterate_attention(given.model, given.images[at : at + 1])),
         )
         for at in range(min(len(given.names), max(EXPLORED // plan.size, 1), DOWN))
     ]  # fmt: skip
@@ -293,8 +286,8 @@ def build_explorer(given: InspectionContext) -> ExplorerSection:
     start, source = given.tokens.prefix + rows // 2 * columns + columns // 2, "the mean of all patches"
     if has_token_readout(given.model):
         start, source = 0, "the class token"
-    lead = READINGS["explorer"]["reading"].format(source=source)
-    return ExplorerSection(plan=plan, pictures=pictures, prefix=name_prefix_tokens(given), start=start, lead=lead)
+    lead = page.READINGS["explorer"]["reading"].format(source=source)
+    return page.ExplorerSection(plan=plan, pictures=pictures, prefix=name_prefix_tokens(given), start=start, lead=lead)
 
 
 def iterate_attention(model: nn.Module, image: Tensor) -> Iterator[NDArray[np.float32]]:

@@ -203,21 +203,15 @@ def _unit(c: ResNetConfig, name: str, grid: Pair, out: Pair, width: int, inner: 
     projected = width * wide if width != wide or strided else 0
     outer = width if c.unit == "preactivation" else 2 * wide if projected else wide
     norms = 2 * (inner + inner + outer)
-    middle_params, middle_macs = _middle(c, grid, out, inner)
+    # The 3x3 convolution, or the row and column attention that replaces it (D.6).
+    middle_params, middle_macs = 9 * inner * inner, after * 9 * inner * inner
+    if c.mixing == "axial":
+        heads, square = c.axial_heads, 4 * inner * inner
+        middle_params = sum(square + (2 * length - 1) * (inner // heads) for length in grid)
+        middle_macs = sum(before * (square + (4 * length - 1) * inner) for length in grid)
     kernels = width * inner + middle_params + inner * wide + projected
     work = before * width * inner + middle_macs + after * (inner * wide + projected)
     return CostStep(name, (*out, wide), kernels + norms, work)
-
-
-def _middle(c: ResNetConfig, grid: Pair, out: Pair, inner: int) -> tuple[int, int]:
-    """Parameters and MACs of a unit's 3x3 convolution, or of the row and column attention that replaces it (D.6)."""
-    if c.mixing == "convolution":
-        return 9 * inner * inner, math.prod(out) * 9 * inner * inner
-    params = work = 0
-    for length in (grid[1], grid[0]):
-        params += 4 * inner * inner + (2 * length - 1) * (inner // c.axial_heads)
-        work += math.prod(grid) * (4 * inner * inner + (4 * length - 1) * inner)
-    return params, work
 
 
 def _on_padding(config: ResNetConfig, size: Pair, side: int, stride: int) -> int:

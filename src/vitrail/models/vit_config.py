@@ -315,16 +315,8 @@ def _block(c: ViTConfig, layer: int) -> Iterator[CostStep]:
 
 def _table_parameters(c: ViTConfig) -> int:
     """Parameters of one position table (D.4)."""
-    rows, columns = c.grid
-    prefix = c.width if c.class_token and c.position_prefix else 0
-    match c.position:
-        case "learned":
-            return c.patches * c.width + prefix
-        case "learned2d":
-            return (rows + columns) * (c.width // 2) + prefix
-        case "learned2d-sum":
-            return (rows + columns) * c.width + prefix
-        case "relative":
-            return (2 * c.tokens - 1) * (c.width // c.heads)
-        case _:
-            return 0
+    if c.position == "relative":
+        return (2 * c.tokens - 1) * (c.width // c.heads)
+    sides, prefix = sum(c.grid), c.width if c.class_token and c.position_prefix else 0
+    rows = {"learned": c.patches * c.width, "learned2d": sides * (c.width // 2), "learned2d-sum": sides * c.width}
+    return rows[c.position] + prefix if c.position in rows else 0

@@ -7,7 +7,6 @@ case alone, the slug spells it out: ViT-b/32 is `vit_slim_b_32`, and of ViT-g/14
 """
 
 import re
-from collections.abc import Iterator
 from dataclasses import fields, replace
 from fnmatch import fnmatchcase
 from typing import Any, Final, NamedTuple
@@ -58,11 +57,6 @@ def vit_config_of(shape: str, patch: int) -> ViTConfig:
     return ViTConfig(width=width, depth=depth, mlp_width=mlp_width, heads=heads, patch=pair(patch), image=pair(image))
 
 
-def slim_b32() -> ViTConfig:
-    """ViT-b/32 of Figure 4: Base with every hidden dimension halved; the heads keep their 64 dimensions, so six."""
-    return replace(vit_config_of("B", 32), width=384, mlp_width=1536, heads=6)
-
-
 def axial(shape: str, patch: int) -> ViTConfig:
     """Axial-ViT (D.6): row attention and MLP, then column attention and MLP, tokens kept on their grid."""
     return replace(vit_config_of(shape, patch), attention="axial", class_token=False, pool="mean")
@@ -71,16 +65,9 @@ def axial(shape: str, patch: int) -> ViTConfig:
 def hybrid_backbone(blocks: tuple[int, ...], image: Pair = (224, 224)) -> ResNetConfig:
     """The hybrid's ResNet, with the numerics of the released hybrids."""
     return ResNetConfig(
-        blocks=blocks,
-        image=image,
-        classes=0,
-        unit="postactivation",
-        norm_eps=1e-6,
-        standardisation="std+eps",
-        standardisation_eps=1e-5,
-        padding="same",
-        pool_padding="infinity",
-    )
+        blocks=blocks, image=image, classes=0, unit="postactivation", norm_eps=1e-6, standardisation="std+eps",
+        standardisation_eps=1e-5, padding="same", pool_padding="infinity",
+    )  # fmt: skip
 
 
 def hybrid(shape: str, stride: int) -> ViTConfig:
@@ -110,29 +97,19 @@ def axial_resnet50() -> ResNetConfig:
     return replace(bit("R50x1"), mixing="axial")
 
 
-def _zoo() -> Iterator[tuple[str, ModelConfig]]:
-    for shape in SHAPES:
-        for patch in PATCHES:
-            yield f"ViT-{shape}/{patch}", vit_config_of(shape, patch)
-    yield "ViT-b/32", slim_b32()
-    for shape in SMALL_SHAPES:
-        for patch in SMALL_PATCHES:
-            yield f"ViT-{shape}/{patch}", vit_config_of(shape, patch)
-    for patch in (16, 32):
-        yield f"Axial-ViT-B/{patch}", axial("B", patch)
-    for shape in ("B", "L"):
-        for stride in (16, 32):
-            yield f"R50+ViT-{shape}/{stride}", hybrid(shape, stride)
-    yield "mini-R11+ViT-Nano/4", mini_hybrid("Nano", (1, 1, 1))
-    yield "mini-R20+ViT-Micro/4", mini_hybrid("Micro", (2, 2, 2))
-    for name in BIT:
-        yield f"BiT-{name}", bit(name)
-    for name in MINI_BIT:
-        yield f"BiT-{name}", mini_bit(name)
-    yield "AxialResNet50", axial_resnet50()
-
-
-ZOO: dict[str, ModelConfig] = dict(_zoo())
+ZOO: dict[str, ModelConfig] = {
+    **{f"ViT-{shape}/{patch}": vit_config_of(shape, patch) for shape in SHAPES for patch in PATCHES},
+    # Of Figure 4: Base with every hidden dimension halved; the heads keep their 64 dimensions, so six.
+    "ViT-b/32": replace(vit_config_of("B", 32), width=384, mlp_width=1536, heads=6),
+    **{f"ViT-{shape}/{patch}": vit_config_of(shape, patch) for shape in SMALL_SHAPES for patch in SMALL_PATCHES},
+    **{f"Axial-ViT-B/{patch}": axial("B", patch) for patch in (16, 32)},
+    **{f"R50+ViT-{shape}/{stride}": hybrid(shape, stride) for shape in ("B", "L") for stride in (16, 32)},
+    "mini-R11+ViT-Nano/4": mini_hybrid("Nano", (1, 1, 1)),
+    "mini-R20+ViT-Micro/4": mini_hybrid("Micro", (2, 2, 2)),
+    **{f"BiT-{name}": bit(name) for name in BIT},
+    **{f"BiT-{name}": mini_bit(name) for name in MINI_BIT},
+    "AxialResNet50": axial_resnet50(),
+}
 SPELT_OUT = {"ViT-b/32": "vit_slim_b_32"} | {f"ViT-G/{patch}": f"vit_gigantic_{patch}" for patch in PATCHES}
 
 
@@ -150,10 +127,7 @@ def resolve_name(name: str) -> str:
         return name
     if found := SLUGS.get(slug(name)):
         return found
-    try:
-        raise unknown_name("model", name, [*ZOO, *SLUGS])
-    except UnknownName as error:
-        raise UnknownName(f"{error} `vitrail models` lists all") from None
+    raise UnknownName(f"{unknown_name('model', name, [*ZOO, *SLUGS])} `vitrail models` lists all")
 
 
 def list_models(pattern: str = "*") -> list[str]:
@@ -162,26 +136,20 @@ def list_models(pattern: str = "*") -> list[str]:
     return [name for name in ZOO if fnmatchcase(name.lower(), wanted) or fnmatchcase(slug(name), wanted)]
 
 
-def model_config(
-    name: str, *, classes: int | None = None, image_size: int | Pair | None = None, **replacements: Any
-) -> ModelConfig:
-    """The named config with fields replaced; `image_size` and `classes` fit every family."""
-    config = ZOO[resolve_name(name)]
-    return adapt_config(config, classes=classes, image_size=image_size, **replacements)
+def model_config(name: str, **changes: Any) -> ModelConfig:
+    """The named config with changes as `adapt_config` takes them."""
+    return adapt_config(ZOO[resolve_name(name)], **changes)
 
 
 def adapt_config(
     config: ModelConfig, *, classes: int | None = None, image_size: int | Pair | None = None, **replacements: Any
 ) -> ModelConfig:
     """A config with another head size, image size or any other field; rules that hang together move together."""
-    known = [field.name for field in fields(config)]
-    for field in replacements:
-        if field not in known:
-            raise unknown_name("config field", field, known)
-    changes = dict(replacements)
-    for field in ("image", "patch"):
-        if field in changes:
-            changes[field] = pair(changes[field])
+    known, changes = [field.name for field in fields(config)], dict(replacements)
+    for name, value in replacements.items():
+        if name not in known:
+            raise unknown_name("config field", name, known)
+        changes[name] = pair(value) if name in ("image", "patch") else value
     if image_size is not None:
         if "image" in changes:
             raise ConfigError("give image_size or image, not both")

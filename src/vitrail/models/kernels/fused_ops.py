@@ -22,18 +22,11 @@ TILE_BYTES = 180 * 1024  # of shared memory, for 256 tokens of width 64
 
 def can_fuse_linear(z: Tensor, layer: nn.Linear) -> bool:
     """Whether the kernels can do it: training, half precision on a CUDA device, and rows that vector loads fit."""
-    return (
-        TRITON
-        and z.is_cuda
-        and layer.training
-        and torch.is_grad_enabled()
-        and z.dtype in (torch.bfloat16, torch.float16)
-        and layer.weight.dtype == z.dtype
-        and layer.bias is not None
-        and layer.in_features % 16 == 0
-        and layer.out_features % 16 == 0
-        and not torch.is_autocast_enabled("cuda")
-    )
+    if not (TRITON and z.is_cuda and layer.training and torch.is_grad_enabled()):
+        return False
+    half = z.dtype in (torch.bfloat16, torch.float16) and layer.weight.dtype == z.dtype
+    aligned = layer.bias is not None and layer.in_features % 16 == 0 and layer.out_features % 16 == 0
+    return half and aligned and not torch.is_autocast_enabled("cuda")
 
 
 def rows_per_program(rows: int, columns: int) -> int:
@@ -44,13 +37,10 @@ def rows_per_program(rows: int, columns: int) -> int:
 
 def can_fuse_attention(z: Tensor, layer: nn.Linear, heads: int) -> bool:
     """Whether attention in one tile can do it, on a card that has room for the tile."""
-    return (
-        can_fuse_linear(z, layer)
-        and z.shape[1] <= TOKENS
-        and layer.in_features % heads == 0
-        and layer.in_features // heads in HEADS
-        and query_shared_memory(z.device.index) >= TILE_BYTES
-    )
+    if not can_fuse_linear(z, layer) or z.shape[1] > TOKENS:
+        return False
+    fits = layer.in_features % heads == 0 and layer.in_features // heads in HEADS
+    return fits and query_shared_memory(z.device.index) >= TILE_BYTES
 
 
 def query_shared_memory(device: int | None) -> int:

@@ -8,7 +8,7 @@ backward pass need a single pass. q, k and v are read side by side as their prod
 gradients written.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import triton
@@ -54,17 +54,9 @@ def _gelu_kernel(pre, out, count, tanh: tl.constexpr, block: tl.constexpr):
 
 @triton.jit
 def _gelu_backward_kernel(
-    grad,
-    pre,
-    out,
-    sums,
-    rows,
-    columns,
-    tanh: tl.constexpr,
-    each: tl.constexpr,
-    tile_rows: tl.constexpr,
-    tile_columns: tl.constexpr,
-):
+    grad, pre, out, sums, rows, columns,
+    tanh: tl.constexpr, each: tl.constexpr, tile_rows: tl.constexpr, tile_columns: tl.constexpr,
+):  # fmt: skip
     first = tl.program_id(1).to(tl.int64) * each
     column = tl.program_id(0) * tile_columns + tl.arange(0, tile_columns)
     row = tl.arange(0, tile_rows)
@@ -143,28 +135,15 @@ def _ceil_divide(count: int, size: int) -> int:
     return -(-count // size)
 
 
-# What Triton compiles is not Python: names have no types, and annotations are marks for its compiler.
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportUntypedFunctionDecorator=false
-# pyright: reportInvalidTypeForm=false, reportMissingImports=false, reportGeneralTypeIssues=false
-
-
 LOG2E = 1.4426950408889634  # the exponential that a GPU has is that of 2
 ATTENTION_ROWS = 64  # queries at once in the forward pass, keys at once in the backward pass
 
 
 @triton.jit
 def _attention_kernel(
-    qkv,
-    out,
-    logs,
-    heads,
-    width,
-    scale,
-    tokens: tl.constexpr,
-    head: tl.constexpr,
-    rows: tl.constexpr,
-    keys: tl.constexpr,
-):
+    qkv, out, logs, heads, width, scale,
+    tokens: tl.constexpr, head: tl.constexpr, rows: tl.constexpr, keys: tl.constexpr,
+):  # fmt: skip
     image, which = tl.program_id(0) // heads, tl.program_id(0) % heads
     first = image.to(tl.int64) * tokens
     column, key = which * head + tl.arange(0, head), tl.arange(0, keys)
@@ -187,21 +166,9 @@ def _attention_kernel(
 
 @triton.jit
 def _attention_backward_kernel(
-    qkv,
-    out,
-    grad,
-    logs,
-    grads,
-    sums,
-    heads,
-    width,
-    scale,
-    factor,
-    tokens: tl.constexpr,
-    head: tl.constexpr,
-    rows: tl.constexpr,
-    keys: tl.constexpr,
-):
+    qkv, out, grad, logs, grads, sums, heads, width, scale, factor,
+    tokens: tl.constexpr, head: tl.constexpr, rows: tl.constexpr, keys: tl.constexpr,
+):  # fmt: skip
     image, which = tl.program_id(0) // heads, tl.program_id(0) % heads
     first = image.to(tl.int64) * tokens
     column, row = which * head + tl.arange(0, head), tl.arange(0, rows)
@@ -245,21 +212,11 @@ def attention(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     """[B, T, 3D] -> [B, T, D], and of each row the logarithm to base 2 of its sum of exponentials: [B, k, T]."""
     images, tokens, width = _qkv_shape(qkv)
     out, logs = qkv.new_empty(images, tokens, width), qkv.new_empty(images, heads, tokens, dtype=torch.float32)
-    kernel: Any = _attention_kernel
+    head, kernel = width // heads, cast(Any, _attention_kernel)
     kernel[(images * heads,)](
-        qkv,
-        out,
-        logs,
-        heads,
-        width,
-        LOG2E * (width // heads) ** -0.5,
-        tokens=tokens,
-        head=width // heads,
-        rows=ATTENTION_ROWS,
-        keys=_tile_for(tokens),
-        num_warps=4,
-        num_stages=1,
-    )
+        qkv, out, logs, heads, width, LOG2E * head**-0.5, tokens=tokens, head=head, rows=ATTENTION_ROWS,
+        keys=_tile_for(tokens), num_warps=4, num_stages=1,
+    )  # fmt: skip
     return out, logs
 
 
@@ -267,26 +224,11 @@ def attention_backward(qkv: Tensor, out: Tensor, grad: Tensor, logs: Tensor, hea
     """The gradient of `qkv` from that of the output [B, T, D], and its sums over tokens: [B, T, 3D], [B, 3D]."""
     images, tokens, width = _qkv_shape(qkv)
     grads, sums = torch.empty_like(qkv), qkv.new_empty(images, 3 * width, dtype=torch.float32)
-    rows = _tile_for(tokens)
-    kernel: Any = _attention_backward_kernel
+    rows, head, kernel = _tile_for(tokens), width // heads, cast(Any, _attention_backward_kernel)
     kernel[(images * heads,)](
-        qkv,
-        out,
-        grad,
-        logs,
-        grads,
-        sums,
-        heads,
-        width,
-        LOG2E * (width // heads) ** -0.5,
-        (width // heads) ** -0.5,
-        tokens=tokens,
-        head=width // heads,
-        rows=rows,
-        keys=ATTENTION_ROWS,
-        num_warps=8 if rows > ATTENTION_ROWS else 4,
-        num_stages=3,
-    )
+        qkv, out, grad, logs, grads, sums, heads, width, LOG2E * head**-0.5, head**-0.5, tokens=tokens, head=head,
+        rows=rows, keys=ATTENTION_ROWS, num_warps=8 if rows > ATTENTION_ROWS else 4, num_stages=3,
+    )  # fmt: skip
     return grads, sums
 
 
