@@ -82,7 +82,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_goes_on(
         f"vitrail: skipped {tmp_path / 'p' / 'text.jpg'}: not an image: starts with 'hello'",
         f"vitrail: skipped {tmp_path / 'p' / 'broken.jpg'}: No such file or directory",
         "vitrail: skipped gone.png: No such file or directory",
-        f"vitrail: {tmp_path / 'p'}: skipped 1 file that is not called an image",
+        f"vitrail: {tmp_path / 'p'}: skipped 1 file without the suffix of an image",
         "vitrail: 4 of 9 images were unreadable",
     ):
         assert line in said.err.splitlines()
@@ -329,7 +329,7 @@ def test_names_of_drawn_pictures_neither_meet_nor_leave(tmp_path: Path) -> None:
         "é" * 200,
         "é" * 201,
     ]
-    names = [drawing.named(name) for name in given]
+    names = [drawing.free_name(name) for name in given]
     assert len({name.casefold() for name in names}) == len(given)
     assert names[:2] == ["a--b.jpg.png", "a--b.jpg.2.png"]
     for name in names:

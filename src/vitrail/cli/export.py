@@ -1,20 +1,25 @@
 """`vitrail export` and `vitrail convert`: networks for other runtimes and libraries."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from vitrail.cli.inputs import resolve_class_names
+import torch
+
+from vitrail import export
+from vitrail.checkpoint.bundle import Bundle, rename_classes
+from vitrail.checkpoint.convert import convert
+from vitrail.checkpoint.find_weights import find_weights
+from vitrail.checkpoint.weights import replace_head_and_resize
+from vitrail.cli.inputs import open_data, resolve_class_names
+from vitrail.cli.options.grammar import pass_options
 from vitrail.cli.options.use import ConvertOptions, ExportOptions
 from vitrail.cli.progress import bars, on_interrupt, reading
-from vitrail.core.console import print_table
+from vitrail.core.console import format_millions, print_table
 from vitrail.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from vitrail.checkpoint.bundle import Bundle
-    from vitrail.export import ExportImages, ExportResult
-
+from vitrail.core.text import format_bytes, format_size
+from vitrail.evaluation.scoring import choose_split, choose_workers
+from vitrail.models.zoo import network_name
+from vitrail.tasks.registry import find_task
 
 ENDINGS = {
     "onnx": ".onnx",
@@ -28,11 +33,6 @@ NAMED = 3  # unreadable images that are named
 
 
 def run_export(options: ExportOptions) -> int:
-    from vitrail.checkpoint.bundle import rename_classes
-    from vitrail.checkpoint.find_weights import find_weights
-    from vitrail.core.console import format_millions
-    from vitrail.models.zoo import network_name
-
     check_arguments(options)
     out = output_path(options)
     if out.exists() and Path(options.weights).exists() and out.samefile(options.weights):
@@ -43,12 +43,9 @@ def run_export(options: ExportOptions) -> int:
     if names is not None:
         bundle = rename_classes(bundle, names)
     if options.image_size is not None:
-        from vitrail.checkpoint.weights import replace_head_and_resize
-
         bundle = replace_head_and_resize(bundle, image_size=options.image_size)
-    image = "x".join(map(str, bundle.config.image))
-    count = f"{format_millions(bundle.config.parameters)} parameters"
-    print(f"{options.weights}: {network_name(bundle.config)}, {count}, {image} px")
+    size, count = format_size(bundle.config.image), f"{format_millions(bundle.config.parameters)} parameters"
+    print(f"{options.weights}: {network_name(bundle.config)}, {count}, {size} px")
     with bars() as progress, on_interrupt(f"{out} was not written; start again with the same command"):
         progress(f"exporting to {options.to}, and checking it", 0, None)
         done = export_bundle(options, bundle, out)
@@ -58,12 +55,8 @@ def run_export(options: ExportOptions) -> int:
 
 def check_arguments(options: ExportOptions) -> None:
     """Refuses options of one format given with another."""
-    given = {
-        "--int8": options.int8,
-        "--with-preprocessing": options.with_preprocessing,
-        "DATA": options.data is not None,
-        "--opset": options.opset != 20,
-    }
+    given = {"--int8": options.int8, "--with-preprocessing": options.with_preprocessing}
+    given |= {"DATA": options.data is not None, "--opset": options.opset != 20}
     strange = [option for option, there in given.items() if there]
     if options.to != "onnx" and strange:
         raise ConfigError(f"{', '.join(strange)} goes with --to onnx, not with --to {options.to}")
@@ -81,18 +74,11 @@ def output_path(options: ExportOptions) -> Path:
     return Path(name + (".int8" if options.int8 else "") + ENDINGS[options.to])
 
 
-def export_bundle(options: ExportOptions, bundle: "Bundle", out: Path) -> "ExportResult":
-    from vitrail import export
-
+def export_bundle(options: ExportOptions, bundle: Bundle, out: Path) -> export.ExportResult:
     match options.to:
         case "onnx":
-            how = export.OnnxOptions(
-                fixed_size=options.fixed_size,
-                preprocessing=options.with_preprocessing,
-                int8=options.int8,
-                opset=options.opset,
-                least_agreement=options.agreement,
-            )
+            checks = {"preprocessing": options.with_preprocessing, "least_agreement": options.agreement}
+            how = pass_options(options, export.OnnxOptions, **checks)
             with bars() as progress:
                 return export.to_onnx(bundle, out, how, scoring_images=open_images(options, bundle, progress))
         case "torch-export":
@@ -102,16 +88,11 @@ def export_bundle(options: ExportOptions, bundle: "Bundle", out: Path) -> "Expor
 
 
 def open_images(
-    options: ExportOptions, bundle: "Bundle", progress: "Callable[[str, int, int | None], None]"
-) -> "ExportImages | None":
+    options: ExportOptions, bundle: Bundle, progress: Callable[[str, int, int | None], None]
+) -> export.ExportImages | None:
     """The images of DATA: the test split is scored, int8 finds its ranges in the training split."""
     if options.data is None:
         return None
-    from vitrail.cli.inputs import open_data
-    from vitrail.evaluation.scoring import choose_split, choose_workers
-    from vitrail.export import ExportImages
-    from vitrail.tasks.registry import find_task
-
     collection = open_data(options.data, download=options.download)
     split, source = choose_split(collection, "test", "val")
     task = find_task(bundle.card.task)
@@ -119,7 +100,7 @@ def open_images(
     for note in notes:
         print(f"note: {note}")
     print(f"{collection.name}@{split}: {len(source):,} images")
-    return ExportImages(
+    return export.ExportImages(
         source=source if matched is None else matched,
         has_targets=matched is not None,
         calibration=None if split == "train" else collection.splits.get("train"),
@@ -128,11 +109,11 @@ def open_images(
     )
 
 
-def show_export(done: "ExportResult") -> None:
+def show_export(done: export.ExportResult) -> None:
     """Prints where the export is, how it differs from the network, its speed and scores, and how to load it."""
-    size = f"{done.bytes / 1e6:,.2f} MB"
+    size = format_bytes(done.bytes)
     if done.plain is not None:
-        size += f", {done.bytes / done.plain_bytes:.0%} of the {done.plain_bytes / 1e6:,.2f} MB in float32"
+        size += f", {done.bytes / done.plain_bytes:.0%} of the {format_bytes(done.plain_bytes)} in float32"
     print(f"{done.target}: {size}{'; overwrote an existing file' if done.replaced else ''}")
     heads = ["image", "batch", "largest difference", "relative", "same answer"]
     title = f"in {done.report.against}" if done.plain is None else f"int8 in {done.report.against}"
@@ -151,7 +132,7 @@ def show_export(done: "ExportResult") -> None:
     print(f"load it: {done.use}")
 
 
-def show_scores(done: "ExportResult") -> None:
+def show_scores(done: export.ExportResult) -> None:
     scores = done.scores
     assert scores is not None
     if scores.agree is not None and scores.agreement is not None:
@@ -172,17 +153,12 @@ def show_scores(done: "ExportResult") -> None:
 
 
 def run_convert(options: ConvertOptions) -> int:
-    import torch
-
-    from vitrail.checkpoint.convert import Conversion, convert
-
     given = {"heads": options.heads, "position": options.position, "image": options.image_size}
     facts = {name: value for name, value in given.items() if value is not None}
     dtype = None if options.type is None else getattr(torch, options.type)
     name = lambda bundle: resolve_class_names(options.labels, options.rename, bundle.card.labels, bundle.config.classes)  # noqa: E731
-    done: Conversion = convert(
-        options.source, options.target, options.to, dtype=dtype, unofficial=options.unofficial, name=name, **facts
-    )
+    source, target, force = options.source, options.target, options.unofficial
+    done = convert(source, target, options.to, dtype=dtype, unofficial=force, name=name, **facts)
     seal = done.parity
     print(f"{done.source} -> {done.target} ({done.format}), {done.config.parameters:,} parameters")
     if done.inferred is not None:
@@ -195,7 +171,6 @@ def run_convert(options: ConvertOptions) -> int:
         print(f"parity: {seal.why_not}")
     else:
         rows = [[row.place, f"{row.absolute:.2e}", f"{row.relative:.2e}"] for row in seal.rows]
-        print_table(
-            ["place", "largest difference", "relative"], rows, title=f"against {seal.reference}, one seeded batch of 2"
-        )
+        title = f"against {seal.reference}, one seeded batch of 2"
+        print_table(["place", "largest difference", "relative"], rows, title=title)
     return 0 if seal.identical == seal.tensors else 1

@@ -3,25 +3,31 @@
 import importlib.util
 import logging
 import os
+import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from vitrail.checkpoint.known_weights import DEFAULT_WEIGHTS
 from vitrail.cli.inputs import rename_predictor
+from vitrail.cli.options.grammar import pass_options
 from vitrail.cli.options.use import TOKEN, ServeOptions
+from vitrail.cli.progress import reading
 from vitrail.core.console import format_millions
 from vitrail.core.errors import ConfigError
-from vitrail.core.text import format_size
-
-if TYPE_CHECKING:
-    import socket
-
-    from vitrail.serve.served_model import ServedModel
-    from vitrail.serve.settings import ServeSettings
+from vitrail.core.text import format_size, pluralise
+from vitrail.predict.predictor import predictor
+from vitrail.serve.served_model import ServedModel
+from vitrail.serve.settings import ServeSettings, allowed_hosts
 
 
 def run_serve(options: ServeOptions) -> int:
-    check_installed()
+    missing = [name for name in ("starlette", "uvicorn", "python_multipart") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"serving needs {' and '.join(missing)}, not installed here: pip install 'vitrail[serve]'")
     from vitrail.serve.server import bind_socket, is_loopback, run_server
     from vitrail.serve.service import Service, service_threads
 
@@ -33,11 +39,8 @@ def run_serve(options: ServeOptions) -> int:
         served = load_served(options, local, token)
         logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="vitrail: %(message)s")
         if not local and token is None:
-            print(
-                f"vitrail: warning: anybody who reaches {options.host} can use this server; give it a token: --token "
-                f"or ${TOKEN}",
-                file=sys.stderr,
-            )
+            warning = f"anybody who reaches {options.host} can use this server; give it a token: --token or ${TOKEN}"
+            print(f"vitrail: warning: {warning}", file=sys.stderr)
         status = run_server(Service(served, served.settings), listener, lambda: announce(served, listener))
     finally:
         listener.close()
@@ -48,70 +51,33 @@ def run_serve(options: ServeOptions) -> int:
     return status
 
 
-def check_installed() -> None:
-    missing = [name for name in ("starlette", "uvicorn", "python_multipart") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigError(f"serving needs {' and '.join(missing)}, not installed here: pip install 'vitrail[serve]'")
-
-
-def load_served(options: ServeOptions, local: bool, token: str | None) -> "ServedModel":
+def load_served(options: ServeOptions, local: bool, token: str | None) -> ServedModel:
     """The network on its device, and the settings that were asked for."""
-    import torch
-
-    from vitrail.checkpoint.known_weights import DEFAULT_WEIGHTS
-    from vitrail.cli.progress import reading
-    from vitrail.predict.predictor import predictor
-    from vitrail.serve.served_model import ServedModel
-    from vitrail.serve.settings import allowed_hosts
-
-    weights = options.weights or DEFAULT_WEIGHTS
-    torch.set_num_threads(choose_threads(options.threads, torch.get_num_threads()))
+    if options.threads is not None and options.threads < 1:
+        raise ConfigError(f"--threads {options.threads} must be at least 1")
+    # A core is left for HTTP and decoding: a network that has them all is quicker alone, and slower among requests.
+    torch.set_num_threads(options.threads or max(min(torch.get_num_threads(), (os.cpu_count() or 1) - 1), 1))
     origins = tuple(origin.rstrip("/") for origin in options.origin)
-    known = make_settings(
+    settings = pass_options(
         options,
-        token,
-        origins,
-        allowed_hosts(options.host, loopback=local, origins=origins),
-        16 if options.batch is None else options.batch,
-    )
-    with reading(weights):
-        found = predictor(weights, device=options.device, image_size=options.image_size)
-        found = rename_predictor(found, options.labels, options.rename)
-    if options.batch is None and found.device.type == "cuda":
-        known = make_settings(options, token, origins, known.hosts, 64)
-    return ServedModel(found, Path(weights).name or weights, known)
-
-
-def choose_threads(asked: int | None, usual: int) -> int:
-    """A core is left for HTTP and decoding: a network that has them all is quicker alone, and slower among requests."""
-    if asked is None:
-        return max(min(usual, (os.cpu_count() or 1) - 1), 1)
-    if asked < 1:
-        raise ConfigError(f"--threads {asked} must be at least 1")
-    return asked
-
-
-def make_settings(
-    options: ServeOptions, token: str | None, origins: tuple[str, ...], hosts: tuple[str, ...], batch: int
-) -> "ServeSettings":
-    from vitrail.serve.settings import ServeSettings
-
-    return ServeSettings(
+        ServeSettings,
         token=token,
         origins=origins,
-        hosts=hosts,
-        queue=options.queue,
-        batch=batch,
-        wait_ms=options.wait_ms,
+        hosts=allowed_hosts(options.host, loopback=local, origins=origins),
+        batch=16 if options.batch is None else options.batch,
         timeout_s=options.timeout,
-        max_bytes=options.max_bytes,
-        max_pixels=options.max_pixels,
         read_s=options.read_timeout,
         drain_s=options.timeout,
         decoders=max(2, min(4, os.cpu_count() or 2)),
         connections=max_connections(),
-        access_log=options.access_log,
     )
+    weights = options.weights or DEFAULT_WEIGHTS
+    with reading(weights):
+        found = predictor(weights, device=options.device, image_size=options.image_size)
+        found = rename_predictor(found, options.labels, options.rename)
+    if options.batch is None and found.device.type == "cuda":
+        settings = replace(settings, batch=64)
+    return ServedModel(found, Path(weights).name or weights, settings)
 
 
 def max_connections() -> int:
@@ -124,28 +90,18 @@ def max_connections() -> int:
     return 512 if soft == resource.RLIM_INFINITY else max(min(512, soft - 64), 16)
 
 
-def announce(served: "ServedModel", listener: "socket.socket") -> None:
+def announce(served: ServedModel, listener: socket.socket) -> None:
     """Where it is, what it is and what it takes."""
-    import torch
-
     from vitrail.serve.server import browser_address
 
     about: dict[str, Any] = served.describe()
-    limits = about["limits"]
-    threads = torch.get_num_threads()
-    place = (
-        f"{about['device']}, {threads} thread{'s' if threads > 1 else ''}"
-        if about["device"] == "cpu"
-        else about["device"]
-    )
+    limits, place = about["limits"], about["device"]
+    place += f", {pluralise(torch.get_num_threads(), 'thread')}" if place == "cpu" else ""
+    size = f"{format_size(served.predictor.preprocessing.image)} px"
+    parameters = f"{format_millions(about['parameters'])} parameters"
     print(f"{browser_address(listener)}  (Ctrl-C stops it)")
-    print(
-        f"model: {about['name']}: {about['network']}, {format_millions(about['parameters'])} parameters, "
-        f"{format_size(served.predictor.preprocessing.image)} px, {about['outputs']}, on {place}"
-    )
-    print(
-        f"limits: {limits['max_bytes'] / 2**20:g} MiB and {limits['max_images']} images a request, "
-        f"{limits['max_pixels'] / 1e6:g} million pixels each, {limits['queue']} waiting, {limits['batch']} a batch, "
-        f"{limits['timeout_s']:g} s; {'token asked for' if served.settings.token else 'no token'}",
-        flush=True,
-    )
+    print(f"model: {about['name']}: {about['network']}, {parameters}, {size}, {about['outputs']}, on {place}")
+    request = f"{limits['max_bytes'] / 2**20:g} MiB and {limits['max_images']} images a request"
+    queue = f"{limits['max_pixels'] / 1e6:g} million pixels each, {limits['queue']} waiting, {limits['batch']} a batch"
+    token = "token asked for" if served.settings.token else "no token"
+    print(f"limits: {request}, {queue}, {limits['timeout_s']:g} s; {token}", flush=True)

@@ -71,7 +71,7 @@ def write_file(path: Path, content: bytes) -> None:
         with replace_on_success(path) as file:
             file.write(content)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written ({error.strerror or error}); give another --out") from error
+        raise ConfigError(f"{path} cannot be written ({error.strerror or error}); name another place") from error
 
 
 def read_text(path: Path) -> str:

@@ -9,23 +9,14 @@ from pathlib import Path
 
 from vitrail.checkpoint.bundle import rename_classes
 from vitrail.checkpoint.weights import to_bundle, write_bundle
-from vitrail.cli.inputs import (
-    load_batches,
-    load_subject,
-    open_data,
-    resolve_class_names,
-    single_process,
-    weights_line,
-)
+from vitrail.cli.inputs import load_batches, load_subject, open_data, resolve_class_names, single_process, weights_line
 from vitrail.cli.options.use import SUFFIX, EmbedOptions, FitOptions
 from vitrail.cli.progress import bars, on_interrupt
 from vitrail.core.atomic_files import cache_folder, check_writable
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
-from vitrail.core.text import format_size, pluralise
-from vitrail.data.collection import Collection
-from vitrail.data.dataset import ImageDataset
-from vitrail.distributed.process_group import World, join_world
+from vitrail.core.text import format_bytes, format_size, join_words, pluralise
+from vitrail.distributed.process_group import join_world
 from vitrail.evaluation.frozen.closed_form_classifier import FittedClassifier, MultiLabelMeasures, fit
 from vitrail.evaluation.frozen.embed import EmbeddingSummary, embed
 from vitrail.evaluation.frozen.embedding_file import FORMATS
@@ -69,14 +60,14 @@ def run_fit(options: FitOptions) -> int:
     width = made.head.weight.shape[1]
     print(f"learned from {made.pictures:,} images of {made.split}, {width:,} features each, {how}")
     if made.several is None:
-        for line in describe_estimate(made, given=options.l2 is not None):
-            print(line)
-        show_result(made)
+        show_result(made, given=options.l2 is not None)
     else:
         show_multi_label(made.several)
+    if not (made.scored or (made.several and made.several.scored)):
+        print("not evaluated: no test or val split found; name one with --test DATA")
     for note in dict.fromkeys((*collection.notes, *made.notes)):
         print(f"note: {note}")
-    print(f"network: {out} ({size_of(out)}), in {time.monotonic() - begun:.1f} s")
+    print(f"network: {out} ({format_bytes(out.stat().st_size)}), in {time.monotonic() - begun:.1f} s")
     print(f"next: vitrail predict {shlex.quote(str(out))} IMAGE...   or   vitrail serve {shlex.quote(str(out))}")
     return 0
 
@@ -97,24 +88,24 @@ def check_fit(options: FitOptions) -> None:
         raise ConfigError(f"--shots {options.shots} must be at least 1")
 
 
-def describe_estimate(made: FittedClassifier, *, given: bool) -> list[str]:
-    """The expected accuracy on new images, from held-out ones, and the regularisation."""
+def show_result(made: FittedClassifier, *, given: bool) -> None:
+    """The expected accuracy on new images, from held-out ones, the regularisation, and the score."""
     head, held = made.head, made.head.held
     if held is None:
-        return [f"estimated accuracy: unknown, no images were held out (l2 {head.penalty:.4g})"]
-    count = min(held.count, made.pictures)  # an image held out in several draws counts once
-    low, high = wilson_interval(round(held.accuracy * count), count)
-    times_ = f" in {held.draws} rounds" if held.draws > 1 else ""
-    why = "as given" if given else f"the best of {len(PENALTIES)}"
-    return [
-        f"estimated accuracy: {held.accuracy:.2%} (95% interval {100 * low:.1f}–{100 * high:.1f}), on "
-        f"{held.count:,} images held out{times_} (l2 {head.penalty:.3g}, {why})"
-    ]
-
-
-def size_of(path: Path) -> str:
-    count = path.stat().st_size
-    return f"{count / 1e6:,.1f} MB" if count >= 100_000 else f"{count / 1e3:,.1f} kB"
+        print(f"estimated accuracy: unknown, no images were held out (l2 {head.penalty:.4g})")
+    else:
+        count = min(held.count, made.pictures)  # an image held out in several draws counts once
+        low, high = wilson_interval(round(held.accuracy * count), count)
+        rounds = f" in {held.draws} rounds" if held.draws > 1 else ""
+        why = "as given" if given else f"the best of {len(PENALTIES)}"
+        accuracy = f"{held.accuracy:.2%} (95% interval {100 * low:.1f}–{100 * high:.1f})"
+        penalty = f"(l2 {head.penalty:.3g}, {why})"
+        print(f"estimated accuracy: {accuracy}, on {held.count:,} images held out{rounds} {penalty}")
+    if made.scored is not None:
+        top1 = made.scored.top1
+        about = f"(95% interval {format_interval(top1)}, {top1.count:,} images)"
+        error = f"its probabilities are off by {made.scored.error:.2%}"
+        print(f"{made.scored.split}: accuracy {format_value(top1)} {about}; {error}")
 
 
 def show_multi_label(found: MultiLabelMeasures) -> None:
@@ -124,20 +115,6 @@ def show_multi_label(found: MultiLabelMeasures) -> None:
             print(f"each class by itself, {measures[0].count:,} images {of}:")
             rows = [(measure.name, format_value(measure), format_interval(measure)) for measure in measures]
             print_table(["measure", "value", "95% interval"], rows)
-    if not found.scored:
-        print("not evaluated: no test or val split found; name one with --test DATA")
-
-
-def show_result(made: FittedClassifier) -> None:
-    if made.scored is None:
-        print("not evaluated: no test or val split found; name one with --test DATA")
-        return
-    top1 = made.scored.top1
-    print(
-        f"{made.scored.split}: accuracy {format_value(top1)} "
-        f"(95% interval {format_interval(top1)}, {top1.count:,} images); its "
-        f"probabilities are off by {made.scored.error:.2%}"
-    )
 
 
 NAMED = 3  # unreadable images that are named
@@ -157,24 +134,24 @@ def run_embed(options: EmbedOptions) -> int:
                 open_data(options.data, download=True)
         world.barrier()
         collection = open_data(options.data)
-        splits = select_splits(collection, options.split)
+        splits = dict(collection.splits)
+        if options.split is not None:
+            chosen = collection.split(options.split)
+            splits = {name: source for name, source in splits.items() if source is chosen}
         about = load_subject(options.weights, world.device, image_size=options.image_size)
         about.computing_in(options.precision)
-        origin = {
-            "name": options.weights,
-            "network": about.facts["network"],
-            "source": collection.name,
-            "made_by": "vitrail embed",
-        }
+        origin = {"name": options.weights, "network": about.facts["network"]}
+        origin |= {"source": collection.name, "made_by": "vitrail embed"}
+        count = sum(map(len, splits.values()))
         if world.is_main:
-            image = format_size(about.preprocessing.image)
-            count = sum(map(len, splits.values()))
-            print(weights_line(options.weights, about.facts, f"{image} px", options.precision))
+            size = f"{format_size(about.preprocessing.image)} px"
+            print(weights_line(options.weights, about.facts, size, options.precision))
             print(f"{collection.title}: {count:,} images of {', '.join(splits)}", flush=True)
+        workers = max(choose_workers() // world.local_size, min(1, (os.cpu_count() or 1) - 1))  # shared out
         kept = on_interrupt("finished parts are saved; the same command resumes")
         with bars() as bar, kept if world.is_main else contextlib.nullcontext():
             if world.is_main:
-                bar("images", 0, sum(map(len, splits.values())))
+                bar("images", 0, count)
             tell = (lambda done, total: bar("images", done * world.size, total * world.size)) if world.is_main else None
             done = embed(
                 about.network,
@@ -185,7 +162,7 @@ def run_embed(options: EmbedOptions) -> int:
                 dtype=options.type,
                 precision=options.precision,
                 batch=options.batch or (256 if world.device.type == "cuda" else 64),
-                workers=options.workers if options.workers >= 0 else shared_workers(world),
+                workers=workers if options.workers < 0 else options.workers,
                 origin=origin,
                 force=options.force,
                 tell=tell,
@@ -195,26 +172,13 @@ def run_embed(options: EmbedOptions) -> int:
     return 1 if done.unreadable and not done.pictures else 0
 
 
-def shared_workers(world: World) -> int:
-    """The loader processes of this process: the machine's, shared out."""
-    return max(choose_workers() // world.local_size, min(1, (os.cpu_count() or 1) - 1))
-
-
-def select_splits(collection: Collection, split: str | None) -> dict[str, ImageDataset]:
-    if split is None:
-        return dict(collection.splits)
-    chosen = collection.split(split)
-    return {name: source for name, source in collection.splits.items() if source is chosen}
-
-
 def show_embedded(done: EmbeddingSummary, kind: str) -> None:
     if done.found == done.parts:
         print("nothing to do: up to date")
     elif done.found:
         print(f"resumed: {done.found:,} of {done.parts:,} parts were already done")
     if done.unreadable:
-        some = ", ".join(str(one) for one in done.first[:NAMED]) + (", ..." if done.unreadable > NAMED else "")
         skipped = pluralise(done.unreadable, "unreadable image")
-        print(f"note: skipped {skipped}, see {done.path}.unreadable.txt: {some}")
-    size = size_of(done.path)
+        print(f"note: skipped {skipped}, see {done.path}.unreadable.txt: {join_words(done.first[:NAMED])}")
+    size = format_bytes(done.path.stat().st_size)
     print(f"embeddings: {done.path} ({size}): {done.pictures:,} rows of {done.width:,} {kind} features")

@@ -12,6 +12,7 @@ from vitrail.checkpoint.find_weights import FOLDER_FILES
 from vitrail.checkpoint.known_weights import DEFAULT_WEIGHTS, is_bundled
 from vitrail.core.atomic_files import similar_paths
 from vitrail.core.errors import BadImage, ConfigError, DataError
+from vitrail.core.text import pluralise
 from vitrail.data.dataset import StringArray
 from vitrail.data.decode.headers import detect_format
 from vitrail.data.decode.image import is_unsupported, readable_suffixes
@@ -59,10 +60,9 @@ def is_weights(word: str) -> bool:
         raise ConfigError(f"{word} is a pipe or a device; name a regular file")
     if ":" in word:  # NAME:TAG
         return True
-    raise ConfigError(
-        f"{word}: there is no such file or folder; {similar_paths(word, DEFAULT_WEIGHTS)}the first word is weights "
-        f"(a file, a folder, NAME:TAG or {DEFAULT_WEIGHTS}), an image, a folder of images, or - for names from stdin"
-    )
+    kinds = f"weights (a file, a folder, NAME:TAG or {DEFAULT_WEIGHTS}), an image, a folder of images, or - for stdin"
+    near = similar_paths(word, DEFAULT_WEIGHTS)
+    raise ConfigError(f"{word}: there is no such file or folder; {near}the first word is {kinds}")
 
 
 def is_image_file(path: str) -> bool:
@@ -75,7 +75,7 @@ def is_image_file(path: str) -> bool:
     return True
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class ImageListing:
     """The images that words stand for, by name: a hundred thousand of them take some megabytes."""
 
@@ -126,55 +126,47 @@ def list_images(words: Sequence[str], *written: Path | None) -> ImageListing:
             if unread:
                 notes.append(f"{word}: skipped {describe_unread(unread)}")
             if others:
-                files = "1 file that is" if others == 1 else f"{others:,} files that are"
-                notes.append(f"{word}: skipped {files} not called an image")
+                notes.append(f"{word}: skipped {pluralise(others, 'file')} without the suffix of an image")
         elif word != STDIN:
             paths.append(word)
         starts.append(len(paths))
     if not paths and STDIN not in words:
-        why = f"; {closed[0]}" if closed else f"; names end in {', '.join(readable_suffixes()[:6])}, ..."
-        if left and not closed:
-            why = f" but {describe_unread(left)}"
-        raise DataError(f"{', '.join(words)}: no images there{why}")
-    return ImageListing(
-        words=tuple(words), paths=StringArray(paths), starts=tuple(starts), notes=tuple(notes), closed=tuple(closed)
-    )
+        names = f" but {describe_unread(left)}" if left else f"; names end in {', '.join(readable_suffixes()[:6])}, ..."
+        raise DataError(f"{', '.join(words)}: no images there{f'; {closed[0]}' if closed else names}")
+    return ImageListing(tuple(words), StringArray(paths), tuple(starts), tuple(notes), tuple(closed))
 
 
 def walk_folder(root: str, *written: Path | None) -> tuple[list[str], int, list[str], list[str]]:
     """The images below a folder at any depth, how many other files there are, image files of formats that are not
     read, and a line for each folder that could not be read. A folder that links lead to more than once, a loop above
     all, is entered once."""
-    pictures, unread, closed, others = list[str](), list[str](), list[str](), 0
-    waiting, seen = [root], set[tuple[int, int]]()
-    for folder in written:
-        if folder is not None and folder.is_dir() and not folder.samefile(root):
-            status = folder.stat()
-            seen.add((status.st_dev, status.st_ino))
+    images, unread, closed, others = list[str](), list[str](), list[str](), 0
+    below = [folder for folder in written if folder is not None and folder.is_dir() and not folder.samefile(root)]
+    seen = {(status.st_dev, status.st_ino) for status in map(os.stat, below)}
+    waiting = [root]
     while waiting:
         where = waiting.pop()
         try:
             status = os.stat(where)
-            entries = list_entries(where) if (status.st_dev, status.st_ino) not in seen else []
-        except OSError as error:
-            closed.append(f"{where}: the folder cannot be read: {error.strerror}")
+            place = (status.st_dev, status.st_ino)
+            entries = list_entries(where) if place not in seen else []
+        except (OSError, DataError) as error:
+            why = f"{where}: the folder cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
+            closed.append(why)
             continue
-        except DataError as error:
-            closed.append(str(error))
-            continue
-        seen.add((status.st_dev, status.st_ino))
+        seen.add(place)
         folders: list[str] = []
         for entry in entries:
             if is_folder(entry):
                 folders.append(os.path.join(where, entry.name))
             elif has_image_suffix(entry.name):
-                pictures.append(os.path.join(where, entry.name))
+                images.append(os.path.join(where, entry.name))
             elif is_unsupported(entry.name):
                 unread.append(entry.name)
             else:
                 others += 1
         waiting += reversed(folders)
-    return pictures, others, unread, closed
+    return images, others, unread, closed
 
 
 class StdinNames:
@@ -204,18 +196,18 @@ class StdinNames:
         except (OSError, AttributeError, ValueError):  # no file: a notebook's or a test's
             yield from (line.rstrip("\r\n") for line in sys.stdin or ())
             return
-        rest, told = b"", True
+        rest, paused = b"", True
         while True:
             # Not a thread: one that waits for stdin cannot be ended. Nor without an end: an interrupt that comes just
             # before the wait is heard behind it. On Windows a pipe cannot be waited for.
             while sys.platform != "win32" and not select.select([descriptor], [], [], PAUSE_S)[0]:
-                if not told:
-                    told = True
+                if not paused:
+                    paused = True
                     yield None
             chunk = os.read(descriptor, CHUNK)
             *whole, rest = (rest + chunk).split(b"\n")
             yield from (os.fsdecode(name.rstrip(b"\r")) for name in whole)
-            told = told and not whole
+            paused = paused and not whole
             if not chunk:
                 yield os.fsdecode(rest.rstrip(b"\r"))
                 return

@@ -2,21 +2,23 @@
 
 import csv
 import io
+import itertools
 import json
 import os
 import sys
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO
+from typing import Any, Final, TextIO
 
 import numpy as np
 from PIL import Image
+from rich.text import Text
 from torch import Tensor
 
+from vitrail.cli.options.use import PredictOptions
 from vitrail.cli.use.predict_inputs import ImageFile
-from vitrail.core.atomic_files import check_writable, replace_on_success, write_file
+from vitrail.core.atomic_files import check_writable, write_file
 from vitrail.core.console import make_console, wrap_words
 from vitrail.core.errors import ConfigError
 from vitrail.data.preprocessing import Preprocessing
@@ -25,78 +27,58 @@ from vitrail.inspection.layer_taps import require_transformer
 from vitrail.inspection.rollout import overlay, rollout
 from vitrail.predict.predictor import Predictor
 from vitrail.report.page import printable
-from vitrail.tasks.task import Task
-
-if TYPE_CHECKING:
-    from vitrail.predict.predictor import Predictor
-    from vitrail.tasks.task import Task, TaskPrediction
-
+from vitrail.tasks.task import Task, TaskPrediction
 
 BAR_WIDTH = 24  # signs of a full bar
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
-class PredictionWriter(Protocol):
-    """Takes one image at a time; `made` are the files that were written for it, by what they are."""
-
-    def answer(self, path: str, prediction: "TaskPrediction", made: Mapping[str, str]) -> None: ...
-    def failed(self, path: str, reason: str) -> None: ...
-
-
-class JsonWriter:
-    """JSON Lines: an object for every image, in ASCII, so that any name can be written."""
+class LineWriter:
+    """A line for every image; `made` are the files that were written for it, by what they are."""
 
     def __init__(self, file: TextIO) -> None:
         self.file = file
 
-    def answer(self, path: str, prediction: "TaskPrediction", made: Mapping[str, str]) -> None:
-        self.write({"path": path, **prediction.to_dict(), **made})
+    def answer(self, path: str, prediction: TaskPrediction, made: Mapping[str, str]) -> None:
+        files = ", ".join(printable(made[kind]) for kind in ("file", "overlay") if kind in made)
+        self.file.write(f"{printable(path)}: {prediction}{f' -> {files}' if files else ''}\n")
 
     def failed(self, path: str, reason: str) -> None:
-        self.write({"path": path, "error": reason})
-
-    def write(self, row: dict[str, Any]) -> None:
-        self.file.write(json.dumps(row) + "\n")
+        """Nothing: stderr has it."""
 
 
-class CsvWriter:
+class JsonWriter(LineWriter):
+    """JSON Lines: an object for every image, in ASCII, so that any name can be written."""
+
+    def answer(self, path: str, prediction: TaskPrediction, made: Mapping[str, str]) -> None:
+        self.file.write(json.dumps({"path": path, **prediction.to_dict(), **made}) + "\n")
+
+    def failed(self, path: str, reason: str) -> None:
+        self.file.write(json.dumps({"path": path, "error": reason}) + "\n")
+
+
+class CsvWriter(LineWriter):
     """CSV: a row for every answer, and for an image that could not be read one with the reason."""
 
-    def __init__(self, file: TextIO, task: "Task", *, multi_label: bool = False) -> None:
+    def __init__(self, file: TextIO, task: Task, *, multi_label: bool = False) -> None:
         self.table, self.task = csv.writer(file, lineterminator="\n"), task
         self.columns = task.columns(multi_label=multi_label)
         self.table.writerow(["path", *self.columns, "error"])
 
-    def answer(self, path: str, prediction: "TaskPrediction", made: Mapping[str, str]) -> None:
+    def answer(self, path: str, prediction: TaskPrediction, made: Mapping[str, str]) -> None:
         self.table.writerows([path, *row, ""] for row in self.task.rows(prediction))
 
     def failed(self, path: str, reason: str) -> None:
         self.table.writerow([path, *("" for _ in self.columns), reason])
 
 
-class LineWriter:
-    """A line for every image."""
-
-    def __init__(self, file: TextIO) -> None:
-        self.file = file
-
-    def answer(self, path: str, prediction: "TaskPrediction", made: Mapping[str, str]) -> None:
-        files = ", ".join(printable(made[kind]) for kind in ("file", "overlay") if kind in made)
-        self.file.write(f"{printable(path)}: {prediction}{f' -> {files}' if files else ''}\n")
-
-    def failed(self, path: str, reason: str) -> None:
-        """Said on stderr."""
-
-
-class TerminalWriter:
+class TerminalWriter(LineWriter):
     """A block for every image, with bars where the task has some."""
 
-    def __init__(self, file: TextIO, task: "Task") -> None:
+    def __init__(self, file: TextIO, task: Task) -> None:
         self.console, self.task = make_console(file=file, highlight=False), task
 
-    def answer(self, path: str, prediction: "TaskPrediction", made: Mapping[str, str]) -> None:
-        from rich.text import Text
-
+    def answer(self, path: str, prediction: TaskPrediction, made: Mapping[str, str]) -> None:
         block = Text(printable(path), style="bold")
         for written in made.values():
             block.append(f"  {printable(written)}", style="not bold dim")
@@ -107,28 +89,23 @@ class TerminalWriter:
         wide = min(max((len(one.label) for one in bars), default=0), room)
         for one in bars:
             label, *more = wrap_words(printable(one.label), wide) or [""]
-            strong = "bold" if one.chosen else "not bold"
+            strong, colour = ("bold", "not bold green") if one.chosen else ("not bold", "not bold dim")
             block.append(f"\n  {label:<{wide}}  ", style=strong)
-            block.append(
-                f"{draw_bar(one.share):<{BAR_WIDTH}}", style="not bold green" if one.chosen else "not bold dim"
-            )
+            block.append(f"{draw_bar(one.share):<{BAR_WIDTH}}", style=colour)
             block.append(f" {100 * one.share:5.1f} %", style="not bold")
             for line in more:
                 block.append(f"\n    {line}", style=strong)
         self.console.print(block, soft_wrap=True)
 
-    def failed(self, path: str, reason: str) -> None:
-        """Said on stderr."""
 
-
-def make_writer(asker: "Predictor[Any]", *, as_json: bool, as_csv: bool) -> PredictionWriter:
+def make_writer(asker: Predictor[Any], options: PredictOptions) -> LineWriter:
     """To stdout, in which names that it cannot write are spelt out."""
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="backslashreplace")
-    if as_json:
+    if options.json:
         return JsonWriter(sys.stdout)
-    if as_csv:
+    if options.csv:
         return CsvWriter(sys.stdout, asker.task, multi_label=asker.multi_label)
     return TerminalWriter(sys.stdout, asker.task) if sys.stdout.isatty() else LineWriter(sys.stdout)
 
@@ -142,6 +119,26 @@ def draw_bar(share: float) -> str:
 MAX_DRAWING: Final = 1536  # pixels of the longer side of a drawing, at most
 OVERLAY: Final = ".overlay.png"
 MAX_NAME: Final = 200  # bytes of a name; file systems take 255
+
+
+class FreeNames:
+    """Names of files in a folder, no two the same; some file systems do not tell Cat from cat."""
+
+    def __init__(self) -> None:
+        self.taken = set[str]()
+
+    def take(self, above: str, name: str, *endings: str) -> str:
+        """The name, shortened to what a file system takes, and numbered if it is taken with one of the endings."""
+        if len(os.fsencode(name)) > MAX_NAME:
+            short = os.fsencode(name)[: MAX_NAME - 20].decode("utf-8", "ignore")
+            name = f"{short}-{sha256(os.fsencode(name)).hexdigest()[:16]}"
+        for number in itertools.count(1):
+            tried = os.path.join(above, name if number == 1 else f"{name}.{number}")
+            files = {f"{tried}{ending}".casefold() for ending in endings}
+            if not files & self.taken:
+                self.taken |= files
+                return tried
+        raise AssertionError
 
 
 def limit_size(image: Image.Image) -> Image.Image:
@@ -164,10 +161,10 @@ class PredictionFiles:
             raise ConfigError(f"--out {folder} is a file; name a folder")
         check_writable(folder / f"image{OVERLAY}")
         self.folder, self.task = folder, task
-        self.taken, self.occupied = set[str](), set[tuple[int, int]]()
+        self.names, self.occupied = FreeNames(), set[tuple[int, int] | None]()
         targets = set[str]()
         for found in images:
-            self._occupy(found)
+            self.occupied.add(identify(os.path.dirname(found.path) or os.curdir))
             targets.add(os.path.dirname(found.inside))
         for target in targets:
             self._check_free(folder / target)
@@ -176,46 +173,26 @@ class PredictionFiles:
         """Writes what the task makes of a prediction; the paths by what they are: "file", "overlay"."""
         content, drawing = self.task.file_of(prediction), self.task.draw(prediction, image)
         suffix = "" if content is None else content[0]
-        self._occupy(found)
-        name = self._name(found.inside, suffix)
+        self.occupied.add(identify(os.path.dirname(found.path) or os.curdir))
+        above, name = os.path.split(found.inside)  # animals/cat.jpg -> animals/cat, and the second one animals/cat.2
+        name = self.names.take(above, os.path.splitext(name)[0], suffix, OVERLAY)
         self._check_free((self.folder / name).parent)
-        written = dict[str, str]()
-        if content is not None:
-            written["file"] = self._write(f"{name}{suffix}", content[1])
+        files = {} if content is None else {"file": (suffix, content[1])}
         if drawing is not None:
-            file = io.BytesIO()
-            drawing.save(file, "PNG")
-            written["overlay"] = self._write(f"{name}{OVERLAY}", file.getvalue())
-        return written
-
-    def _write(self, name: str, content: bytes) -> str:
-        path = self.folder / name
-        write_file(path, content)
-        return str(path)
-
-    def _name(self, inside: str, suffix: str) -> str:
-        """animals/cat.jpg -> animals/cat, and the second one of that name animals/cat.2."""
-        above, name = os.path.split(inside)
-        stem = os.path.splitext(name)[0]
-        if len(os.fsencode(stem)) > MAX_NAME:
-            short = os.fsencode(stem)[: MAX_NAME - 20].decode("utf-8", "ignore")
-            stem = f"{short}-{sha256(os.fsencode(stem)).hexdigest()[:16]}"
-        again = 1
-        while True:
-            tried = os.path.join(above, stem if again == 1 else f"{stem}.{again}")
-            both = {f"{tried}{ending}".casefold() for ending in (suffix, OVERLAY)}  # some disks tell no Cat from cat
-            if not both & self.taken:
-                self.taken |= both
-                return tried
-            again += 1
-
-    def _occupy(self, found: ImageFile) -> None:
-        if (place := identify(os.path.dirname(found.path) or os.curdir)) is not None:
-            self.occupied.add(place)
+            files["overlay"] = (OVERLAY, encode_png(drawing))
+        for ending, body in files.values():
+            write_file(self.folder / f"{name}{ending}", body)
+        return {kind: str(self.folder / f"{name}{ending}") for kind, (ending, _) in files.items()}
 
     def _check_free(self, folder: Path) -> None:
-        if identify(folder) in self.occupied:
+        if (place := identify(folder)) is not None and place in self.occupied:
             raise ConfigError(f"--out {self.folder}: {folder} holds images that are read; name another folder")
+
+
+def encode_png(image: Image.Image) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
 
 
 def identify(folder: str | Path) -> tuple[int, int] | None:
@@ -248,15 +225,10 @@ class AttentionImages:
 
     def __init__(self, folder: Path, asker: Predictor[Any]) -> None:
         require_transformer(asker.network)  # refuses what has no attention
-        check_writable(folder / "picture.png")
+        check_writable(folder / "image.png")
         if folder.exists() and not folder.is_dir():
             raise ConfigError(f"--attention {folder} is a file; name a folder")
-        self.folder, self.asker = folder, asker
-        self.taken, self.times = set[str](), Counter[str]()
-
-    def show(self, image: Image.Image) -> Image.Image:
-        """The part of an upright image that the network sees, for a person."""
-        return crop_view(image, self.asker.preprocessing)
+        self.folder, self.asker, self.names = folder, asker, FreeNames()
 
     def maps(self, batch: Tensor) -> Tensor:
         """Where the network looked: uint8 [N, 3, H, W] -> [N, rows, columns]."""
@@ -265,30 +237,12 @@ class AttentionImages:
 
     def draw(self, inside: str, view: Image.Image, map: Tensor) -> str:
         """Writes an image; its path."""
-        file = io.BytesIO()
-        Image.fromarray(overlay(np.asarray(view), map)).save(file, "PNG")
-        path = self.folder / self.named(inside)
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with replace_on_success(path) as target:
-                target.write(file.getvalue())
-        except OSError as error:
-            raise ConfigError(
-                f"{path} cannot be written ({error.strerror or error}); give another --attention"
-            ) from error
+        path = self.folder / self.free_name(inside)
+        write_file(path, encode_png(Image.fromarray(overlay(np.asarray(view), map))))
         return str(path)
 
-    def named(self, inside: str) -> str:
+    def free_name(self, inside: str) -> str:
         """animals/cat.jpg -> animals--cat.jpg.png, and the second one of that name animals--cat.jpg.2.png. The
         suffix is always added: a folder that is drawn into itself keeps its images."""
-        name = printable(inside).replace(os.sep, "--").replace("/", "--") or "picture"
-        if len(os.fsencode(name)) > MAX_NAME:
-            short = os.fsdecode(os.fsencode(name)[: MAX_NAME - 20])
-            name = f"{short}-{sha256(os.fsencode(name)).hexdigest()[:16]}"
-        while True:
-            self.times[name] += 1
-            again = self.times[name]
-            tried = f"{name}.png" if again == 1 else f"{name}.{again}.png"
-            if tried.casefold() not in self.taken:  # some file systems tell no Cat from cat
-                self.taken.add(tried.casefold())
-                return tried
+        flat = printable(inside).replace(os.sep, "--").replace("/", "--") or "picture"
+        return f"{self.names.take('', flat, '.png')}.png"
