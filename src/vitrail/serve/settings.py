@@ -6,7 +6,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from vitrail.core.errors import ConfigError
-from vitrail.data.decode.image import HEAVIEST
+from vitrail.data.decode.image import MORE
 
 LOCAL: Final = ("localhost", "127.0.0.1", "[::1]")
 HEAD_BYTES: Final = 16 * 1024  # of a request's head, at most
@@ -62,7 +62,7 @@ class ServeSettings:
     @property
     def decode_bytes(self) -> int:
         """Bytes for decoding all images together: what the largest accepted image needs."""
-        return HEAVIEST * self.max_pixels + 2 * self.max_bytes
+        return max(MORE.values()) * self.max_pixels + 2 * self.max_bytes
 
     @property
     def most_images(self) -> int:
