@@ -47,9 +47,8 @@ def is_one(given: object) -> bool:
     """Whether this is one image and not several: arrays and tensors of four axes are several."""
     if isinstance(given, Tensor | np.ndarray):
         return cast("NDArray[Any]", given).ndim < 4
-    return isinstance(given, str | os.PathLike | bytes | bytearray | memoryview | Image.Image | Mapping) or not hasattr(
-        given, "__iter__"
-    )
+    single = isinstance(given, str | os.PathLike | bytes | bytearray | memoryview | Image.Image | Mapping)
+    return single or not hasattr(given, "__iter__")
 
 
 def image_from(given: object, *, urls: bool = False) -> Image.Image:

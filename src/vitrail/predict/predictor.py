@@ -172,10 +172,9 @@ class Predictor(Generic[PredictionT]):
     def normalise(self, batch: Tensor) -> Tensor:
         """Prepared images, uint8 [N, 3, H, W], to what the network takes, on its device and in its type."""
         if batch.dtype != torch.uint8 or batch.ndim != 4 or tuple(batch.shape[1:]) != (3, *self.preprocessing.image):
-            raise ConfigError(
-                f"a batch of {batch.dtype} {list(batch.shape)}; prepared images are torch.uint8 [N, 3, "
-                f"{format_size(self.preprocessing.image).replace('x', ', ')}]: stack what `prepare` gives"
-            )
+            shape = ", ".join(map(str, ("N", 3, *self.preprocessing.image)))
+            rule = f"prepared images are torch.uint8 [{shape}]: stack what `prepare` gives"
+            raise ConfigError(f"a batch of {batch.dtype} {list(batch.shape)}; {rule}")
         pixels = batch.to(self.device, non_blocking=True)
         return ((pixels.float() / 255 - self._mean) / self._std).to(self._type)
 
@@ -228,12 +227,8 @@ class Predictor(Generic[PredictionT]):
             raise ConfigError(f"topk={topk} is for classification, and these weights are for {self.task.name}")
         if topk is not None and topk < 1:
             raise ConfigError(f"topk={topk} must be at least 1")
-        return PredictionOptions(
-            names=self.labels,
-            topk=TOPK if topk is None else topk,
-            threshold=self.threshold if threshold is None else threshold,
-            multi_label=self.multi_label,
-        )
+        topk, threshold = TOPK if topk is None else topk, self.threshold if threshold is None else threshold
+        return PredictionOptions(names=self.labels, topk=topk, threshold=threshold, multi_label=self.multi_label)
 
     def _check_classifies(self, method: str) -> None:
         if not isinstance(self.task, ClassificationTask):
@@ -264,9 +259,8 @@ def load_network(weights: str | Path | Model, image_size: int | Pair | None, pre
     if isinstance(weights, str | Path):
         return build_network(replace_head_and_resize(find_weights(weights), image_size=image_size), kind)
     if image_size is not None:
-        weights = build_network(
-            replace_head_and_resize(to_bundle(weights), image_size=image_size), next(weights.parameters()).dtype
-        )
+        resized = replace_head_and_resize(to_bundle(weights), image_size=image_size)
+        weights = build_network(resized, next(weights.parameters()).dtype)
     return weights if precision is None else weights.to(kind)
 
 

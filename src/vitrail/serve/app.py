@@ -81,7 +81,8 @@ class Routes:
         predictions = [{"name": upload.name, **data} for upload, (data, _) in zip(uploads, predicted, strict=True)]
         if show:
             (upload,), ((_, prediction),) = uploads, predicted
-            predictions[0]["shown"] = await self.service.draw(lambda: self.served.show(prediction, upload.data))
+            run = self.service.loop.run_in_executor
+            predictions[0]["shown"] = await run(self.service.drawers, self.served.show, prediction, upload.data)
         return json_response({"model": self.served.name, "predictions": predictions})
 
     async def embed(self, request: Request) -> Response:

@@ -15,11 +15,9 @@ from vitrail.serve.requests import FIELD
 from vitrail.serve.served_model import ServedModel
 
 SCRIPTS: Final = ("api.js", "attention_maps.js", "images.js", "sample_images.js", "viewer.js", "main.js", "input.js")
-EXAMPLES: Final = {
-    "/predict": f"-F {FIELD}=@photo.jpg",
-    "/attention": f"-F {FIELD}=@photo.jpg",
-    "/embed": f"-F {FIELD}=@first.jpg -F {FIELD}=@second.jpg",
-}
+ONE_IMAGE: Final = f"-F {FIELD}=@photo.jpg"
+TWO_IMAGES: Final = f"-F {FIELD}=@first.jpg -F {FIELD}=@second.jpg"
+EXAMPLES: Final = {"/predict": ONE_IMAGE, "/attention": ONE_IMAGE, "/embed": TWO_IMAGES}
 FORMATS: Final = "JPEG, PNG, WebP, GIF, BMP, TIFF, PPM, AVIF, or HEIC where its extra is installed"
 
 
@@ -33,12 +31,10 @@ def render_page() -> str:
 def content_policy() -> str:
     """The Content-Security-Policy of the page: its own style and script, images already in the browser, requests to
     its own server."""
-    script, style = hash_base64(page_script()), hash_base64(page_style())
-    return (
-        f"default-src 'none'; script-src 'sha256-{script}'; style-src 'sha256-{style}'; img-src blob: data:; "
-        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-        "require-trusted-types-for 'script'; trusted-types 'none'"
-    )
+    own = f"script-src 'sha256-{hash_base64(page_script())}'; style-src 'sha256-{hash_base64(page_style())}'"
+    none = "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; trusted-types 'none'"
+    used = "img-src blob: data:; connect-src 'self'; require-trusted-types-for 'script'"
+    return f"default-src 'none'; {own}; {used}; {none}"
 
 
 @lru_cache(maxsize=1)

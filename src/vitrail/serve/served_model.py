@@ -16,14 +16,7 @@ from torch import Tensor, nn
 
 from vitrail.data.decode.image import EncodedImage
 from vitrail.data.targets import Geometry
-from vitrail.inspection.layer_taps import (
-    get_token_layout,
-    has_attention,
-    iterate_layers,
-    select_output,
-    to_float32,
-    to_grid,
-)
+from vitrail.inspection import layer_taps as taps
 from vitrail.inspection.rollout import roll_layer
 from vitrail.predict.predictor import Predictor
 from vitrail.serve.batch_queue import MemoryBudget, QueuedImage
@@ -35,20 +28,20 @@ DRAWING_SIDE: Final = 1400  # pixels of the longer side of a drawing, at most
 
 def attention_shape(network: nn.Module) -> dict[str, Any]:
     """The shape of a model's attention maps; empty where it has none."""
-    if not has_attention(network):
+    if not taps.has_attention(network):
         return {}
-    tokens = get_token_layout(network)
+    tokens = taps.get_token_layout(network)
     facts = {"grid": list(tokens.grid), "layers": network.depth, "heads": network.config.heads}
     return {**facts, "class_token": tokens.class_token}
 
 
 def check_attention(network: nn.Module, layer: int | None, max_bytes: int) -> None:
     """Rejects a model without attention, a layer that does not exist, and maps of more than `max_bytes`."""
-    if not has_attention(network):
+    if not taps.has_attention(network):
         raise RequestError(409, "no attention", f"the model is a {type(network).__name__}, which has none; a ViT has")
     if layer is not None and not 0 <= layer < network.depth:
         raise RequestError(400, "no such layer", f"layer={layer}: this model has layers 0 to {network.depth - 1}")
-    tokens, heads = get_token_layout(network), network.config.heads
+    tokens, heads = taps.get_token_layout(network), network.config.heads
     weights = 4 * (tokens.prefix + tokens.patches) ** 2 * heads
     maps = heads * (tokens.class_token + tokens.patches) * tokens.patches
     if weights > 16 * max_bytes:
@@ -60,19 +53,19 @@ def check_attention(network: nn.Module, layer: int | None, max_bytes: int) -> No
 @torch.inference_mode()
 def compute_attention(network: nn.Module, images: Tensor, layer: int | None) -> dict[str, Any]:
     """Attention of one prepared image [1, C, H, W]. Rollout is scaled so that its largest patch is 1."""
-    tokens = get_token_layout(network)
+    tokens = taps.get_token_layout(network)
     rollout: Tensor | None = None
     maps: Tensor | None = None
-    for view in iterate_layers(network, images):
-        rollout = roll_layer(to_float32(view.attention.mean(dim=1)), rollout)
+    for view in taps.iterate_layers(network, images):
+        rollout = roll_layer(taps.to_float32(view.attention.mean(dim=1)), rollout)
         if view.layer == layer:
             # How the class token and the patches attend to the patches: [k, T, T] -> [k, T', N].
             heads = view.attention[0]
             rows = [*([heads[:, :1]] if tokens.class_token else []), heads[:, tokens.prefix :]]
-            maps = to_float32(torch.cat(rows, dim=1)[:, :, tokens.prefix :])
+            maps = taps.to_float32(torch.cat(rows, dim=1)[:, :, tokens.prefix :])
         del view
     assert rollout is not None
-    weights = to_grid(select_output(rollout, network), tokens).flatten()
+    weights = taps.to_grid(taps.select_output(rollout, network), tokens).flatten()
     answer = {**attention_shape(network), "layer": layer, "maps": None, "scale": None}
     answer["rollout"] = [round(value, 6) for value in scale_rows(weights).tolist()]
     if maps is not None:
@@ -143,14 +136,11 @@ class ServedModel:
         with self.memory.reserve() as grow:
             image = self._decode(data, grow)
             image.thumbnail((DRAWING_SIDE, DRAWING_SIDE), Image.Resampling.BICUBIC, reducing_gap=2.0)
-            drawing, content = task.draw(prediction, image), io.BytesIO()
+            drawing, content, png = task.draw(prediction, image), io.BytesIO(), None
             if drawing is not None:
                 drawing.save(content, "PNG")
-        return {
-            "text": str(prediction),
-            "bars": [bar._asdict() for bar in task.bars(prediction)],
-            "png": None if drawing is None else base64.b64encode(content.getvalue()).decode("ascii"),
-        }
+                png = base64.b64encode(content.getvalue()).decode("ascii")
+        return {"text": str(prediction), "bars": [bar._asdict() for bar in task.bars(prediction)], "png": png}
 
     def warm(self) -> None:
         """Runs everything once, so that the first request is fast."""

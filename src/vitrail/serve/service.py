@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.types import Receive
@@ -24,11 +24,12 @@ TICK_S: Final = 0.25
 LARGE: Final = 256 * 1024  # bytes of a body that is not parsed on the event loop
 THREADS: Final = "vitrail-"
 THREADS_END_S: Final = 3.0  # how long shutdown waits for threads
-Result = TypeVar("Result")
 
 
 class Service:
     """One model behind one queue. Runs on one event loop, inside `running`."""
+
+    loop: asyncio.AbstractEventLoop
 
     def __init__(self, served: ServedModel, settings: ServeSettings) -> None:
         self.served, self.settings = served, settings
@@ -42,14 +43,9 @@ class Service:
             lambda: ModelThread(prefix, self.queue, served.warm, served.compute, self._settle), settings.stuck_s
         )
         self.decoders = ThreadPoolExecutor(settings.decoders, thread_name_prefix=prefix)
+        # Slow work is done off the event loop, and not behind images that wait to be decoded.
         self.drawers = ThreadPoolExecutor(1, thread_name_prefix=prefix)
         self.draining = False
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        assert self._loop is not None, "the service is not running"
-        return self._loop
 
     @property
     def why_not_ready(self) -> str:
@@ -60,7 +56,7 @@ class Service:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncGenerator["Service"]:
         """Starts the model thread and waits until it is warm; stops all threads at the end."""
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         worker = self.supervisor.worker
         worker.thread.start()
         while not worker.warmed and worker.thread.is_alive():
@@ -114,10 +110,6 @@ class Service:
                 self.queue.leave(images)
         return uploads, images, answers
 
-    async def draw(self, make: Callable[[], Result]) -> Result:
-        """Runs slow work off the event loop, and not behind images that wait to be decoded."""
-        return await self.loop.run_in_executor(self.drawers, make)
-
     def _prepare(self, image: QueuedImage, upload: Upload) -> None:
         """In a thread: decodes one image and queues it."""
         if image.state == "gone":
@@ -157,9 +149,8 @@ class Service:
         pending: set[asyncio.Future[Any]] = {image.answer for image in images}
         try:
             while pending:
-                done, _ = await asyncio.wait(
-                    (*pending, gone), timeout=max(until - self.loop.time(), 0), return_when=asyncio.FIRST_COMPLETED
-                )
+                left = max(until - self.loop.time(), 0)
+                done, _ = await asyncio.wait((*pending, gone), timeout=left, return_when=asyncio.FIRST_COMPLETED)
                 pending -= done
                 for answer in done - {gone}:
                     answer.result()  # the first failure fails the request

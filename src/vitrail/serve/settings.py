@@ -51,8 +51,14 @@ class ServeSettings:
             raise ConfigError(f"wait_ms={self.wait_ms:g} must be between 0 and 1000")
         if self.token is not None and (not self.token or not self.token.isascii() or not self.token.isprintable()):
             raise ConfigError("the token is empty or has characters that a header cannot carry; use printable ASCII")
-        for origin in self.origins:
-            check_origin(origin)
+        for origin in self.origins:  # a scheme and a host, with a port where it is not the default one
+            parts = urlsplit(origin)
+            if (
+                parts.scheme not in ("http", "https")
+                or not parts.netloc
+                or origin != f"{parts.scheme}://{parts.netloc}"
+            ):
+                raise ConfigError(f"--origin {origin}: give only scheme and host, as in https://demo.example")
 
     @property
     def memory(self) -> int:
@@ -68,13 +74,6 @@ class ServeSettings:
     def most_images(self) -> int:
         """Images per request: never more than the queue holds."""
         return min(self.max_images, self.queue)
-
-
-def check_origin(origin: str) -> None:
-    """An origin is a scheme and a host, with a port where it is not the default one."""
-    parts = urlsplit(origin)
-    if parts.scheme not in ("http", "https") or not parts.netloc or origin != f"{parts.scheme}://{parts.netloc}":
-        raise ConfigError(f"--origin {origin}: give only scheme and host, as in https://demo.example")
 
 
 def allowed_hosts(host: str, *, loopback: bool, origins: tuple[str, ...]) -> tuple[str, ...]:

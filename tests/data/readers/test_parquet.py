@@ -95,13 +95,13 @@ def test_columns_that_are_not_plain(tmp_path: Path) -> None:
     pq.write_table(table(3, thumbnail=[{"bytes": b"", "path": ""}] * 3), path)
     with pytest.raises(DataError):
         parquet.read(path)
-    assert shades(parquet.read(path, image="image")["train"]) == [0, 1, 2]
+    assert shades(parquet.read(path, {"image": "image"})["train"]) == [0, 1, 2]
     pq.write_table(table(3, target=[5, 5, 5]), path)
     with pytest.raises(DataError):
         parquet.read(path)
-    assert parquet.read(path, label="target")["train"].labels[0] == (5,)
+    assert parquet.read(path, {"label": "target"})["train"].labels[0] == (5,)
     with pytest.raises(DataError):
-        parquet.read(path, label="breed")
+        parquet.read(path, {"label": "breed"})
     pq.write_table(pa.table({"width": [1]}), path)
     with pytest.raises(DataError):
         parquet.read(path)

@@ -5,6 +5,7 @@ An unfinished file is `<file>.part` next to its place. VITRAIL_OFFLINE=1 forbids
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -33,29 +34,21 @@ def fetch(file: DataFile, root: Path, progress: Progress | None = None) -> Path:
 
     def expect(reply: Reply) -> str | None:
         if file.size is not None and reply.total is not None and reply.total != file.size and not reply.is_at_end:
-            raise DataError(
-                f"{file.url} has {reply.total:,} bytes, not {file.size:,}: another file, or a page about it"
-            )
+            raise DataError(f"{file.url} has {reply.total:,} bytes, not {file.size:,}: is it a page about the file?")
         return checksum
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        download(
-            file.url,
-            part,
-            expect=expect,
-            max_bytes=file.size or LARGEST,
-            progress=(lambda done, total: progress(path.name, done, total)) if progress else None,
-            resume_unverified=True,
-        )
+        report = partial(progress, path.name) if progress else None
+        most = file.size or LARGEST
+        download(file.url, part, expect=expect, max_bytes=most, progress=report, resume_unverified=True)
         os.replace(part, path)
         sync_folder(path.parent)
     except (ChecksumError, UnsafeRequest) as error:
         raise DataError(str(error)) from None
     except RequestError as error:
-        raise SourceNotFound(
-            f"cannot download {file.url} ({error}); run the command again to resume, or put the file at {path}"
-        ) from None
+        remedy = f"run the command again to resume, or put the file at {path}"
+        raise SourceNotFound(f"cannot download {file.url} ({error}); {remedy}") from None
     except OSError as error:
         raise DataError(f"{part} cannot be written ({error.strerror or error}); give another folder") from None
     return path

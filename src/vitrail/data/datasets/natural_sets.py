@@ -98,10 +98,8 @@ def label_by_class(home: Path, splits: Mapping[str, Sequence[str]], classes: Seq
     index = {name: i for i, name in enumerate(classes)}
     if strange := sorted({class_of(name) for names in splits.values() for name in names} - index.keys()):
         raise BadLabels(f"{home}: the folder {strange[0]} is not a class of ClassName.txt")
-    return {
-        split: FileTree(home).label([(name, index[class_of(name)]) for name in names], classes)
-        for split, names in splits.items()
-    }
+    rows = {split: [(name, index[class_of(name)]) for name in names] for split, names in splits.items()}
+    return {split: FileTree(home).label(found, classes) for split, found in rows.items()}
 
 
 def read_sun_lists(root: Path, home: Path, names: list[str]) -> dict[str, list[str]] | None:
@@ -177,7 +175,5 @@ def read_dtd(root: Path) -> dict[str, ImageDataset]:
     for split, names in rows.items():
         if strange := sorted({name.partition("/")[0] for name in names} - index.keys()):
             raise BadLabels(f"{home / 'labels'}: {split}1.txt has the class {strange[0]!r}, train1.txt does not")
-    return {
-        split: images.label([(name, index[name.partition("/")[0]]) for name in names], classes)
-        for split, names in rows.items()
-    }
+    labelled = {split: [(name, index[name.partition("/")[0]]) for name in names] for split, names in rows.items()}
+    return {split: images.label(found, classes) for split, found in labelled.items()}

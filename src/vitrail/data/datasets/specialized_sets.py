@@ -107,12 +107,11 @@ class Hdf5Dataset(ImageDataset):
 
 def read_retinopathy(root: Path) -> dict[str, ImageDataset]:
     """The images as published, up to 5,000 pixels wide."""
-    train, test = find_file(root, "trainLabels.csv"), find_file(root, "retinopathy_solution.csv")
-    parts = {"train": ("train", train, ""), "val": ("test", test, "Public"), "test": ("test", test, "Private")}
-    return {
-        split: FileTree(find_file(root, folder)).label(read_stages(table, usage), STAGES, root / folder)
-        for split, (folder, table, usage) in parts.items()
-    }
+    table, solution = find_file(root, "trainLabels.csv"), find_file(root, "retinopathy_solution.csv")
+    train, test = FileTree(find_file(root, "train")), FileTree(find_file(root, "test"))
+    parts = {"val": read_stages(solution, "Public"), "test": read_stages(solution, "Private")}
+    splits = {split: test.label(rows, STAGES) for split, rows in parts.items()}
+    return {"train": train.label(read_stages(table, ""), STAGES), **splits}
 
 
 def read_prepared_retinopathy(root: Path) -> dict[str, ImageDataset]:

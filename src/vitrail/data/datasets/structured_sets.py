@@ -43,10 +43,7 @@ KITTI_EDGES: Final = (8.0, 20.0, 999.0)  # metres
 KITTI_CLASSES: Final = ("up to 8 m", "up to 20 m", "beyond 20 m", "none")
 KITTI_NONE: Final = 1000.0
 KITTI_SEED: Final = 123
-NORB_STEMS: Final = {
-    "train": "smallnorb-5x46789x9x18x6x2x96x96-training",
-    "test": "smallnorb-5x01235x9x18x6x2x96x96-testing",
-}
+NORB_STEMS: Final = {"train": "5x46789x9x18x6x2x96x96-training", "test": "5x01235x9x18x6x2x96x96-testing"}
 NORB_TYPES: Final = {0x1E3D4C55: "u1", 0x1E3D4C54: "<i4"}  # by magic number
 NORB_TOYS: Final = ("four-legged animals", "human figures", "airplanes", "trucks", "cars")
 # The columns of smallNORB's info files are instance, elevation, azimuth and lighting.
@@ -246,7 +243,7 @@ def read_norb_sets(
     """The images of both splits, with labels from one of the other files."""
     splits: dict[str, ImageDataset] = {}
     for split, stem in NORB_STEMS.items():
-        label_file, path = decompress(root, f"{stem}-{part}.mat"), decompress(root, f"{stem}-dat.mat")
+        label_file, path = (decompress(root, f"smallnorb-{stem}-{name}.mat") for name in (part, "dat"))
         kind, shape, start = read_norb_header(label_file)
         values = label(np.fromfile(label_file, kind, prod(shape), offset=start).astype(np.int64).reshape(shape))
         kind, shape, start = read_norb_header(path)

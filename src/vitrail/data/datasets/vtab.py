@@ -8,16 +8,20 @@ official splits, and KITTI has VTAB's own. The sizes are VTAB's throughout.
 """
 
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.errors import DataError, unknown_name
+from vitrail.core.text import Pair
 from vitrail.data.dataset import ConcatDataset, ImageDataset, SubsetDataset
 from vitrail.data.datasets.catalogue import SETS, VTAB_TASKS, VtabTask
 from vitrail.data.datasets.download import Progress
 from vitrail.data.datasets.open_by_name import open_named
 from vitrail.data.randomness import EpochOrder, hash_word
+
+Hook: TypeAlias = Progress | None
 
 
 def find_task(name: str) -> VtabTask:
@@ -47,12 +51,7 @@ def choose_samples(task: VtabTask, split: str, count: int) -> NDArray[np.int64]:
 
 
 def open_vtab(
-    name: str,
-    root: Path | None = None,
-    *,
-    first: tuple[int, int] = (800, 200),
-    download: bool = False,
-    progress: Progress | None = None,
+    name: str, root: Path | None = None, *, first: Pair = (800, 200), download: bool = False, progress: Hook = None
 ) -> dict[str, ImageDataset]:
     """The splits of a task: the full train, val and test, and VTAB-1k's train800, val200 and trainval1000, which are
     the first samples of train, those of val, and both. DataError where there are too few."""

@@ -103,9 +103,8 @@ def build_splits(path: Path, files: Mapping[str, Any]) -> dict[str, ImageDataset
         called = f"{path.name}:{name}" if path.suffix == ".npz" else name
         if split in targets:
             targets[split].check(len(classes), f"{path} ({split})")
-        sources[split] = OrientedArrayDataset(
-            check_images(f"{path}: {name}", files[name]), targets.get(split), classes if targets else (), called=called
-        )
+        images, labels = check_images(f"{path}: {name}", files[name]), targets.get(split)
+        sources[split] = OrientedArrayDataset(images, labels, classes if targets else (), called=called)
     return sources
 
 

@@ -57,8 +57,8 @@ def read_path(path: Path) -> ReadResult:
     return read_as(kind, path)
 
 
-def read_as(kind: str, path: Path) -> ReadResult:
-    """Reads a path as the given kind, whatever else it might be."""
+def read_as(kind: str, path: Path, *choice: Mapping[str, str]) -> ReadResult:
+    """Reads a path as the given kind, whatever else it might be; of a list or table perhaps with chosen columns."""
     if not path.exists() and not is_pattern(str(path)):
         raise SourceNotFound(f"{path}: no such file or folder")
     match kind:
@@ -73,7 +73,7 @@ def read_as(kind: str, path: Path) -> ReadResult:
             return "flat folder", {"train": read_flat(path)}
         case other if other in READERS:
             module, function, called = READERS[other]
-            return called, getattr(import_module(f"{__package__}.{module}"), function)(path)
+            return called, getattr(import_module(f"{__package__}.{module}"), function)(path, *choice)
         case other:
             raise unknown_name("reading", other, READINGS)
 
@@ -85,13 +85,7 @@ def read_columns(path: Path, text: str) -> ReadResult:
     choice = parse_choice(str(path), text)
     if not path.is_file():
         raise SourceNotFound(f"{path}: no such file")
-    if path.suffix.lower() == ".parquet":
-        from vitrail.data.readers import parquet
-
-        return "Parquet", parquet.read(path, image=choice.get("image"), label=choice.get("label"))
-    from vitrail.data.readers import manifest
-
-    return "manifest", manifest.read(path, choice)
+    return read_as("parquet" if path.suffix.lower() == ".parquet" else "manifest", path, choice)
 
 
 def is_pattern(text: str) -> bool:

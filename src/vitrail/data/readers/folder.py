@@ -17,7 +17,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import filterfalse, takewhile
 from pathlib import Path, PurePosixPath
 from typing import Final, TypeVar
 
@@ -33,11 +33,8 @@ Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 MAX_BYTES: Final = 512 * 2**20
 LEFTOVERS: Final = ("__MACOSX", "lost+found")  # left by archives and file systems
-SPLITS: Final = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
-    **dict.fromkeys(("test", "testing"), "test"),
-}
+SPLITS: Final = {"train": "train", "training": "train", "test": "test", "testing": "test"}
+SPLITS.update(dict.fromkeys(("val", "valid", "validation", "dev"), "val"))
 
 
 def parse_split(name: str) -> str | None:
@@ -102,7 +99,7 @@ def map_threads(function: Callable[[Item], Answer], items: Sequence[Item], block
             yield from pool.map(function, items[start : start + block])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Contents:
     """The entries of a folder, by kind and name, without hidden ones."""
 
@@ -118,11 +115,8 @@ class Contents:
 def list_folder(folder: str) -> Contents:
     entries = list_entries(folder)
     files = [entry.name for entry in entries if not is_folder(entry)]
-    return Contents(
-        folders=tuple(entry.name for entry in entries if is_folder(entry)),
-        images=tuple(name for name in files if has_image_suffix(name)),
-        others=tuple(name for name in files if not has_image_suffix(name)),
-    )
+    folders, images = [entry.name for entry in entries if is_folder(entry)], list(filter(has_image_suffix, files))
+    return Contents(tuple(folders), tuple(images), tuple(filterfalse(has_image_suffix, files)))
 
 
 def list_entries(folder: str) -> list[os.DirEntry[str]]:

@@ -21,17 +21,9 @@ import numpy as np
 
 from vitrail.core.errors import BadLabels, DataError, SourceNotFound
 from vitrail.data.dataset import NONE, ImageDataset, Labels, refuse_sparse
+from vitrail.data.readers import list_columns as lists
 from vitrail.data.readers.folder import TRIED, FileDataset, ImageLocator, parse_split
-from vitrail.data.readers.list_columns import (
-    IDS,
-    IMAGES,
-    PATHS,
-    YES,
-    ListColumns,
-    choose_columns,
-    normalise_name,
-    split_labels,
-)
+from vitrail.data.readers.list_columns import PATHS, ListColumns, normalise_name
 
 SEPARATORS: Final = (",", ";", "\t")
 CLASSES: Final = "classes.txt"
@@ -122,7 +114,7 @@ def read_csv(path: Path, choice: Mapping[str, str], locator: ImageLocator) -> Im
 
     def has_images(names: Sequence[str]) -> bool:
         """Whether these are the chosen columns, or one has a usual name for images."""
-        usual = any(normalise_name(name) in IMAGES | IDS for name in names)
+        usual = any(normalise_name(name) in lists.IMAGES | lists.IDS for name in names)
         return usual or (bool(asked) and asked <= {name.strip() for name in names})
 
     with open_text(path) as file:
@@ -138,7 +130,7 @@ def read_csv(path: Path, choice: Mapping[str, str], locator: ImageLocator) -> Im
     for at, row in cells:
         if len(row) != len(names):
             raise DataError(f"{path}, line {at}: {len(row)} cells, but the first line names {len(names)} columns")
-    columns = choose_columns(path, names, [row for _, row in cells], choice, locator.finds_any)
+    columns = lists.choose_columns(path, names, [row for _, row in cells], choice, locator.finds_any)
     rows: list[ListRow] = []
     for at, row in cells:
         if not row[columns.image].strip():
@@ -159,9 +151,9 @@ def read_labels(row: Sequence[str], columns: ListColumns) -> tuple[str, ...] | N
         case "none":
             return None
         case "flags":
-            return tuple(columns.names[at].strip() for at in columns.labels if row[at].strip().lower() in YES)
+            return tuple(columns.names[at].strip() for at in columns.labels if row[at].strip().lower() in lists.YES)
         case "several":
-            return split_labels(row[columns.labels[0]], columns.separator)
+            return lists.split_labels(row[columns.labels[0]], columns.separator)
         case "one":
             text = row[columns.labels[0]].strip()
             return (text,) if text else None
@@ -182,7 +174,7 @@ def parse_json_row(where: str, at: int, line: str, choice: Mapping[str, str]) ->
         raise DataError(f"{where}: not JSON: {error}") from None
     if not isinstance(found, dict):
         raise DataError(f"{where}: an object is expected, as in {{'path': 'a/1.jpg', 'label': 'cat'}}")
-    usual = [key for key in found if key in PATHS] or [key for key in found if normalise_name(key) in IMAGES]
+    usual = [key for key in found if key in PATHS] or [key for key in found if normalise_name(key) in lists.IMAGES]
     keys = [choice["image"]] if choice.get("image") else usual
     names: list[Any] = [found[key] for key in keys if key in found]
     if len(names) != 1 or not isinstance(names[0], str) or not names[0]:

@@ -31,10 +31,8 @@ from vitrail.data.readers.folder import FileDataset, find_split_word, list_below
 from vitrail.data.readers.shards import read_names
 
 KIND: Final = "images and masks"
-LAYOUTS: Final = (
-    "images/a.jpg with masks/a.png (also inside train, val and test, or around them), or a.jpg with a_mask.png in one "
-    "folder; a mask is a PNG of class indices"
-)
+FOLDERS: Final = "images/a.jpg with masks/a.png (also inside train, val and test, or around them)"
+LAYOUTS: Final = f"{FOLDERS}, or a.jpg with a_mask.png in one folder; a mask is a PNG of class indices"
 IMAGE_FOLDERS: Final = ("images", "image", "imgs", "img")
 MASK_FOLDERS: Final = tuple(word + end for word in ("mask", "annotation", "label", "segmentation") for end in ("", "s"))
 MARKS: Final = ("_mask", ".mask")  # a_mask.png, a.mask.png
@@ -131,24 +129,19 @@ def pair_masks(images: Sequence[str], masks: Iterable[str], image_folder: str, m
     return [found[key] for key in owners]
 
 
-def explain_not_mask(path: Path | str) -> str:
-    """Why a file is not a PNG of class indices, by its first bytes; empty where it is one. BadImage where it is not an
-    image, OSError where it is unreadable."""
-    header = read_file(str(path), HEADER)
-    kind = detect_format(header)
+def explain_not_mask(path: Path | str) -> str | None:
+    """Why a file is not a PNG of class indices, by its first bytes; empty where it is one, None where it is unreadable
+    or not an image."""
+    try:
+        header = read_file(str(path), HEADER)
+        kind = detect_format(header)
+    except (BadImage, OSError):
+        return None
     if kind != "PNG":
         return f"is a {kind} file, but a mask is a PNG of class indices; save it again as PNG from the original"
     colours = COLOURS.get(header[COLOUR_TYPE]) if len(header) == HEADER else None
     remedy = "but a mask holds one class index per pixel; save it as a grey or palette PNG of indices"
     return f"is a PNG in colour ({colours}), {remedy}" if colours else ""
-
-
-def is_mask_file(path: Path | str) -> bool | None:
-    """Whether a file may hold class indices; None where it is unreadable or not an image."""
-    try:
-        return not explain_not_mask(path)
-    except (BadImage, OSError):
-        return None
 
 
 def find_masks(path: Path, *, sure: bool = False) -> dict[str, MaskFolders] | None:
@@ -163,7 +156,7 @@ def find_masks(path: Path, *, sure: bool = False) -> dict[str, MaskFolders] | No
     if others and not sure:
         stems = {stem(name) for name in list_below(str(path / images), "")[0]}
         candidates = list_below(str(path / masks), "")[0]
-        if not any(stem(name) in stems and is_mask_file(path / masks / name) for name in candidates):
+        if not any(stem(name) in stems and explain_not_mask(path / masks / name) == "" for name in candidates):
             return None
         ways = f"masks:{path} if they are images and their masks, or classes:{path} if all of them are classes"
         raise DataError(f"{path} holds {images} and {masks} and {join_words(others, limit=3)}; write {ways}")
@@ -213,7 +206,7 @@ def has_adjacent_masks(path: Path, inside: str = "") -> bool | None:
         pair_masks(images, masks, str(path / inside), str(path / inside))
     except UnpairedMasks:
         return None
-    certain = stem(masks[0]).endswith(MARKS) or all(is_mask_file(path / inside / name) is not False for name in masks)
+    certain = stem(masks[0]).endswith(MARKS) or not any(explain_not_mask(path / inside / name) for name in masks)
     return True if certain else None  # a.jpg and a.png may be one image in two formats
 
 
@@ -326,13 +319,7 @@ def read_split(path: Path, place: MaskFolders) -> FileDataset:
 def refuse_other_files(paths: Sequence[str], other: str) -> None:
     """Refuses masks that are not PNG files of class indices, by their first bytes, and names the other way to read the
     set. A damaged file is found when it is read."""
-
-    def explain(file: str) -> str:
-        with suppress(BadImage, OSError):
-            return explain_not_mask(file)
-        return ""
-
-    reasons = folder.map_threads(explain, paths)
+    reasons = folder.map_threads(explain_not_mask, paths)
     if wrong := [(file, reason) for file, reason in zip(paths, reasons, strict=True) if reason]:
         file, reason = wrong[0]
         raise DataError(f"{file} {reason} ({len(wrong):,} of {pluralise(len(paths), 'mask')} like this; {other})")

@@ -156,9 +156,10 @@ class TableDataset(ImageDataset):
 
 
 def choose_columns(
-    where: str, schema: Any, features: dict[str, Any], image: str | None, label: str | None
+    where: str, schema: Any, features: dict[str, Any], choice: Mapping[str, str]
 ) -> tuple[str, str | None]:
     """The column of images, and that of labels if there is one; DataError where there are several candidates."""
+    image, label = choice.get("image"), choice.get("label")
     for name in (image, label):
         if name is not None and name not in schema.names:
             raise DataError(f"{where} has no column {name!r}; it has {', '.join(schema.names)}")
@@ -249,19 +250,19 @@ def read_labels(where: str, column: Any, count: int, classes: tuple[str, ...]) -
     return Labels(found.values.astype(np.int32), starts)
 
 
-def read(path: Path | str, *, image: str | None = None, label: str | None = None) -> dict[str, ImageDataset]:
+def read(path: Path | str, choice: Mapping[str, str] | None = None) -> dict[str, ImageDataset]:
     """The splits of a .parquet file or of a folder of them, as the Hugging Face hub lays them out
-    (train-00000-of-00005.parquet, also below data/). `image` and `label` choose the columns where that is ambiguous."""
+    (train-00000-of-00005.parquet, also below data/). `choice` has the columns (image, label) if that is ambiguous."""
     import_arrow()
     path = Path(path)
     files = parquet_files(path)
     if not files:
         raise SourceNotFound(f"{path}: no .parquet files here")
     blocks = {split: ArrowBlocks(names) for split, names in files.items()}
-    return build_splits(str(path), blocks, image, label, None)
+    return build_splits(str(path), blocks, choice or {}, None)
 
 
-def read_saved(path: Path | str, *, image: str | None = None, label: str | None = None) -> dict[str, ImageDataset]:
+def read_saved(path: Path | str) -> dict[str, ImageDataset]:
     """The splits of a folder that `save_to_disk` of Hugging Face's datasets wrote; that library is not needed."""
     import_arrow()
     path = Path(path)
@@ -275,16 +276,16 @@ def read_saved(path: Path | str, *, image: str | None = None, label: str | None 
         rows: Any = read_field(folder / "state.json", "_data_files")
         blocks[split] = ArrowBlocks([str(folder / os.path.basename(row["filename"])) for row in rows], stream=True)
         features = read_field(folder / "dataset_info.json", "features") or features
-    return build_splits(str(path), blocks, image, label, features)
+    return build_splits(str(path), blocks, {}, features)
 
 
 def build_splits(
-    where: str, blocks: Mapping[str, ArrowBlocks], image: str | None, label: str | None, features: Any
+    where: str, blocks: Mapping[str, ArrowBlocks], choice: Mapping[str, str], features: Any
 ) -> dict[str, ImageDataset]:
     """One data set per split, all with the same classes."""
     schema = next(iter(blocks.values())).schema()
     features = features or read_features(schema)
-    image_column, labelled = choose_columns(where, schema, features, image, label)
+    image_column, labelled = choose_columns(where, schema, features, choice)
     columns = {} if labelled is None else {split: part.column(labelled) for split, part in blocks.items()}
     classes = find_class_names(where, features.get(labelled), list(columns.values()))
     sources: dict[str, ImageDataset] = {}

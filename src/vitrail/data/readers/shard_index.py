@@ -37,17 +37,8 @@ CHECKED: Final = 64 << 20  # bytes of columns whose checksums are compared on op
 SCANS: Final = 8  # at once: a mounted store answers many requests in the time of one
 
 SAMPLES: Final = ("offset", "size", "label", "mask_offset", "mask_size")  # columns with one value per sample
-DTYPES: Final = {
-    "offset": "<i8",
-    "size": "<i8",
-    "label": "<i4",
-    "names": "|u1",
-    "name_starts": "<i8",
-    "several": "<i4",
-    "several_starts": "<i8",
-    "mask_offset": "<i8",
-    "mask_size": "<i8",
-}
+LONGS: Final = ("offset", "size", "name_starts", "several_starts", "mask_offset", "mask_size")
+DTYPES: Final[dict[str, str]] = {"label": "<i4", "several": "<i4", "names": "|u1", **dict.fromkeys(LONGS, "<i8")}
 
 Progress: TypeAlias = Callable[[int, int], None]  # shards done, shards in all
 
@@ -66,6 +57,9 @@ class ShardFile:
 
     def is_same_file(self, other: "ShardFile") -> bool:
         return (self.name, self.size, self.changed) == (other.name, other.size, other.changed)
+
+
+Scanner: TypeAlias = Callable[[ShardFile], ShardColumns]
 
 
 class ShardIndex:
@@ -201,10 +195,7 @@ def open_spools(places: Sequence[Path], stack: ExitStack) -> tuple[Path, dict[st
 
 
 def write_columns(
-    shards: list[ShardFile],
-    rows: Callable[[ShardFile], ShardColumns],
-    spools: dict[str, IO[bytes]],
-    progress: Progress | None = None,
+    shards: list[ShardFile], rows: Scanner, spools: dict[str, IO[bytes]], progress: Progress | None = None
 ) -> list[ShardFile]:
     """Appends the columns of one shard after another. `rows` returns them, for several shards at once."""
     done: list[ShardFile] = []

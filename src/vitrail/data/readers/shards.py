@@ -161,9 +161,8 @@ def locate_shards(path: Path) -> tuple[Path, dict[str, list[str]], Path]:
         return path.parent, group_by_split(str(path), [path.name]), path.with_name(path.name + ".index")
     if not any(sign in str(path) for sign in "{*?"):
         raise SourceNotFound(f"{path}: no such file or folder")
-    files = sorted(
-        {file for name in expand_braces(str(path)) for file in (glob.glob(name) if glob.has_magic(name) else [name])}
-    )
+    names = expand_braces(str(path))
+    files = sorted({file for name in names for file in (glob.glob(name) if glob.has_magic(name) else [name])})
     if not files:
         raise SourceNotFound(f"{path}: no file has such a name")
     root = Path(os.path.commonpath([os.path.dirname(os.path.abspath(file)) for file in files]))

@@ -26,13 +26,8 @@ PIECE: Final = 4096  # holds a label and the two headers around it
 LONGEST: Final = 1 << 20  # bytes of an extended header or a label; honest ones have a few hundred
 ZEROS: Final = bytes(BLOCK)
 NOT_TAR: Final = "not a tar file, or a damaged one"
-COMPRESSED: Final = {  # by their first bytes
-    b"\x1f\x8b": "gzip -d",
-    b"(\xb5/\xfd": "zstd -d",
-    b"\xfd7zXZ": "xz -d",
-    b"BZh": "bzip2 -d",
-    b"PK\3\4": "unzip",
-}
+COMPRESSED: Final = {b"\x1f\x8b": "gzip -d", b"(\xb5/\xfd": "zstd -d", b"\xfd7zXZ": "xz -d", b"BZh": "bzip2 -d"}
+COMPRESSED[b"PK\3\4"] = "unzip"
 
 
 class Member(NamedTuple):
