@@ -22,10 +22,10 @@ from tests.predict.pictures import CLASSES, drawn, folder_of, network, weights
 from vitrail.checkpoint.known_weights import BUNDLED, DEFAULT_WEIGHTS
 from vitrail.checkpoint.weights import save
 from vitrail.cli.app import main
+from vitrail.cli.use import predict as predict_output
 from vitrail.cli.use import predict_inputs as predict_pictures
-from vitrail.cli.use import predict_outputs as predict_output
+from vitrail.cli.use.predict import AttentionImages, crop_view
 from vitrail.cli.use.predict_inputs import StdinNames, is_weights, list_images, split_words
-from vitrail.cli.use.predict_outputs import AttentionImages, crop_view
 from vitrail.core.errors import DataError
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.inspection.rollout import overlay, rollout

@@ -16,7 +16,7 @@ import vitrail
 from tests.predict.colour_task import Colour, colour_task, colour_weights
 from tests.predict.pictures import drawn, folder_of, weights
 from vitrail.cli.app import main
-from vitrail.cli.use import predict_outputs as predict_output
+from vitrail.cli.use import predict as predict_output
 from vitrail.predict.predictor import Predictor
 
 Capture = pytest.CaptureFixture[str]

@@ -8,7 +8,7 @@ import argparse
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, Final, NamedTuple, cast
 
@@ -42,9 +42,7 @@ COMMANDS = {
     "report": Command("Train", "show a run's status", "train.runs", "train"),
     "replay": Command("Train", "repeat one training step and show its images", "train.runs", "train"),
     "evaluate": Command("Evaluate", "score weights on labelled images", "evaluate.evaluate", "evaluate"),
-    "fewshot": Command(
-        "Evaluate", "few-shot accuracy of frozen features, in closed form", "evaluate.frozen", "evaluate"
-    ),
+    "fewshot": Command("Evaluate", "few-shot accuracy of frozen features", "evaluate.frozen", "evaluate"),
     "probe": Command("Evaluate", "logistic regression on frozen features", "evaluate.frozen", "evaluate"),
     "knn": Command("Evaluate", "nearest neighbours among frozen features", "evaluate.frozen", "evaluate"),
     "vtab": Command("Evaluate", "fine-tune weights on the 19 tasks of VTAB-1k", "evaluate.evaluate", "evaluate"),
@@ -64,36 +62,22 @@ COMMANDS = {
 
 # What people type for commands with another name here.
 ALIASES = {
+    **dict.fromkeys(("infer", "inference", "label"), ("predict",)),
+    **dict.fromkeys(("fine-tune", "tune"), ("finetune",)),
+    **dict.fromkeys(("test", "eval", "val", "validate", "score"), ("evaluate",)),
+    **dict.fromkeys(("list", "ls"), ("models", "recipes", "data")),
+    **dict.fromkeys(("dataset", "datasets", "download"), ("data",)),
+    **dict.fromkeys(("explain", "attention", "visualize", "visualise"), ("inspect",)),
+    **dict.fromkeys(("extract", "features"), ("embed",)),
     "train": ("finetune", "pretrain", "fit"),
-    "fine-tune": ("finetune",),
-    "tune": ("finetune",),
     "resume": ("finetune", "pretrain"),
     "classify": ("predict", "fit"),
-    "infer": ("predict",),
-    "inference": ("predict",),
     "run": ("predict", "finetune"),
     "detect": ("predict", "inspect"),
-    "label": ("predict",),
-    "test": ("evaluate",),
-    "eval": ("evaluate",),
-    "val": ("evaluate",),
-    "validate": ("evaluate",),
-    "score": ("evaluate",),
     "benchmark": ("cost", "evaluate"),
-    "list": ("models", "recipes", "data"),
-    "ls": ("models", "recipes", "data"),
     "zoo": ("models",),
     "info": ("cost", "trace", "data"),
     "summary": ("trace", "cost"),
-    "dataset": ("data",),
-    "datasets": ("data",),
-    "download": ("data",),
-    "explain": ("inspect",),
-    "attention": ("inspect",),
-    "visualize": ("inspect",),
-    "visualise": ("inspect",),
-    "extract": ("embed",),
-    "features": ("embed",),
     "deploy": ("serve", "export"),
     "onnx": ("export",),
     "check": ("doctor",),
@@ -118,8 +102,7 @@ def run(argv: list[str]) -> int:
             import traceback
 
             traceback.print_exc()
-        rank = os.environ.get("RANK", "0")
-        process = "" if rank == "0" else f" (rank {rank})"
+        process = f" (rank {os.environ['RANK']})" if os.environ.get("RANK", "0") != "0" else ""
         print(f"vitrail: error{process}: {escape_line(describe_error(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -145,17 +128,6 @@ def describe_error(error: Exception) -> str:
     return "a number is too large or too deeply nested for this machine; give a smaller one"
 
 
-def check_numbers(values: Mapping[str, object]) -> None:
-    """Refuses numbers that no option can mean."""
-    for name, value in values.items():
-        for one in cast("list[object]", value) if isinstance(value, list) else [value]:
-            option = f"--{name.replace('_', '-')}"
-            if isinstance(one, int) and abs(one) > LARGEST_NUMBER:
-                raise VitrailError(f"{option} is more than {LARGEST_NUMBER:,}; give a smaller number")
-            if isinstance(one, float) and not math.isfinite(one):
-                raise VitrailError(f"{option} {one} is not a finite number")
-
-
 def dispatch(argv: list[str]) -> int:
     """Parses what precedes the command, then leaves the rest to the command's own parser."""
     at = next((i for i, word in enumerate(argv) if not word.startswith("-")), len(argv))
@@ -176,19 +148,12 @@ def dispatch(argv: list[str]) -> int:
     if " ".join(argv[at : at + 2]) in COMMANDS:  # data pack
         name, at = " ".join(argv[at : at + 2]), at + 1
     if name not in COMMANDS:
-        raise unknown_command(name)
+        meant = [f"`vitrail {each}` ({COMMANDS[each].help})" for each in ALIASES.get(name.lower(), ())]
+        known = VitrailError(f"unknown command {name!r}; did you mean {' or '.join(meant)}?")
+        raise known if meant else unknown_name("command", name, COMMANDS)
     options = parse_options(name, argv[at + 1 :])
     module = import_module(f"vitrail.cli.{COMMANDS[name].module}")
     return getattr(module, f"run_{name.rpartition(' ')[2]}")(options)
-
-
-def unknown_command(name: str) -> VitrailError:
-    """The error for a command that has another name here, or is misspelt."""
-    meant = ALIASES.get(name.lower(), ())
-    if not meant:
-        return unknown_name("command", name, COMMANDS)
-    lines = [f"`vitrail {each}` ({COMMANDS[each].help})" for each in meant]
-    return VitrailError(f"unknown command {name!r}; did you mean {' or '.join(lines)}?")
 
 
 def options_type(name: str) -> type[Any]:
@@ -197,11 +162,17 @@ def options_type(name: str) -> type[Any]:
     return getattr(module, f"{name.rpartition(' ')[2].capitalize()}Options")
 
 
-def parse_options(name: str, words: Sequence[str]) -> Any:
-    """The words after a command, as the dataclass of its options."""
-    values = vars(command_parser(name).parse_intermixed_args(words))  # vitrail predict W --topk 1 a.jpg
-    check_numbers(values)
-    return build_options(options_type(name), values)
+def parse_options(command: str, words: Sequence[str]) -> Any:
+    """The words after a command, as the dataclass of its options; numbers that no option can mean are refused."""
+    values = vars(command_parser(command).parse_intermixed_args(words))  # vitrail predict W --topk 1 a.jpg
+    for name, value in values.items():
+        for one in cast("list[object]", value) if isinstance(value, list) else [value]:
+            option = f"--{name.replace('_', '-')}"
+            if isinstance(one, int) and abs(one) > LARGEST_NUMBER:
+                raise VitrailError(f"{option} is more than {LARGEST_NUMBER:,}; give a smaller number")
+            if isinstance(one, float) and not math.isfinite(one):
+                raise VitrailError(f"{option} {one} is not a finite number")
+    return build_options(options_type(command), values)
 
 
 def command_parser(name: str) -> Parser:
@@ -213,9 +184,7 @@ def format_overview() -> str:
     """The commands by group."""
     lines: list[str] = []
     for group in dict.fromkeys(command.group for command in COMMANDS.values()):
-        lines.append(f"{group}:")
-        lines += [f"  {name:<11} {c.help}" for name, c in COMMANDS.items() if c.group == group]
-        lines.append("")
+        lines += [f"{group}:", *(f"  {name:<11} {c.help}" for name, c in COMMANDS.items() if c.group == group), ""]
     return "\n".join([*lines, "vitrail <command> --help describes one of them, with examples."])
 
 

@@ -3,9 +3,11 @@
 import json
 from collections.abc import Sequence
 
+from vitrail.checkpoint.known_weights import find_public_weights
 from vitrail.cli.options.look import ModelsOptions, TraceOptions
 from vitrail.core.console import format_giga, format_millions, print_table
-from vitrail.core.errors import ConfigError, UnknownName, unknown_name
+from vitrail.core.errors import ConfigError, unknown_name
+from vitrail.core.text import format_size
 from vitrail.models.family import CostStep, ModelConfig, list_steps, sum_steps
 from vitrail.models.zoo import SLUGS, ZOO, list_models, model_config, resolve_name, slug
 
@@ -17,7 +19,7 @@ def run_models(options: ModelsOptions) -> int:
         return verify_weights(as_json=options.json)
     names = list_models(options.pattern)
     if not names:
-        raise no_such_model(options.pattern)
+        raise unknown_name("model", options.pattern, [*ZOO, *SLUGS])
     if options.json:
         for name in names:
             print(json.dumps(model_record(name, options.classes)))
@@ -36,13 +38,12 @@ def run_models(options: ModelsOptions) -> int:
 
 def pin_weights(texts: Sequence[str]) -> int:
     from vitrail.checkpoint import download_weights as pins
-    from vitrail.checkpoint import known_weights as registry
 
     for text in texts:
         name, _, tag = text.partition(":")
         if not tag:
             raise ConfigError(f"--pin {text}: public weights are written NAME:TAG, as in vit_b_16:augreg_in21k")
-        entry = registry.find_public_weights(slug(resolve_name(name)), tag)
+        entry = find_public_weights(slug(resolve_name(name)), tag)
         print(f"{text}  sha256 {pins.pin(entry)}")
     print(f"pinned in {pins.pins_file()}")
     return 0
@@ -65,10 +66,6 @@ def verify_weights(*, as_json: bool) -> int:
     return int(any(each.state == "changed" for each in found))
 
 
-def no_such_model(pattern: str) -> UnknownName:
-    return unknown_name("model", pattern, [*ZOO, *SLUGS])
-
-
 def table_sizes(name: str) -> tuple[int, int]:
     """The two image sizes of a network's row: the paper's, or small ones for networks made for small images."""
     return (32, 64) if ZOO[name].image == (32, 32) else (224, 384)
@@ -81,51 +78,29 @@ def config_at(name: str, size: int, classes: int) -> ModelConfig:
 
 
 def model_row(name: str, sizes: tuple[int, int], classes: int) -> list[str]:
-    small, large = (config_at(name, size, classes) for size in sizes)
-    return [
-        name,
-        slug(name),
-        format_millions(small.parameters),
-        *(cell for config in (small, large) for cell in (format_tokens(config), format_giga(config.macs))),
-    ]
-
-
-def format_tokens(config: ModelConfig) -> str:
-    """A convolutional network has no sequence."""
-    return f"{config.tokens:,}" if config.tokens else "-"
+    configs = [config_at(name, size, classes) for size in sizes]
+    pairs = [(f"{config.tokens:,}" if config.tokens else "-", format_giga(config.macs)) for config in configs]
+    return [name, slug(name), format_millions(configs[0].parameters), *pairs[0], *pairs[1]]
 
 
 def model_record(name: str, classes: int) -> dict[str, object]:
-    out: dict[str, object] = {"network": name, "name": slug(name)}
-    for size in table_sizes(name):
-        config = config_at(name, size, classes)
-        out[str(size)] = {
-            "image": config.image,
-            "parameters": config.parameters,
-            "tokens": config.tokens,
-            "macs": config.macs,
-        }
-    return out
+    configs = {str(size): config_at(name, size, classes) for size in table_sizes(name)}
+    keys = ("image", "parameters", "tokens", "macs")
+    sizes = {size: {key: getattr(config, key) for key in keys} for size, config in configs.items()}
+    return {"network": name, "name": slug(name), **sizes}
 
 
 def run_trace(options: TraceOptions) -> int:
     config = model_config(options.model, image_size=options.image_size, classes=options.classes)
     steps = list_steps(config)
     shown = steps if options.all else fold_blocks(steps)
-    rows = [step_row(step) for step in [*shown, sum_steps(steps)]]
-    height, width = config.image
-    print_table(
-        ["step", "shape", "parameters", "MACs"],
-        rows,
-        title=f"{resolve_name(options.model)} at {height}x{width}",
-        left=2,
-    )
+    rows = [
+        [step.name, "x".join(map(str, step.shape)), *(f"{n:,}" if n else "" for n in (step.params, step.macs))]
+        for step in [*shown, sum_steps(steps)]
+    ]
+    title = f"{resolve_name(options.model)} at {format_size(config.image)}"
+    print_table(["step", "shape", "parameters", "MACs"], rows, title=title, left=2)
     return 0
-
-
-def step_row(step: CostStep) -> list[str]:
-    shape = "x".join(str(n) for n in step.shape)
-    return [step.name, shape, f"{step.params:,}" if step.params else "", f"{step.macs:,}" if step.macs else ""]
 
 
 def fold_blocks(steps: list[CostStep]) -> list[CostStep]:
@@ -137,8 +112,5 @@ def fold_blocks(steps: list[CostStep]) -> list[CostStep]:
     start, end = steps.index(middle[0]), steps.index(middle[-1])
     last = middle[-1].name.split(":")[0].removeprefix("block ")
     total = sum_steps(middle)
-    return [
-        *steps[:start],
-        CostStep(f"blocks 2-{last}: the same", total.shape, total.params, total.macs),
-        *steps[end + 1 :],
-    ]
+    folded = CostStep(f"blocks 2-{last}: the same", total.shape, total.params, total.macs)
+    return [*steps[:start], folded, *steps[end + 1 :]]

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from vitrail.core.console import make_console
 
@@ -23,13 +23,6 @@ Advance = Callable[[str, int, int | None], None]  # what is being done, how much
 PATIENCE_S: Final = 1.0  # a wait this short is not shown
 PLAIN_S: Final = 10.0  # between two plain lines
 SPINNER: Final = "line"  # of rich's; any encoding has its characters
-
-
-class Display(Protocol):
-    """Shows how far several things are."""
-
-    def advance(self, what: str, done: int, total: int | None) -> None: ...
-    def remove(self, what: str) -> None: ...
 
 
 class Bars:
@@ -83,11 +76,9 @@ class Lines:
         self.last = clock()
 
     def advance(self, what: str, done: int, total: int | None) -> None:
-        now = self.clock()
-        if now - self.last < PLAIN_S:
-            return
-        self.last = now
-        self.write(amount(what, done, total))
+        if self.clock() - self.last >= PLAIN_S:
+            self.last = self.clock()
+            self.write(amount(what, done, total))
 
     def remove(self, what: str) -> None: ...
 
@@ -97,7 +88,7 @@ def amount(what: str, done: int, total: int | None) -> str:
     return f"{what}: {done:,} of {total:,}" if total else f"{what}: {done:,}" if done else what
 
 
-_shown: list[Display] = []  # the one display of this process, while there is one
+_shown: list[Bars | Lines] = []  # the one display of this process, while there is one
 
 
 @contextlib.contextmanager

@@ -1,35 +1,46 @@
 """`vitrail predict`: classifies images, and optionally writes masks and attention maps."""
 
 import contextlib
+import csv
+import io
+import itertools
+import json
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TextIO
 
+import numpy as np
 import torch
-from PIL.Image import Image
+from PIL import Image
+from rich.text import Text
+from torch import Tensor
 
 from vitrail.checkpoint.known_weights import is_bundled
 from vitrail.cli.inputs import rename_predictor, single_process
 from vitrail.cli.options.use import PredictOptions
 from vitrail.cli.progress import bars, on_interrupt, reading
 from vitrail.cli.use.predict_inputs import ImageFile, ImageListing, list_images, split_words
-from vitrail.cli.use.predict_outputs import (
-    AttentionImages,
-    LineWriter,
-    PredictionFiles,
-    crop_view,
-    limit_size,
-    make_writer,
-)
-from vitrail.core.console import format_millions
+from vitrail.core.atomic_files import check_writable, write_file
+from vitrail.core.console import format_millions, make_console, wrap_words
 from vitrail.core.errors import BadImage, ConfigError, DataError
 from vitrail.core.text import format_size, pluralise
 from vitrail.data.class_names import read_class_names
 from vitrail.data.decode.image import upright_rgb
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.inspection.context import run_in_portions
+from vitrail.inspection.layer_taps import require_transformer
+from vitrail.inspection.rollout import overlay, rollout
 from vitrail.predict.image_input import image_from, prepare_ahead, split_batches
 from vitrail.predict.predictor import THRESHOLD, Predictor, View, predictor
 from vitrail.report.page import printable
+from vitrail.tasks.task import Task, TaskPrediction
+
+BAR_WIDTH = 24  # signs of a full bar
+EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def run_predict(options: PredictOptions) -> int:
@@ -92,12 +103,227 @@ def describe_predictor(weights: str, asker: Predictor[Any]) -> str:
     return f"{named}: {type(network).__name__}, {count} parameters, {size}, {classes}"
 
 
+class LineWriter:
+    """A line for every image; `made` are the files that were written for it, by what they are."""
+
+    def __init__(self, file: TextIO) -> None:
+        self.file = file
+
+    def answer(self, path: str, prediction: TaskPrediction, made: Mapping[str, str]) -> None:
+        files = ", ".join(printable(made[kind]) for kind in ("file", "overlay") if kind in made)
+        self.file.write(f"{printable(path)}: {prediction}{f' -> {files}' if files else ''}\n")
+
+    def failed(self, path: str, reason: str) -> None:
+        """Nothing: stderr has it."""
+
+
+class JsonWriter(LineWriter):
+    """JSON Lines: an object for every image, in ASCII, so that any name can be written."""
+
+    def answer(self, path: str, prediction: TaskPrediction, made: Mapping[str, str]) -> None:
+        self.file.write(json.dumps({"path": path, **prediction.to_dict(), **made}) + "\n")
+
+    def failed(self, path: str, reason: str) -> None:
+        self.file.write(json.dumps({"path": path, "error": reason}) + "\n")
+
+
+class CsvWriter(LineWriter):
+    """CSV: a row for every answer, and for an image that could not be read one with the reason."""
+
+    def __init__(self, file: TextIO, task: Task, *, multi_label: bool = False) -> None:
+        self.table, self.task = csv.writer(file, lineterminator="\n"), task
+        self.columns = task.columns(multi_label=multi_label)
+        self.table.writerow(["path", *self.columns, "error"])
+
+    def answer(self, path: str, prediction: TaskPrediction, made: Mapping[str, str]) -> None:
+        self.table.writerows([path, *row, ""] for row in self.task.rows(prediction))
+
+    def failed(self, path: str, reason: str) -> None:
+        self.table.writerow([path, *("" for _ in self.columns), reason])
+
+
+class TerminalWriter(LineWriter):
+    """A block for every image, with bars where the task has some."""
+
+    def __init__(self, file: TextIO, task: Task) -> None:
+        self.console, self.task = make_console(file=file, highlight=False), task
+
+    def answer(self, path: str, prediction: TaskPrediction, made: Mapping[str, str]) -> None:
+        block = Text(printable(path), style="bold")
+        for written in made.values():
+            block.append(f"  {printable(written)}", style="not bold dim")
+        bars = self.task.bars(prediction)
+        if not bars:
+            block.append(f"\n  {prediction}", style="not bold")
+        room = max(min(self.console.width - BAR_WIDTH - 12, 40), 8)
+        wide = min(max((len(one.label) for one in bars), default=0), room)
+        for one in bars:
+            label, *more = wrap_words(printable(one.label), wide) or [""]
+            strong, colour = ("bold", "not bold green") if one.chosen else ("not bold", "not bold dim")
+            block.append(f"\n  {label:<{wide}}  ", style=strong)
+            block.append(f"{draw_bar(one.share):<{BAR_WIDTH}}", style=colour)
+            block.append(f" {100 * one.share:5.1f} %", style="not bold")
+            for line in more:
+                block.append(f"\n    {line}", style=strong)
+        self.console.print(block, soft_wrap=True)
+
+
+def make_writer(asker: Predictor[Any], options: PredictOptions) -> LineWriter:
+    """To stdout, in which names that it cannot write are spelt out."""
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="backslashreplace")
+    if options.json:
+        return JsonWriter(sys.stdout)
+    if options.csv:
+        return CsvWriter(sys.stdout, asker.task, multi_label=asker.multi_label)
+    return TerminalWriter(sys.stdout, asker.task) if sys.stdout.isatty() else LineWriter(sys.stdout)
+
+
+def draw_bar(share: float) -> str:
+    """As long as its share, to an eighth of a sign."""
+    whole, eighths = divmod(round(share * BAR_WIDTH * 8), 8)
+    return "█" * whole + (EIGHTHS[eighths] if eighths else "")
+
+
+MAX_DRAWING: Final = 1536  # pixels of the longer side of a drawing, at most
+OVERLAY: Final = ".overlay.png"
+MAX_NAME: Final = 200  # bytes of a name; file systems take 255
+
+
+class FreeNames:
+    """Names of files in a folder, no two the same; some file systems do not tell Cat from cat."""
+
+    def __init__(self) -> None:
+        self.taken = set[str]()
+
+    def take(self, above: str, name: str, *endings: str) -> str:
+        """The name, shortened to what a file system takes, and numbered if it is taken with one of the endings."""
+        if len(os.fsencode(name)) > MAX_NAME:
+            short = os.fsencode(name)[: MAX_NAME - 20].decode("utf-8", "ignore")
+            name = f"{short}-{sha256(os.fsencode(name)).hexdigest()[:16]}"
+        for number in itertools.count(1):
+            tried = os.path.join(above, name if number == 1 else f"{name}.{number}")
+            files = {f"{tried}{ending}".casefold() for ending in endings}
+            if not files & self.taken:
+                self.taken |= files
+                return tried
+        raise AssertionError
+
+
+def limit_size(image: Image.Image) -> Image.Image:
+    """The image, or a smaller copy that is large enough to draw on: batches of photographs would fill the memory."""
+    if max(image.size) <= MAX_DRAWING:
+        return image
+    small = image.copy()
+    small.thumbnail((MAX_DRAWING, MAX_DRAWING), Image.Resampling.BICUBIC, reducing_gap=2.0)
+    return small
+
+
+class PredictionFiles:
+    """Files in a folder, called as the images are. None is written where images lie, so that none of them is replaced,
+    and no two have the same name."""
+
+    def __init__(self, folder: Path, task: Task, images: Iterable[ImageFile]) -> None:
+        if not task.has_files:
+            raise ConfigError(f"--out {folder}: predictions of {task.name} are not files; --json writes them as text")
+        if folder.exists() and not folder.is_dir():
+            raise ConfigError(f"--out {folder} is a file; name a folder")
+        check_writable(folder / f"image{OVERLAY}")
+        self.folder, self.task = folder, task
+        self.names, self.occupied = FreeNames(), set[tuple[int, int] | None]()
+        targets = set[str]()
+        for found in images:
+            self.occupied.add(identify(os.path.dirname(found.path) or os.curdir))
+            targets.add(os.path.dirname(found.inside))
+        for target in targets:
+            self._check_free(folder / target)
+
+    def write(self, found: ImageFile, prediction: Any, image: Image.Image) -> dict[str, str]:
+        """Writes what the task makes of a prediction; the paths by what they are: "file", "overlay"."""
+        content, drawing = self.task.file_of(prediction), self.task.draw(prediction, image)
+        suffix = "" if content is None else content[0]
+        self.occupied.add(identify(os.path.dirname(found.path) or os.curdir))
+        above, name = os.path.split(found.inside)  # animals/cat.jpg -> animals/cat, and the second one animals/cat.2
+        name = self.names.take(above, os.path.splitext(name)[0], suffix, OVERLAY)
+        self._check_free((self.folder / name).parent)
+        files = {} if content is None else {"file": (suffix, content[1])}
+        if drawing is not None:
+            files["overlay"] = (OVERLAY, encode_png(drawing))
+        for ending, body in files.values():
+            write_file(self.folder / f"{name}{ending}", body)
+        return {kind: str(self.folder / f"{name}{ending}") for kind, (ending, _) in files.items()}
+
+    def _check_free(self, folder: Path) -> None:
+        if (place := identify(folder)) is not None and place in self.occupied:
+            raise ConfigError(f"--out {self.folder}: {folder} holds images that are read; name another folder")
+
+
+def encode_png(image: Image.Image) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+def identify(folder: str | Path) -> tuple[int, int] | None:
+    """A folder's identity under any of its names; None if it does not exist."""
+    try:
+        status = os.stat(folder)
+    except (OSError, ValueError):
+        return None
+    return (status.st_dev, status.st_ino)
+
+
+VIEW_SIZES: Final = (256, 768)  # pixels of the longer side, at least and at most
+
+
+def crop_view(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
+    """The part of an image that the network sees, in the image's own aspect, in a size that one can look at."""
+    box = (0.0, 0.0, float(image.width), float(image.height))
+    if preprocessing.resize is not None:
+        left, top, right, bottom = preprocessing.centre(image)
+        box = (max(left, 0.0), max(top, 0.0), min(right, box[2]), min(bottom, box[3]))
+    width, height = box[2] - box[0], box[3] - box[1]
+    least, most = VIEW_SIZES
+    scale = min(max(least / max(width, height), 1.0), most / max(width, height))
+    size = (max(round(width * scale), 1), max(round(height * scale), 1))
+    return image.resize(size, Image.Resampling.BICUBIC, box)
+
+
+class AttentionImages:
+    """The files in a folder. Names are flat, so that none leads out of it, and no two are the same."""
+
+    def __init__(self, folder: Path, asker: Predictor[Any]) -> None:
+        require_transformer(asker.network)  # refuses what has no attention
+        check_writable(folder / "image.png")
+        if folder.exists() and not folder.is_dir():
+            raise ConfigError(f"--attention {folder} is a file; name a folder")
+        self.folder, self.asker, self.names = folder, asker, FreeNames()
+
+    def maps(self, batch: Tensor) -> Tensor:
+        """Where the network looked: uint8 [N, 3, H, W] -> [N, rows, columns]."""
+        network = self.asker.network
+        return run_in_portions(network, self.asker.normalise(batch), lambda images: rollout(network, images)).cpu()
+
+    def draw(self, inside: str, view: Image.Image, map: Tensor) -> str:
+        """Writes an image; its path."""
+        path = self.folder / self.free_name(inside)
+        write_file(path, encode_png(Image.fromarray(overlay(np.asarray(view), map))))
+        return str(path)
+
+    def free_name(self, inside: str) -> str:
+        """animals/cat.jpg -> animals--cat.jpg.png, and the second one of that name animals--cat.jpg.2.png. The
+        suffix is always added: a folder that is drawn into itself keeps its images."""
+        flat = printable(inside).replace(os.sep, "--").replace("/", "--") or "picture"
+        return f"{self.names.take('', flat, '.png')}.png"
+
+
 class PreparedImage(NamedTuple):
     """An image as the network sees it, and the images to draw on: the visible part, or all of it."""
 
     view: View
-    seen: Image | None = None
-    whole: Image | None = None
+    seen: Image.Image | None = None
+    whole: Image.Image | None = None
 
 
 @dataclass(kw_only=True, slots=True)
