@@ -40,7 +40,7 @@ def test_every_part_is_in_the_hash() -> None:
 
 
 def test_changed_data_are_refused() -> None:
-    with pytest.raises(DataError, match="the data have changed since"):
+    with pytest.raises(DataError, match="have changed since"):
         selection().apply(listed(7))
 
 

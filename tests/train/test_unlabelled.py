@@ -13,8 +13,8 @@ import vitrail
 from tests.distributed.pair import together
 from tests.train.tiny import MODEL, tiny_run
 from vitrail.data.dataset import ArrayDataset, SubsetDataset
-from vitrail.data.loader import TrainViews, eval_batches
-from vitrail.data.transforms.augmentation import Mix
+from vitrail.data.loader import eval_batches
+from vitrail.data.transforms.augmentation import Mix, TrainViews
 from vitrail.data.unreadable_log import UnreadableLog
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.frozen.features import extract_features

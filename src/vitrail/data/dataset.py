@@ -5,7 +5,7 @@ because reading a string changes its reference count; arrays are not copied, and
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b, sha256
@@ -43,8 +43,7 @@ class Labels:
     @classmethod
     def several(cls, rows: Iterable[Iterable[int]]) -> "Labels":
         lists = [list(row) for row in rows]
-        starts = np.zeros(len(lists) + 1, np.int64)
-        np.cumsum([len(row) for row in lists], out=starts[1:])
+        starts = np.cumsum([0, *map(len, lists)], dtype=np.int64)
         return cls(np.array([value for row in lists for value in row], np.int64), starts)
 
     def __len__(self) -> int:
@@ -376,8 +375,7 @@ class StringArray(Sequence[str]):
 
     def __init__(self, strings: Iterable[str] = ()) -> None:
         encoded = [fsencode(string) for string in strings]
-        self.starts: NDArray[np.int64] = np.zeros(len(encoded) + 1, np.int64)
-        np.cumsum([len(piece) for piece in encoded], out=self.starts[1:])
+        self.starts: NDArray[np.int64] = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
         self.bytes: NDArray[np.uint8] = np.frombuffer(b"".join(encoded), np.uint8)
 
     @classmethod
@@ -394,6 +392,3 @@ class StringArray(Sequence[str]):
         if not 0 <= index < len(self):
             raise IndexError(index)
         return fsdecode(self.bytes[self.starts[index] : self.starts[index + 1]].tobytes())
-
-    def __iter__(self) -> Iterator[str]:
-        return (self[i] for i in range(len(self)))

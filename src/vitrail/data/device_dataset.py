@@ -12,7 +12,7 @@ import itertools
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from typing import Final, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -25,11 +25,12 @@ from vitrail.data.loader import OTHER_SIZE, Batch, BatchStream, EvalView, eval_b
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.randomness import EpochOrder
 from vitrail.data.targets import CLASS_LABELS, Targets
-from vitrail.data.transforms.augmentation import Augmentation, check_geometries
+from vitrail.data.transforms.augmentation import Augmentations, check_geometries
 from vitrail.data.transforms.batched import BatchedAugmentation, BatchPlan, PackedArrays, find_sources, gather_masks
 from vitrail.data.unreadable_log import UnreadableLog
 
 Item = TypeVar("Item")
+Device: TypeAlias = torch.device | str
 # What the host has to say about a group of steps: what to do, and the arrays for it: sample, epoch, those of the plans,
 # and rows and columns for each view's masks.
 PreparedGroup: TypeAlias = tuple[range, list[BatchPlan], PackedArrays]
@@ -49,17 +50,15 @@ def fits_on_device(source: ImageDataset, limit: int, targets: Targets = CLASS_LA
     read: images of another size among the rest are found when the source is loaded."""
     if targets.moves and targets.fill is None:
         return False, MOVING
-    size, seen = None, np.unique(np.linspace(0, len(source) - 1, SIZES_COMPARED).astype(np.int64))
+    sizes, seen = list[Pair](), np.unique(np.linspace(0, len(source) - 1, SIZES_COMPARED).astype(np.int64))
     for index in seen if len(source) else ():
-        try:
-            image = source.open_image(int(index))
-        except BadImage:
-            continue  # not valid on the device either, which is not a reason against it
-        if size is not None and image.size != size:
-            return False, f"images are of several sizes, {format_size(size)} and {format_size(image.size)}"
-        size = image.size
-    if size is None:
+        with suppress(BadImage):  # not valid on the device either, which is not a reason against it
+            sizes.append(source.open_image(int(index)).size)
+    if not sizes:
         return False, "there is no image that can be read"
+    size, other = sizes[0], next((size for size in sizes if size != sizes[0]), None)
+    if other is not None:
+        return False, f"images are of several sizes, {format_size(size)} and {format_size(other)}"
     need = len(source) * (4 if targets.moves else 3) * size[0] * size[1]
     takes = f"{len(source):,} images of {format_size(size)} take {need / 1e9:.2f} GB"
     return need <= limit, f"{takes}, {limit / 1e9:.2f} GB are allowed"
@@ -67,25 +66,19 @@ def fits_on_device(source: ImageDataset, limit: int, targets: Targets = CLASS_LA
 
 def first_size(source: ImageDataset) -> Pair:
     """The size of the first image that can be read. BadImage if there is none."""
-    for index in range(len(source)):
-        try:
+    if not len(source):
+        raise DataError("a source without images cannot be loaded")
+    for index in range(len(source) - 1):
+        with suppress(BadImage):
             return source.open_image(index).size
-        except BadImage:
-            if index == len(source) - 1:
-                raise
-    raise DataError("a source without images cannot be loaded")
+    return source.open_image(len(source) - 1).size
 
 
 class DeviceDataset:
     """All images of a source, which have one size, as one tensor on a device, uint8 [N, 3, H, W]."""
 
     def __init__(
-        self,
-        source: ImageDataset,
-        *,
-        device: torch.device | str,
-        ledger: UnreadableLog | None = None,
-        targets: Targets = CLASS_LABELS,
+        self, source: ImageDataset, device: Device, ledger: UnreadableLog | None = None, targets: Targets = CLASS_LABELS
     ) -> None:
         if targets.moves and targets.fill is None:
             raise ConfigError(f"{MOVING}; read them through the loader")
@@ -112,12 +105,7 @@ class DeviceDataset:
         return len(self.source)
 
     def train_batches(
-        self,
-        augmentations: Augmentation | Sequence[Augmentation],
-        stream: BatchStream,
-        *,
-        ahead: int = 4,
-        group: int | None = None,
+        self, augmentations: Augmentations, stream: BatchStream, *, ahead: int = 4, group: int | None = None
     ) -> Iterator[Batch]:
         """The training batches of a stream, as `loader.train_batches` gives them, already on the device. A thread draws
         `ahead` steps in advance, or the next group; with 0 there is no thread. `group` is the number of steps augmented

@@ -30,7 +30,7 @@ from vitrail.data.decode.image import EncodedImage
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.randomness import CounterRng, EpochOrder, StreamPositions
 from vitrail.data.targets import CLASS_LABELS, Geometry, Targets
-from vitrail.data.transforms.augmentation import Augmentation, augment_views, check_geometries
+from vitrail.data.transforms.augmentation import Augmentation, Augmentations, TrainViews, check_geometries
 from vitrail.data.unreadable_log import UnreadableLog, UnreadableSample
 
 OTHER_SIZE: Final = "is of another size than the first image"
@@ -45,23 +45,6 @@ class Views(Protocol):
     def sizes(self) -> tuple[Pair, ...]: ...
     def __call__(self, image: EncodedImage, draws: Sequence[CounterRng]) -> tuple[Tensor, ...]: ...
     def geometries(self, whole: Pair, draws: Sequence[CounterRng]) -> tuple[Geometry, ...]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class TrainViews:
-    """The views of training; the image is decoded once for all of them."""
-
-    augmentations: tuple[Augmentation, ...]
-
-    @property
-    def sizes(self) -> tuple[Pair, ...]:
-        return tuple(augmentation.size for augmentation in self.augmentations)
-
-    def __call__(self, image: EncodedImage, draws: Sequence[CounterRng]) -> tuple[Tensor, ...]:
-        return augment_views(self.augmentations, image, draws)
-
-    def geometries(self, whole: Pair, draws: Sequence[CounterRng]) -> tuple[Geometry, ...]:
-        return tuple(each.geometry(whole, drawn) for each, drawn in zip(self.augmentations, draws, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +204,7 @@ RUNNING: Final[WeakSet[StepDataset]] = WeakSet()  # loaders whose processes are 
 
 def train_batches(
     source: ImageDataset,
-    augmentations: Augmentation | Sequence[Augmentation] | Views,
+    augmentations: Augmentations | Views,
     stream: BatchStream,
     *,
     workers: int = 0,

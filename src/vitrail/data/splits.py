@@ -43,9 +43,9 @@ class Selection:
     def apply(self, source: ImageDataset) -> SubsetDataset:
         """The chosen samples. Raises DataError if the dataset has changed since."""
         if source.fingerprint != self.source:
-            name, ours, theirs = self.rule.get("name", ""), self.source[:12], source.fingerprint[:12]
-            fact = f"the selection {name!r} is of a source with fingerprint {ours}, but this one has {theirs}"
-            raise DataError(f"{fact}: the data have changed since; make the selection again")
+            changed = f"{self.source[:12]} became {source.fingerprint[:12]}"
+            fact = f"the data of the selection {self.rule.get('name', '')!r} have changed since ({changed})"
+            raise DataError(f"{fact}; make the selection again")
         kept = np.setdiff1d(np.arange(len(source)), self.indices) if self.drop else self.indices
         return SubsetDataset(source, kept)
 

@@ -64,14 +64,11 @@ class Geometry:
         """Left, top, right, bottom [..., 4] in the image to the same in the view, clipped to what it shows of the
         image; a box that it does not show comes out empty."""
         moved = self.points(boxes.unflatten(-1, (2, 2)))
-        low, high = moved.amin(-2), moved.amax(-2)
-        left, top, right, bottom = self.pad
+        (left, top, right, bottom), (height, width) = self.pad, self.size
         if self.flip:
             left, right = right, left
-        height, width = self.size
-        first = torch.tensor([left, top], dtype=low.dtype)
-        last = torch.tensor([width - right, height - bottom], dtype=low.dtype)
-        return torch.cat([torch.clamp(low, first, last), torch.clamp(high, first, last)], -1)
+        low, high = torch.tensor([[left, top], [width - right, height - bottom]], dtype=moved.dtype)
+        return torch.cat([corner.clamp(low, high) for corner in (moved.amin(-2), moved.amax(-2))], -1)
 
     def _sources(self, axis: int) -> NDArray[np.int64]:
         """For each row (axis 0) or column (1) of the view, the one of the image that is nearest; -1 in the borders."""

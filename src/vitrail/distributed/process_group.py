@@ -249,12 +249,11 @@ def gather_rows(tensor: Tensor, world: World) -> Tensor:
     rows = tensor.detach()
     if world.size == 1:
         return rows
-    sent = rows.contiguous()
-    if sent.dtype == torch.bool:  # not every backend supports bool
-        sent = sent.view(torch.uint8)
+    # Not every backend supports bool.
+    sent = rows.contiguous().view(torch.uint8 if rows.dtype == torch.bool else rows.dtype)
     out = sent.new_empty(world.size * sent.shape[0], *sent.shape[1:])
     dist.all_gather_into_tensor(out, sent)
-    return out.view(torch.bool) if rows.dtype == torch.bool else out
+    return out.view(rows.dtype)
 
 
 def sum_across(tensor: Tensor, world: World) -> Tensor:

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from vitrail.core.errors import DataError
 from vitrail.data.dataset import ImageDataset, SubsetDataset
-from vitrail.data.loader import Batch, TrainViews, eval_batches
+from vitrail.data.loader import Batch, eval_batches
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.transforms.augmentation import TrainViews
 from vitrail.evaluation.frozen.closed_form_classifier import sample_stratified
 from vitrail.evaluation.frozen.features import FrozenFeatures, compute_features, inference_context, iterate_features
 from vitrail.evaluation.frozen.knn import (

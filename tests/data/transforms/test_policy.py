@@ -18,7 +18,7 @@ from vitrail.data.decode.image import EncodedImage
 from vitrail.data.randomness import CounterRng
 from vitrail.data.transforms.augmentation import (
     Augmentation,
-    augment_views,
+    TrainViews,
     inception,
 )
 from vitrail.data.transforms.crop import InceptionCrop, Squash
@@ -152,7 +152,7 @@ def test_views_are_those_of_their_own_draws() -> None:
     several = [Augmentation(crop=inception(size).crop, policy=Distort()) for size in (32, 32, 16, 16, 16)]
     array = pixels(60, 80)
     draws = [CounterRng.for_samples(seed=0, epoch=0, sample=0, view=view) for view in range(5)]
-    got = augment_views(several, EncodedImage(array), draws)
+    got = TrainViews(tuple(several))(EncodedImage(array), draws)
     assert [tuple(view.shape) for view in got] == [(3, 32, 32)] * 2 + [(3, 16, 16)] * 3
     for view, augmentation, drawn_for in zip(got, several, draws, strict=True):
         assert torch.equal(view, augmentation(EncodedImage(array), drawn_for))

@@ -191,26 +191,21 @@ def detect_format(data: bytes) -> str:
         return "WEBP"
     if re.match(rb"P[1-6f]\s", data):
         return "PPM"
-    if data[4:8] == b"ftyp" and (kind := detect_brand(data)):
+    film = data[4:8] == b"ftyp"
+    if film and (kind := detect_brand(data)):
         return kind
-    raise BadImage(describe_content(data))
-
-
-def describe_content(data: bytes) -> str:
-    """Describes a file that is not an image we read."""
     if not data:
-        return "empty file"
+        raise BadImage("empty file")
     if not any(data):
-        return f"not an image: all of its {len(data):,} bytes are zero"
-    other = next((name for name, starts in OTHERS.items() if data.startswith(starts)), None)
-    if data[4:8] == b"ftyp":
-        other = BRANDS.get(data[8:12], "a film")
+        raise BadImage(f"not an image: all of its {len(data):,} bytes are zero")
+    others = (name for name, starts in OTHERS.items() if data.startswith(starts))
+    other = BRANDS.get(data[8:12], "a film") if film else next(others, None)
     if other is not None:
-        return f"{other}, which is not read; {', '.join(FORMATS)} are"
+        raise BadImage(f"{other}, which is not read; {', '.join(FORMATS)} are")
     start = data[:24].split(b"\n")[0].strip()
     if start and all(32 <= byte < 127 for byte in start):
-        return f"not an image: starts with {start.decode('ascii')!r}"
-    return f"not an image: starts with the bytes {data[:8].hex(' ')}"
+        raise BadImage(f"not an image: starts with {start.decode('ascii')!r}")
+    raise BadImage(f"not an image: starts with the bytes {data[:8].hex(' ')}")
 
 
 def read_jpeg(data: bytes) -> ImageHeader:

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,17 +125,16 @@ PREMULTIPLIED: Final = {"La": "LA", "RGBa": "RGBA"}  # Pillow knows no shorter w
 TURNS: Final = "FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90"
 
 
+Reserve: TypeAlias = Callable[[int], object]
+
+
 class EncodedImage:
     """An image whose header is read: its size is known, its pixels are not decoded yet."""
 
     __slots__ = ("failed", "image", "orientation", "size")
 
     def __init__(
-        self,
-        data: "bytes | NDArray[np.uint8]",
-        *,
-        max_pixels: int = MAX_PIXELS,
-        reserve: Callable[[int], object] | None = None,
+        self, data: bytes | NDArray[np.uint8], *, max_pixels: int = MAX_PIXELS, reserve: Reserve | None = None
     ) -> None:
         """BadImage where this is not an image that we read, or one of more pixels than `max_pixels`. `reserve` hears
         how many bytes decoding will take, before any are taken; it may wait, or raise."""
@@ -178,7 +177,7 @@ def upright_rgb(image: Image.Image) -> Image.Image:
         return turn_upright(to_rgb(image), find_orientation(image.info))
 
 
-def open_decoder(data: bytes, max_pixels: int, reserve: Callable[[int], object]) -> tuple[ImageFile, int]:
+def open_decoder(data: bytes, max_pixels: int, reserve: Reserve) -> tuple[ImageFile, int]:
     """The decoder of a file, not run yet, and how the image is turned."""
     kind = detect_format(data)
     with refuse_failures(kind, "header"):

@@ -10,7 +10,7 @@ therefore the same on any number of processes, provided that each holds whole pa
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -118,7 +118,7 @@ class Augmentation:
 
     def __call__(self, encoded: EncodedImage, draws: CounterRng) -> Tensor:
         """One image to pixels [3, H, W], uint8; `draws` belong to one sample and view."""
-        return augment_views([self], encoded, [draws])[0]
+        return TrainViews((self,))(encoded, [draws])[0]
 
     def finish(self, image: "Image", whole: Pair, cut: Cut, draws: CounterRng) -> Tensor:
         """Everything after decoding. `whole` is the full size of the image, which may be decoded at a smaller scale."""
@@ -133,15 +133,27 @@ class Augmentation:
         return pixels if self.erase is None else self.erase(pixels, draws)
 
 
-def augment_views(
-    augmentations: Sequence[Augmentation], encoded: EncodedImage, draws: Sequence[CounterRng]
-) -> tuple[Tensor, ...]:
-    """Several views of one image, decoded once at the scale that the most demanding view needs."""
-    whole = encoded.size
-    cuts = [each.crop.cut(whole, drawn) for each, drawn in zip(augmentations, draws, strict=True)]
-    image = encoded.rgb(min(cut.scale for cut in cuts))
-    views = zip(augmentations, cuts, draws, strict=True)
-    return tuple(each.finish(image, whole, cut, drawn) for each, cut, drawn in views)
+Augmentations: TypeAlias = Augmentation | Sequence[Augmentation]  # one for each view
+
+
+@dataclass(frozen=True, slots=True)
+class TrainViews:
+    """The views of training; the image is decoded once, at the scale that the most demanding view needs."""
+
+    augmentations: tuple[Augmentation, ...]
+
+    @property
+    def sizes(self) -> tuple[Pair, ...]:
+        return tuple(augmentation.size for augmentation in self.augmentations)
+
+    def __call__(self, image: EncodedImage, draws: Sequence[CounterRng]) -> tuple[Tensor, ...]:
+        cuts = [each.crop.cut(image.size, drawn) for each, drawn in zip(self.augmentations, draws, strict=True)]
+        decoded = image.rgb(min(cut.scale for cut in cuts))
+        views = zip(self.augmentations, cuts, draws, strict=True)
+        return tuple(each.finish(decoded, image.size, cut, drawn) for each, cut, drawn in views)
+
+    def geometries(self, whole: Pair, draws: Sequence[CounterRng]) -> tuple[Geometry, ...]:
+        return tuple(each.geometry(whole, drawn) for each, drawn in zip(self.augmentations, draws, strict=True))
 
 
 def check_geometries(augmentations: Sequence[Augmentation]) -> None:

@@ -86,8 +86,7 @@ class ThreeAugment:
     def __post_init__(self) -> None:
         check_strengths(self.sigma, (self.jitter,))
 
-    def draw(self, draws: CounterRng, size: Pair) -> Programme:
-        del size
+    def draw(self, draws: CounterRng, _size: Pair) -> Programme:
         choice = draws.integers("three", 3)
         sigma = uniform(draws, "blur", self.sigma)
         first = np.array([NUMBER["grey"], NUMBER["solarise"], NUMBER["blur"]])[choice]
@@ -116,8 +115,7 @@ class Distort:
         for name in ("jitter_probability", "grey", "blur", "solarise"):
             check_probability(name, getattr(self, name))
 
-    def draw(self, draws: CounterRng, size: Pair) -> Programme:
-        del size
+    def draw(self, draws: CounterRng, _size: Pair) -> Programme:
         jitter = draw_jitter(draws, self.jitter)
         shaken = draws.uniform("jitter") < self.jitter_probability
         sigma = uniform(draws, "blur", self.sigma)
@@ -184,9 +182,6 @@ def check_strengths(sigma: Range, jitter: tuple[float, ...]) -> None:
         raise ConfigError(f"jitter={jitter} must not be below 0")
 
 
-Operation: TypeAlias = Callable[[Tensor, float], Tensor]
-
-
 def affine(pixels: Tensor, *, shear: Any = (0.0, 0.0), translate: Any = (0, 0), center: Any = None) -> Tensor:
     return F.affine(pixels, angle=0.0, translate=list(translate), scale=1.0, shear=list(shear), center=center)
 
@@ -202,7 +197,7 @@ def blur(pixels: Tensor, level: float) -> Tensor:
 
 # By name: from pixels and a level to pixels. Shears are relative to the upper left corner, translations in whole
 # pixels, rotations in degrees about the centre, hues in turns of the colour circle.
-_BY_NAME: Final[dict[str, Operation]] = {
+_BY_NAME: Final[dict[str, Callable[[Tensor, float], Tensor]]] = {
     "identity": lambda pixels, _: pixels,
     "shear_x": lambda pixels, level: affine(pixels, shear=(degrees(atan(level)), 0.0), center=[0, 0]),
     "shear_y": lambda pixels, level: affine(pixels, shear=(0.0, degrees(atan(level))), center=[0, 0]),
