@@ -79,7 +79,7 @@ def parallelise(
     values: Callable[[nn.Module], None] | None = None,
 ) -> Parallel:
     """Moves an objective to the world's device and makes it parallel, in place. A module without storage gets it here,
-    for the local rows only, and then `values(module)` (see materialise.py). Optimisers come after this."""
+    for the local rows only, and then `values(module)` (see meta_init.py). Optimisers come after this."""
     for name, value, kinds in (("sharding", sharding, Sharding), ("precision", precision, Precision)):
         if value not in get_args(kinds):
             raise unknown_name(name, value, get_args(kinds))

@@ -43,11 +43,10 @@ def find_device(name: str, local_rank: int = 0, world_size: int = 1) -> torch.de
         device = torch.device(name)
     except RuntimeError:
         raise ConfigError(f"device {name!r} is none that torch knows; use auto, cpu, cuda or mps") from None
-    if device.type == "mps":
-        if not mps:
-            raise ConfigError(f"device {name!r}: torch sees no GPU of Apple's here; use device cpu")
-        if world_size > 1:
-            raise ConfigError(f"device {name!r} is for one process, and there are {world_size}; use device cpu")
+    if device.type == "mps" and not mps:
+        raise ConfigError(f"device {name!r}: torch sees no GPU of Apple's here; use device cpu")
+    if device.type == "mps" and world_size > 1:
+        raise ConfigError(f"device {name!r} is for one process, and there are {world_size}; use device cpu")
     if device.type != "cuda":
         return device
     count = torch.cuda.device_count()

@@ -24,9 +24,9 @@ from vitrail.data.transforms.batched import (
     PackedArrays,
     find_unsupported,
 )
-from vitrail.data.transforms.batched_ops import SORTED, WARPS, gaussian_kernels, grey, plan_programme
+from vitrail.data.transforms.batched_ops import SORTED, gaussian_kernels, grey, plan_programme
 from vitrail.data.transforms.crop import InceptionCrop, ResizeCrop, Squash
-from vitrail.data.transforms.policy import NUMBER, OPERATIONS, Distort, Programme, RandAugment, ThreeAugment
+from vitrail.data.transforms.policy import GEOMETRIC, NUMBER, OPERATIONS, Distort, Programme, RandAugment, ThreeAugment
 
 SMOOTH = np.stack([pixels(32, 40, seed) for seed in range(24)])
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -117,7 +117,7 @@ def test_each_operation_with_a_level_a_sample(name: str, device: str) -> None:
     wanted = torch.stack(
         [OPERATIONS[NUMBER[name]](picture, level) for picture, level in zip(batch, levels, strict=True)]
     )
-    if name in WARPS:  # a nearest neighbour may be another one, where two are as near
+    if name in GEOMETRIC:  # a nearest neighbour may be another one, where two are as near
         assert (got != wanted).any(1).float().mean() < 0.01
     else:
         close(got, wanted, 1, 0.01)

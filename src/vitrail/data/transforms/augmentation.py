@@ -159,11 +159,9 @@ class TrainViews:
 def check_geometries(augmentations: Sequence[Augmentation]) -> None:
     """Raises ConfigError if a policy moves pixels in ways that masks, boxes and points cannot follow."""
     for policy in (augmentation.policy for augmentation in augmentations):
-        if policy is not None and (moving := sorted(GEOMETRIC & operations_of(policy))):
-            raise ConfigError(
-                f"augmentation.policy={type(policy).__name__} uses {', '.join(moving)}, which masks cannot follow; use "
-                "augmentation.policy=ThreeAugment or Distort, which change colours only, or none"
-            )
+        if policy is not None and (moving := sorted(operations_of(policy).intersection(GEOMETRIC))):
+            fact = f"augmentation.policy={type(policy).__name__} uses {', '.join(moving)}, which masks cannot follow"
+            raise ConfigError(f"{fact}; use ThreeAugment or Distort, which change colours only, or none")
 
 
 def inception(size: int | Pair) -> Augmentation:

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import conv2d, grid_sample, pad
 
 from vitrail.core.text import Pair
-from vitrail.data.transforms.policy import NUMBER, Programme
+from vitrail.data.transforms.policy import GEOMETRIC, NUMBER, Programme
 
 SMOOTH: Final = np.ones((1, 1, 3, 3), np.float32)  # 13 times what a pixel gets from itself and from each neighbour
 SMOOTH[0, 0, 1, 1] = 5
@@ -121,7 +121,7 @@ def gaussian_kernels(sigma: NDArray[np.float64], size: Pair) -> NDArray[np.float
 def matrices(counts: Sequence[int], level: NDArray[np.float64], size: Pair) -> NDArray[np.float32]:
     """From a place in the image that comes out, from the centre in pixels, to the place it is taken from, from the
     centre in halves of the image: [n, 3, 2], for (x, y, 1) from the left. `counts` says how many
-    neighbours are moved in which way, in the order of WARPS."""
+    neighbours are moved in which way, in the order of GEOMETRIC."""
     height, width = size
     out = np.zeros((len(level), 3, 2))
     out[:, 0, 0] = out[:, 1, 1] = 1
@@ -153,10 +153,9 @@ class BatchStage(NamedTuple):
 
 
 # The order in which a batch is sorted: those that are done together are neighbours. What stays comes last.
-WARPS: Final = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
 BLENDS: Final = ("brightness", "saturation", "contrast", "sharpness")
-SORTED: Final = (*WARPS, *BLENDS, "posterise", "solarise", "autocontrast", "equalise", "grey", "blur", "identity")
-MOVED, BLENDED = len(WARPS), len(WARPS) + len(BLENDS)  # where these end in it
+SORTED: Final = (*GEOMETRIC, *BLENDS, "posterise", "solarise", "autocontrast", "equalise", "grey", "blur", "identity")
+MOVED, BLENDED = len(GEOMETRIC), len(GEOMETRIC) + len(BLENDS)  # where these end in it
 BLURRED = SORTED.index("blur")
 # The place of each operation in that order, as small numbers, which sort quickest.
 PLACES: Final = np.full(len(NUMBER), len(SORTED), np.uint8)

@@ -23,7 +23,7 @@ from vitrail.core.text import Pair
 from vitrail.data.randomness import CounterRng
 from vitrail.data.transforms.crop import Range
 
-GEOMETRIC: Final = frozenset({"shear_x", "shear_y", "translate_x", "translate_y", "rotate"})  # move pixels
+GEOMETRIC: Final = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")  # move pixels
 
 
 class Programme(NamedTuple):
