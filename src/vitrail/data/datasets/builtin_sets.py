@@ -196,10 +196,8 @@ class ShapesDataset(ImageDataset):
         """The rows and columns around the shape, and for each pixel there its distance to the outline in pixels,
         negative inside, and how brightly it is lit."""
         reach = scene.radius + 3 / self.size + 0.05
-        rows, columns = (
-            slice(max(0, int((middle - reach) * self.size)), min(self.size, int((middle + reach) * self.size) + 1))
-            for middle in (scene.y, scene.x)
-        )
+        low, high = ([int((at + by) * self.size) for at in (scene.y, scene.x)] for by in (-reach, reach))
+        rows, columns = (slice(max(0, first), min(self.size, last + 1)) for first, last in zip(low, high, strict=True))
         place = pixel_grid(self.size)[0]
         dx = ((place[columns] - np.float32(scene.x)) / np.float32(scene.radius))[None, :]
         dy = ((place[rows] - np.float32(scene.y)) / np.float32(scene.radius))[:, None]
@@ -226,9 +224,8 @@ class Scene:
     def __init__(self, seed: int, index: int) -> None:
         drawn = CounterRng.for_samples(seed=seed, epoch=0, sample=index).uniform("scene", 12 + GRAIN * GRAIN)[0]
         free: list[float] = drawn.tolist()
-        self.shape, self.colour, self.position, self.size = (
-            int(value * len(CLASSES[label])) for value, label in zip(free, get_args(Label), strict=False)
-        )
+        counts = [len(CLASSES[label]) for label in get_args(Label)]
+        self.shape, self.colour, self.position, self.size = (int(v * n) for v, n in zip(free, counts, strict=False))
         low, high = tuple(SIZES.values())[self.size]
         self.radius = low + (high - low) * free[4]
         row, column = divmod(self.position, 3)

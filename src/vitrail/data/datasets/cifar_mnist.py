@@ -139,13 +139,15 @@ class SafeUnpickler(pickle.Unpickler):
     """An unpickler of plain data and arrays only. Arrays are built here, because numpy trusts a pickle about types."""
 
     def find_class(self, module: str, name: str, /) -> Any:
-        if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
-            return PickledArray
-        if (module, name) in (("numpy", "ndarray"), ("numpy", "dtype")):
-            return PickledType
-        if (module, name) == ("_codecs", "encode"):
-            return encode_latin1
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        match f"{module}.{name}":
+            case "numpy.core.multiarray._reconstruct" | "numpy._core.multiarray._reconstruct":
+                return PickledArray
+            case "numpy.ndarray" | "numpy.dtype":
+                return PickledType
+            case "_codecs.encode":  # how Python 3 writes bytes in the older protocols: as text in Latin-1
+                return lambda text, *_: text.encode("latin1")
+            case other:
+                raise pickle.UnpicklingError(f"it asks for {other}")
 
 
 class PickledType:
@@ -171,23 +173,17 @@ class PickledArray:
         self.array = np.frombuffer(data, np.uint8).reshape(shape, order="F" if fortran else "C")
 
 
-def encode_latin1(text: str, *_: object) -> bytes:
-    """Undoes how Python 3 writes bytes in the older protocols: as text in Latin-1."""
-    return text.encode("latin1")
-
-
 def unpickle(data: bytes, where: str) -> dict[bytes, Any]:
     """A pickled dictionary. Keys and lists of names become bytes, which Python 2 wrote and Python 3 writes as text."""
 
     def to_bytes(value: Any) -> Any:
+        if isinstance(value, list):
+            return [to_bytes(item) for item in value]
         return value.encode() if isinstance(value, str) else value
 
     try:
         held: Any = SafeUnpickler(io.BytesIO(data), encoding="bytes").load()
-        return {
-            to_bytes(key): [to_bytes(item) for item in value] if isinstance(value, list) else value
-            for key, value in held.items()
-        }
+        return {to_bytes(key): to_bytes(value) for key, value in held.items()}
     except Exception as error:  # a damaged pickle raises anything at all
         raise DataError(f"{where} is damaged or not a file of CIFAR: {describe_error(error)}") from None
 

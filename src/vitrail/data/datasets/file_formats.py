@@ -10,7 +10,7 @@ import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.atomic_files import cache_folder, replace_on_success
-from vitrail.core.errors import BadImage, DataError, describe_error
+from vitrail.core.errors import BadImage, BadLabels, DataError, describe_error
 from vitrail.data.dataset import ImageDataset, Labels, StringArray
 from vitrail.data.datasets.open_by_name import find_file, import_extra, refuse_damaged
 from vitrail.data.readers.folder import FileDataset, list_below
@@ -147,6 +147,16 @@ class FileTree:
         """Files with their labels as samples."""
         labels = make_labels([label for _, label in rows], len(classes), where or self.where)
         return self.select([name for name, _ in rows], labels, classes)
+
+    def label_splits(
+        self, splits: Mapping[str, Sequence[str]], classes: Sequence[str], class_of: Callable[[str], str], where: object
+    ) -> dict[str, ImageDataset]:
+        """Files by split, each with the class in its name; `where` lists the classes."""
+        index = {name: i for i, name in enumerate(classes)}
+        if strange := sorted({class_of(name) for names in splits.values() for name in names} - index.keys()):
+            raise BadLabels(f"{self.where}: {strange[0]!r} is not a class of {where}")
+        rows = {split: [(name, index[class_of(name)]) for name in names] for split, names in splits.items()}
+        return {split: self.label(found, classes) for split, found in rows.items()}
 
 
 class ZipTree(FileTree):

@@ -7,7 +7,6 @@ lists that come with TensorFlow Datasets; without them the same numbers are draw
 
 import shutil
 import zipfile
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -74,7 +73,11 @@ def read_svhn(root: Path) -> dict[str, ImageDataset]:
 
 
 def read_sun397(root: Path) -> dict[str, ImageDataset]:
-    """108,753 scenes in folders a/abbey, a/airplane_cabin and so on."""
+    """108,753 scenes in folders a/abbey, a/airplane_cabin, c/church/outdoor and so on."""
+
+    def class_of(name: str) -> str:
+        return "/".join(name.split("/")[1:-1])
+
     home = unpack(root, "SUN397", "SUN397.tar.gz") if root.name != "SUN397" else root
     images, _ = list_below(str(home), "")
     names = sorted(name for name in images if name != SUN_SKIPPED and name.rpartition("/")[2].startswith("sun_"))
@@ -85,21 +88,7 @@ def read_sun397(root: Path) -> dict[str, ImageDataset]:
     else:
         classes = sorted({class_of(name) for name in names})
     splits = read_sun_lists(root, home, names) or draw_sun_splits(names)
-    return label_by_class(home, splits, classes)
-
-
-def class_of(name: str) -> str:
-    """a/abbey/sun_xyz.jpg -> abbey; c/church/outdoor/sun_xyz.jpg -> church/outdoor"""
-    return "/".join(name.split("/")[1:-1])
-
-
-def label_by_class(home: Path, splits: Mapping[str, Sequence[str]], classes: Sequence[str]) -> dict[str, ImageDataset]:
-    """Images of SUN397 by split, each with the class of its folder."""
-    index = {name: i for i, name in enumerate(classes)}
-    if strange := sorted({class_of(name) for names in splits.values() for name in names} - index.keys()):
-        raise BadLabels(f"{home}: the folder {strange[0]} is not a class of ClassName.txt")
-    rows = {split: [(name, index[class_of(name)]) for name in names] for split, names in splits.items()}
-    return {split: FileTree(home).label(found, classes) for split, found in rows.items()}
+    return FileTree(home).label_splits(splits, classes, class_of, "ClassName.txt")
 
 
 def read_sun_lists(root: Path, home: Path, names: list[str]) -> dict[str, list[str]] | None:
@@ -170,10 +159,5 @@ def read_dtd(root: Path) -> dict[str, ImageDataset]:
     home = unpack(root, "dtd", "dtd-r1.0.1.tar.gz") if not (root / "labels").is_dir() else root
     rows = {split: read_text(find_file(home / "labels", f"{split}1.txt")).split() for split in ("train", "val", "test")}
     classes = sorted({name.partition("/")[0] for name in rows["train"]})
-    index = {name: i for i, name in enumerate(classes)}
     images = FileTree(find_file(home, "images"))
-    for split, names in rows.items():
-        if strange := sorted({name.partition("/")[0] for name in names} - index.keys()):
-            raise BadLabels(f"{home / 'labels'}: {split}1.txt has the class {strange[0]!r}, train1.txt does not")
-    labelled = {split: [(name, index[name.partition("/")[0]]) for name in names] for split, names in rows.items()}
-    return {split: images.label(found, classes) for split, found in labelled.items()}
+    return images.label_splits(rows, classes, lambda name: name.partition("/")[0], "train1.txt")

@@ -286,7 +286,10 @@ def read_places(path: Path, places: Mapping[str, MaskFolders]) -> dict[str, Imag
         raise UnpairedMasks(f"{error} ({other})") from None
     masked = [source for source in sources.values() if isinstance(source, MaskedFileDataset)]
     paths = [source.mask_path(index) for source in masked for index in range(len(source))]
-    refuse_other_files(paths, other)
+    # Only the first bytes are read here; a damaged file is found when it is read.
+    reasons = folder.map_threads(explain_not_mask, paths)
+    if wrong := [f"{file} {reason}" for file, reason in zip(paths, reasons, strict=True) if reason]:
+        raise DataError(f"{wrong[0]} ({len(wrong):,} of {pluralise(len(paths), 'mask')} like this; {other})")
     classes, note = name_pixel_classes(path, paths, other)
     for source in masked:
         source.pixel_classes, source.note = classes, note
@@ -314,15 +317,6 @@ def read_split(path: Path, place: MaskFolders) -> FileDataset:
         source = MaskedFileDataset(str(path), join(place.images, images), join(place.masks, matched))
     source.note_skipped(others)
     return source
-
-
-def refuse_other_files(paths: Sequence[str], other: str) -> None:
-    """Refuses masks that are not PNG files of class indices, by their first bytes, and names the other way to read the
-    set. A damaged file is found when it is read."""
-    reasons = folder.map_threads(explain_not_mask, paths)
-    if wrong := [(file, reason) for file, reason in zip(paths, reasons, strict=True) if reason]:
-        file, reason = wrong[0]
-        raise DataError(f"{file} {reason} ({len(wrong):,} of {pluralise(len(paths), 'mask')} like this; {other})")
 
 
 def name_pixel_classes(path: Path, paths: Sequence[str], other: str) -> tuple[tuple[str, ...], str]:

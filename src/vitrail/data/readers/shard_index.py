@@ -141,7 +141,11 @@ def open_index(
 ) -> ShardIndex:
     """The index of these shards, in this order; built or updated where needed. With `masks` an index that ignored masks
     is out of date."""
-    shards = [stat_shard(root, name) for name in names]
+    try:
+        found = [(name, os.stat(root / name)) for name in names]
+    except OSError as error:
+        raise SourceNotFound(f"{error.filename}: {error.strerror}") from None
+    shards = [ShardFile(name, status.st_size, status.st_mtime_ns) for name, status in found]
     places = (place, cache_folder("shards") / f"{sha256(os.fsencode(place.absolute())).hexdigest()[:32]}.index")
     old: ShardIndex | None = None
     for place in places:
@@ -169,14 +173,6 @@ def open_index(
             return write_index(place, done, spools)
         except OSError as error:
             raise DataError(f"{place}: the index cannot be written: {error.strerror}") from None
-
-
-def stat_shard(root: Path, name: str) -> ShardFile:
-    try:
-        status = os.stat(root / name)
-    except OSError as error:
-        raise SourceNotFound(f"{root / name}: {error.strerror}") from None
-    return ShardFile(name, status.st_size, status.st_mtime_ns)
 
 
 def open_spools(places: Sequence[Path], stack: ExitStack) -> tuple[Path, dict[str, IO[bytes]]]:

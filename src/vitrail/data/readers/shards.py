@@ -154,8 +154,11 @@ def read(path: Path | str, *, progress: Progress | None = None) -> dict[str, Ima
 
 def locate_shards(path: Path) -> tuple[Path, dict[str, list[str]], Path]:
     """The folder that names are relative to, the tar files by split, and the path of the index."""
+    if (path / JOURNAL).exists():
+        raise DataError(f"{path} holds a pack that was not finished; run the same `vitrail data pack` again")
     if path.is_dir():
-        return path, list_shards(path), path / INDEX
+        packed = (path / DESCRIPTION).exists()
+        return path, read_description(path) if packed else find_files(path, ".tar", refused=COMPRESSED), path / INDEX
     if path.is_file():
         refuse_suffix(path, COMPRESSED)
         return path.parent, group_by_split(str(path), [path.name]), path.with_name(path.name + ".index")
@@ -169,15 +172,6 @@ def locate_shards(path: Path) -> tuple[Path, dict[str, list[str]], Path]:
     names = [os.path.relpath(os.path.abspath(file), root) for file in files]
     mark = sha256(os.fsencode(str(path.absolute()))).hexdigest()[:16]
     return root, group_by_split(str(path), names), root / f".vitrail-{mark}.index"
-
-
-def list_shards(path: Path) -> dict[str, list[str]]:
-    """The tar files of a folder, or of its folders named like splits; a pack lists its own."""
-    if (path / JOURNAL).exists():
-        raise DataError(f"{path} holds a pack that was not finished; run the same `vitrail data pack` again")
-    if (path / DESCRIPTION).exists():
-        return read_description(path)
-    return find_files(path, ".tar", refused=COMPRESSED)
 
 
 def read_description(path: Path) -> dict[str, list[str]]:
