@@ -41,8 +41,7 @@ SIZES_COMPARED: Final = 64  # images whose sizes are compared before a set is lo
 DRAWN: Final = 8192  # places of the stream that are looked up at once; a few take almost as long
 GROUPED: Final = 4096  # images that are augmented at once, where steps have fewer
 # What they may take as float32; all that is at work on them takes some times that. A CPU is quick in its cache alone.
-GROUPED_BYTES: Final = {"cpu": 6 << 20}
-GROUPED_BYTES_ELSEWHERE: Final = 64 << 20
+CPU_BYTES, DEVICE_BYTES = 6 << 20, 64 << 20
 
 
 def fits_on_device(source: ImageDataset, limit: int, targets: Targets = CLASS_LABELS) -> tuple[bool, str]:
@@ -122,7 +121,7 @@ class DeviceDataset:
 
     def choose_group(self, local: int, sizes: Sequence[Pair]) -> int:
         """How many steps of `local` images to augment at once into views of these sizes."""
-        room = GROUPED_BYTES.get(self.device.type, GROUPED_BYTES_ELSEWHERE)
+        room = CPU_BYTES if self.device.type == "cpu" else DEVICE_BYTES
         largest = max(height * width for height, width in (self.size, *sizes))
         return max(1, min(GROUPED, room // (4 * 3 * largest)) // local)
 

@@ -83,15 +83,13 @@ def split_stratified(labels: Labels, fraction: float, *, seed: int = 0) -> NDArr
     never taken completely. Samples with several labels, or none, are drawn regardless of class."""
     if not 0 < fraction < 1:
         raise ConfigError(f"fraction={fraction} must lie between 0 and 1")
-    count = len(labels)
     order, lot, _, first, sizes = order_by_class(labels, "stratified", seed)
     ideal = sizes * fraction
     taken = np.minimum(np.floor(ideal).astype(np.int64), np.maximum(sizes - 1, 0))
-    room = sizes - 1 - taken
-    left = round(count * fraction) - int(taken.sum())
+    left = round(len(labels) * fraction) - int(taken.sum())
     # The largest remainders first; ties are broken by the random key of the first sample, not by class number.
     for at in np.lexsort((lot[order[first]], -(ideal - taken)))[: max(left, 0)]:
-        taken[at] += min(1, int(room[at]))
+        taken[at] += min(1, int(sizes[at] - 1 - taken[at]))
     return take_first(order, first, taken)
 
 
