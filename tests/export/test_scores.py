@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tests.tasks.number import NumberTask
-from vitrail.checkpoint.bundle import get_card
+from vitrail.checkpoint.bundle import Bundle, Card, get_card
 from vitrail.checkpoint.weights import build_fresh, to_bundle
 from vitrail.data.dataset import ArrayDataset, Labels
 from vitrail.data.preprocessing import Preprocessing
@@ -16,7 +16,6 @@ from vitrail.export import ExportImages
 from vitrail.export.exportable import make_reference
 from vitrail.export.verify import check_export, score_export
 from vitrail.models.vit_config import ViTConfig
-from vitrail.tasks.registry import find_task
 from vitrail.tasks.task import TASKS
 
 PLAIN = Preprocessing(image=(4, 4))
@@ -28,20 +27,21 @@ def noise() -> ArrayDataset:
     return ArrayDataset(pixels, Labels(np.array([0, 1, 0, 1, -1, 1])), CLASSES)
 
 
+def bundle(task: str, outputs: int) -> Bundle:
+    config = ViTConfig(width=8, depth=1, mlp_width=8, heads=1, image=(4, 4), patch=(2, 2), classes=outputs)
+    return Bundle(config=config, tensors={}, card=Card(preprocessing=PLAIN, task=task))
+
+
 def mean_of(images: Tensor) -> Tensor:
     return images.mean((1, 2, 3))[:, None]
 
 
-def test_a_number_has_an_error_and_no_same_answer() -> None:
+def test_a_number_has_an_error_and_no_same_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     source = noise()
-    found = score_export(
-        mean_of,
-        lambda images: mean_of(images) - 1,
-        ExportImages(source=source, has_targets=True, batch=4),
-        PLAIN,
-        NumberTask(),
-        outputs=1,
-    )
+    monkeypatch.setitem(TASKS, "number", NumberTask())
+    images = ExportImages(source=source, has_targets=True, batch=4)
+    found = score_export(bundle("number", 1), mean_of, lambda images: mean_of(images) - 1, images)
+    assert found is not None
     values = [float(mean_of(PLAIN(source.open_image(at).rgb())[None])) for at in range(6)]
     errors = [abs(values[at] - truth) for at, truth in ((0, 0), (1, 3), (2, 0), (3, 3), (5, 3))]
     assert (found.count, found.labelled, found.agree, found.agreement) == (6, 5, None, None)
@@ -60,7 +60,8 @@ def test_pixels_agree_in_part() -> None:
         outputs[:, :, 0] = -outputs[:, :, 0]  # one row of four
         return outputs
 
-    found = score_export(halves, other, ExportImages(source=noise()), PLAIN, find_task("segmentation"), outputs=2)
+    found = score_export(bundle("segmentation", 2), halves, other, ExportImages(source=noise()))
+    assert found is not None
     assert (found.count, found.labelled, found.agreement) == (6, 0, 0.75)
 
 

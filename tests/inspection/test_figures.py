@@ -59,8 +59,7 @@ QUICK = ("three pairs", "sheet", "filters", "positions", "one head")
 @pytest.fixture
 def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
     """Quick to draw."""
-    for module in (figures, style):
-        monkeypatch.setattr(module, "DPI", 30)
+    monkeypatch.setattr(style, "DPI", 30)
 
 
 @pytest.mark.usefixtures("coarse")

@@ -28,7 +28,6 @@ from vitrail.inspection.page import (
     ImageOverlay,
     InspectionSection,
     SectionFigure,
-    dequantise,
     inspection_page,
     make_thumbnail,
     merge_patches,
@@ -48,6 +47,12 @@ PICTURE = DRAW.integers(0, 256, (6, 12, 3), dtype=np.uint8)
 def attention(layers: int, heads: int, tokens: int) -> list[NDArray[np.float64]]:
     found = np.exp(4 * DRAW.standard_normal((layers, heads, tokens, tokens)))
     return list(found / found.sum(-1, keepdims=True))
+
+
+def dequantise(stored: NDArray[np.uint8]) -> NDArray[np.float64]:
+    """The weights that the page computes from the bytes: rows [..., T] that sum to one."""
+    squares = stored.astype(np.float64) ** 2
+    return squares / squares.sum(-1, keepdims=True)
 
 
 @cache

@@ -30,9 +30,8 @@ from vitrail.export.exportable import Weights, load_bundle, make_reference, make
 from vitrail.export.int8 import ExportImages
 from vitrail.export.output import ExportResult, atomic_output, check_target, list_files
 from vitrail.export.torch_export import choose_sizes, note_fixed_size, silence_exporter, trace_network
-from vitrail.export.verify import ExportScores, Forward, check_export, measure_speed, score_export
+from vitrail.export.verify import check_export, measure_speed, score_export
 from vitrail.models.family import ImageSizes
-from vitrail.tasks.registry import find_task
 
 LIBRARIES: Final = ("onnx", "onnxscript", "onnxruntime")
 
@@ -113,7 +112,8 @@ def to_onnx(
             done = make_int8_file(bundle, plain, draft, options, scoring_images, done)
             plain.unlink()
         else:
-            done = replace(done, scores=score_if_possible(bundle, session, pixels, scoring_images))
+            own = references[bundle.config.image]
+            done = replace(done, scores=score_export(bundle, own, session, scoring_images, pixels=pixels))
     return replace(done, files=list_files(target))
 
 
@@ -141,11 +141,11 @@ def write_onnx(bundle: Bundle, path: Path, options: OnnxOptions, sizes: ImageSiz
     prepare = bundle.card.preprocessing if pixels else None
     form = to_exportable(build_network(bundle), dynamic=sizes.step is not None, preprocessing=prepare)
     program = trace_network(form, config.image, config.channels, sizes, pixels=pixels)
-    names: Any = {"input_names": ["image"], "output_names": ["logits" if config.classes else "features"]}
-    if pixels:
-        names["input_names"] = ["pixels"]
+    inputs, outputs = ["pixels" if pixels else "image"], ["logits" if config.classes else "features"]
     with silence_exporter():
-        done: Any = torch.onnx.export(program, dynamo=True, verbose=False, opset_version=options.opset, **names)
+        done: Any = torch.onnx.export(
+            program, dynamo=True, verbose=False, opset_version=options.opset, input_names=inputs, output_names=outputs
+        )
     found, model = int(done.model.opset_imports[""]), done.model_proto
     if found != options.opset:
         raise ExportFailed(f"torch wrote opset {found} where {options.opset} was asked for; leave --opset out")
@@ -192,32 +192,15 @@ def name_nodes(model: Any) -> None:
         node.name = name if seen[name] == 1 else f"{name}_{seen[name]}"
 
 
-def score_if_possible(
-    bundle: Bundle, candidate: Forward, pixels: bool, scoring_images: ExportImages | None
-) -> ExportScores | None:
-    """Both on the given images; features give no answers."""
-    config, card = bundle.config, bundle.card
-    if scoring_images is None or not config.classes:
-        return None
-    own, task = make_reference(bundle, config.image, pixels=pixels), find_task(card.task)
-    given = (own, candidate, scoring_images, card.preprocessing, task)
-    return score_export(*given, outputs=config.classes, pixels=pixels)
-
-
 def make_int8_file(
-    bundle: Bundle,
-    plain: Path,
-    path: Path,
-    options: OnnxOptions,
-    scoring_images: ExportImages | None,
-    done: ExportResult,
+    bundle: Bundle, plain: Path, path: Path, options: OnnxOptions, images: ExportImages | None, done: ExportResult
 ) -> ExportResult:
     """The int8 file from the float one, run, scored and timed next to it."""
     name, image, pixels = done.target.name, bundle.config.image, options.preprocessing
-    notes = int8.quantise(plain, path, bundle, scoring_images, pixels=pixels)
+    notes = int8.quantise(plain, path, bundle, images, pixels=pixels)
     session, references = OnnxSession(path), {image: make_reference(bundle, image, pixels=pixels)}
     report = check_export(bundle, references, session, name, session.version, pixels=pixels, tolerance=None)
-    scores = score_if_possible(bundle, session, pixels, scoring_images)
+    scores = score_export(bundle, references[image], session, images, pixels=pixels)
     agreement = None if scores is None else scores.agreement
     if scores is not None and agreement is not None and not agreement >= options.least_agreement:
         raise ExportFailed(

@@ -38,8 +38,7 @@ def trace_network(
             count: Any = Dim(name, min=SPECULATIVE)
             shapes[axis] = step * count if step > 1 else count
         image = (SPECULATIVE * sizes.step[0], (SPECULATIVE + 1) * sizes.step[1])
-    kind = torch.uint8 if pixels else torch.float32
-    example = torch.zeros(SPECULATIVE, channels, *image, dtype=kind)
+    example = torch.zeros(SPECULATIVE, channels, *image, dtype=torch.uint8 if pixels else torch.float32)
     with silence_exporter():
         program = torch.export.export(form, (example,), dynamic_shapes=(shapes,), strict=False)
     program.example_inputs = None  # else it would travel in the file

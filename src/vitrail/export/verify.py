@@ -24,12 +24,10 @@ from torch import Tensor
 from vitrail.checkpoint.bundle import Bundle
 from vitrail.core.errors import DataError, ExportFailed
 from vitrail.core.text import Pair, format_size
-from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.targets import CLASS_LABELS
 from vitrail.evaluation.metrics import Criterion
 from vitrail.export.int8 import ExportImages
-from vitrail.tasks.registry import TASKS
-from vitrail.tasks.task import Task
+from vitrail.tasks.registry import TASKS, find_task
 
 TOLERANCE: Final = 1e-4  # largest difference over largest value
 BATCHES: Final = (1, 3, 16)
@@ -159,40 +157,36 @@ class ExportScores:
 
 @torch.inference_mode()
 def score_export(
-    reference: Forward,
-    candidate: Forward,
-    scoring_images: ExportImages,
-    preprocessing: Preprocessing,
-    task: Task,
-    *,
-    outputs: int,
-    pixels: bool = False,
-) -> ExportScores:
-    """Both on every image once, in the words of a task. With `pixels` both get bytes, else normalised images."""
-    count, shares = 0, list[float]()
-    metrics = [task.metric(outputs, torch.device("cpu")) for _ in range(2)]
-    for batch in scoring_images.batches(preprocessing, task.targets if scoring_images.has_targets else CLASS_LABELS):
+    bundle: Bundle, reference: Forward, candidate: Forward, images: ExportImages | None, *, pixels: bool = False
+) -> ExportScores | None:
+    """Both on every image once, in the words of the bundle's task; none without images or outputs. With `pixels` both
+    get bytes, else normalised images."""
+    if images is None or not bundle.config.classes:
+        return None
+    task, preprocessing, count, shares = find_task(bundle.card.task), bundle.card.preprocessing, 0, list[float]()
+    metrics = [task.metric(bundle.config.classes, torch.device("cpu")) for _ in range(2)]
+    for batch in images.batches(preprocessing, task.targets if images.has_targets else CLASS_LABELS):
         if not bool(batch.valid.any()):
             continue
-        images = batch.pixels if pixels else preprocessing.normalise(batch.pixels)
-        own, other = reference(images), candidate(images)
+        shown = batch.pixels if pixels else preprocessing.normalise(batch.pixels)
+        own, other = reference(shown), candidate(shown)
         count += int(batch.valid.sum())
         same = task.agreement(own, other)
         if same is not None:
             shares.append(float(same[batch.valid].sum()))
-        if scoring_images.has_targets:
+        if images.has_targets:
             for metric, outputs_of in zip(metrics, (own, other), strict=True):
                 metric.update(outputs_of, batch)
     if not count:
         raise DataError("none of the images could be read")
     criterion, labelled, values = task.criteria[0], 0, [0.0, 0.0]
-    if scoring_images.has_targets:
+    if images.has_targets:
         with contextlib.suppress(DataError):  # no image had a target
             scores = [metric.result() for metric in metrics]
             labelled, values = scores[0].count, [float(score.row()[criterion.name]) for score in scores]
     return ExportScores(
         count=count, agree=sum(shares) if shares else None, criterion=criterion, labelled=labelled,
-        network=values[0], export=values[1], unread=tuple(map(str, scoring_images.ledger.known.values())),
+        network=values[0], export=values[1], unread=tuple(map(str, images.ledger.known.values())),
     )  # fmt: skip
 
 

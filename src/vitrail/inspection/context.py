@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrail.core.errors import ConfigError
-from vitrail.core.text import pluralise
 from vitrail.inspection.layer_taps import TokenLayout, get_token_layout, has_attention, mean_logits, require_transformer
 from vitrail.inspection.rollout import rollout
 from vitrail.models.backbone import eval_mode
@@ -93,10 +92,6 @@ class InspectionContext:
         if not self.has_classes:
             return torch.full((len(self.images),), place)
         return self.probabilities.argsort(dim=1, descending=True)[:, place]
-
-    @property
-    def sample_count(self) -> str:
-        return pluralise(self.count, "image")
 
 
 def to_numpy(values: Tensor) -> NDArray[np.float32]:

@@ -9,17 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from vitrail.report.figure_style import (
-    DPI,
-    WIDTH,
-    Floats,
-    Pixels,
-    Theme,
-    make_legible,
-    map_colours,
-    new_figure,
-    use_theme,
-)
+from vitrail.report import figure_style as style
+from vitrail.report.figure_style import Floats, Pixels, Theme, use_theme
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,27 +56,28 @@ def draw_sheet(
     shape = tiles[0][0].shape
     left, wide = (0.62 if rows else 0.0), 0.14 if gaps else 0.0
     extra = wide * ((across - 1) // gaps) if gaps else 0.0
-    side = (WIDTH - left - (across - 1) * GAP - extra) / across
+    side = (style.WIDTH - left - (across - 1) * GAP - extra) / across
     high, above = side * shape[0] / shape[1], 0.24 if captions else 0.0
     step, top, foot = high + above + (0.08 if captions else GAP), 0.24 if columns else 0.02, 0.6 if bar else 0.02
     height = top + step * len(tiles) + foot
     with use_theme(theme):
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(WIDTH, height), dpi=DPI)
+        figure = Figure(figsize=(style.WIDTH, height), dpi=style.DPI)
         for at, row in enumerate(tiles):
             for place, picture in enumerate(row):
                 x = left + place * (side + GAP) + (wide * (place // gaps) if gaps else 0.0)
                 y = height - top - at * step - above - high
-                axes = figure.add_axes((x / WIDTH, y / height, side / WIDTH, high / height))
+                axes = figure.add_axes((x / style.WIDTH, y / height, side / style.WIDTH, high / height))
                 show_image(axes, picture)
                 if captions and captions[at][place]:
-                    room = (gaps or 1) * side
-                    axes.set_title(make_legible(captions[at][place], round(15 * room)), fontsize=8.5, pad=4, loc="left")
+                    text = style.make_legible(captions[at][place], round(15 * (gaps or 1) * side))
+                    axes.set_title(text, fontsize=8.5, pad=4, loc="left")
                 if at == 0 and place < len(columns):
-                    axes.set_title(make_legible(columns[place], round(16 * side)), fontsize=8, pad=4, color=theme.quiet)
+                    text = style.make_legible(columns[place], round(16 * side))
+                    axes.set_title(text, fontsize=8, pad=4, color=theme.quiet)
                 if place == 0 and at < len(rows):
-                    name = make_legible(rows[at], 12)
+                    name = style.make_legible(rows[at], 12)
                     axes.set_ylabel(name, fontsize=8, rotation=0, ha="right", va="center", labelpad=6)
         if bar is not None:
             place = figure.add_axes((0.3, 0.42 / height, 0.4, 0.09 / height))
@@ -120,13 +112,13 @@ def draw_positions(similarity: Floats, theme: Theme) -> "Figure":
     lead = max(1, round(0.12 * max(high, wide)))
     paper = [int(theme.paper[at : at + 2], 16) for at in (1, 3, 5)]
     canvas = np.full((high * (high + lead) - lead, wide * (wide + lead) - lead, 3), paper, np.uint8)
-    tiles = map_colours(similarity, -1.0, 1.0, "viridis")
+    tiles = style.map_colours(similarity, -1.0, 1.0, "viridis")
     for row in range(high):
         for column in range(wide):
             top, left = row * (high + lead), column * (wide + lead)
             canvas[top : top + high, left : left + wide] = tiles[row, column]
     with use_theme(theme):
-        figure = new_figure(5.6 * high / wide + 0.7, 6.0)
+        figure = style.new_figure(5.6 * high / wide + 0.7, 6.0)
         axes = figure.add_subplot()
         axes.spines[:].set_visible(False)
         axes.imshow(canvas, interpolation="nearest", aspect="equal", extent=(0.5, wide + 0.5, high + 0.5, 0.5))
@@ -150,7 +142,7 @@ def draw_heads(
     layers, heads = values.shape
     depth = np.arange(1, layers + 1)
     with use_theme(theme):
-        figure = new_figure(3.6)
+        figure = style.new_figure(3.6)
         axes = figure.add_subplot()
         style_axes(axes, "layer", measures)
         ordered = np.sort(values, axis=1)
@@ -174,7 +166,7 @@ def draw_norms(values: Floats, prefix: Sequence[str], theme: Theme) -> "Figure":
     low, middle, high = np.percentile(patches, [5, 50, 95], axis=1)
     largest = patches.max(1)
     with use_theme(theme):
-        figure = new_figure(3.6)
+        figure = style.new_figure(3.6)
         axes = figure.add_subplot()
         style_axes(axes, "after layer (0: patches and positions)", "norm of the token")
         axes.fill_between(depth, low, high, color=theme.cobalt, alpha=0.18, linewidth=0, label="90 % of the patches")
@@ -197,7 +189,7 @@ def draw_matrix(values: Floats, theme: Theme) -> "Figure":
     """CKA between layers [L + 1, L + 1], from 0 to 1."""
     ticks = [at - 1 for at in space_ticks(len(values))]
     with use_theme(theme):
-        figure = new_figure(5.0, 5.6)
+        figure = style.new_figure(5.0, 5.6)
         axes = figure.add_subplot()
         axes.imshow(values, vmin=0, vmax=1, cmap="magma", origin="lower", interpolation="nearest")
         axes.set(xticks=ticks, yticks=ticks, xlabel="layer", ylabel="layer (0: patches and positions)")
@@ -210,7 +202,7 @@ def draw_matrix(values: Floats, theme: Theme) -> "Figure":
 def draw_faithfulness(scores: Mapping[str, tuple[Floats, Floats]], theme: Theme) -> "Figure":
     """Deletion and insertion [B, steps + 1] for each kind of map: the mean over images and its standard error."""
     with use_theme(theme):
-        figure = new_figure(3.9)
+        figure = style.new_figure(3.9)
         panels: Any = figure.subplots(1, 2, sharey=True)
         for panel, title in enumerate(("deletion: lower is better", "insertion: higher is better")):
             axes = panels[panel]
@@ -225,8 +217,8 @@ def draw_faithfulness(scores: Mapping[str, tuple[Floats, Floats]], theme: Theme)
                 error = values.std(0, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.zeros_like(mean)
                 axes.fill_between(share, mean - error, mean + error, color=colour, alpha=0.12, linewidth=0)
                 area = np.mean((values[:, 1:] + values[:, :-1]) / 2)  # by the trapezium rule
-                style = {"linestyle": "--" if random else "-", "linewidth": 1.7, "label": f"{name} ({area:.3f})"}
-                axes.plot(share, mean, color=colour, **style)
+                look = {"linestyle": "--" if random else "-", "linewidth": 1.7, "label": f"{name} ({area:.3f})"}
+                axes.plot(share, mean, color=colour, **look)
             axes.set_xlim(0, 100)
             axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0f} %")
             add_legend(axes, theme, across=2)

@@ -26,15 +26,7 @@ from torch.nn import functional as F
 
 from vitrail.core.errors import ConfigError, DataError, unknown_name
 from vitrail.core.text import Pair, format_size
-from vitrail.inspection.layer_taps import (
-    choose_classes,
-    get_token_layout,
-    iterate_layers,
-    iterate_states,
-    mean_logits,
-    move_to_model,
-    to_float32,
-)
+from vitrail.inspection import layer_taps
 from vitrail.models.backbone import eval_mode
 
 MIN_IMAGES = 4  # that the estimator of CKA needs
@@ -55,7 +47,7 @@ def attention_distance(model: nn.Module, batches: Iterable[Tensor]) -> Tensor:
 
     The authors' recipe: only weights between patches count, and the class token's share is not redistributed, so a head
     that looks at the class token has a small distance."""
-    tokens = get_token_layout(model)
+    tokens = layer_taps.get_token_layout(model)
     distances = distance_matrix(tokens.grid, tokens.patch).to(next(model.parameters()).device)
     between = slice(tokens.prefix, None)
     # Row by row: one long product rounds at the 4th digit.
@@ -76,7 +68,7 @@ def average_layers(model: nn.Module, batches: Iterable[Tensor], measure: Callabl
     total, count = torch.zeros(()), 0
     for images in batches:
         sums: list[Tensor] = []
-        for layer in iterate_layers(model, images):
+        for layer in layer_taps.iterate_layers(model, images):
             sums.append(measure(layer.attention).sum(dim=0))
             del layer
         total = total + torch.stack(sums).cpu().double()  # waits for the device once per batch
@@ -89,8 +81,9 @@ def average_layers(model: nn.Module, batches: Iterable[Tensor], measure: Callabl
 def layer_cka(model: nn.Module, batches: Iterable[Tensor]) -> Tensor:
     """CKA of the mean patch as it enters the first layer and after each: batches of [B, C, H, W] prepared ->
     [L+1, L+1]. (The class token enters the first layer equal for all images, so it has nothing to compare there.)"""
-    prefix = get_token_layout(model).prefix
-    patches = ([to_float32(z[:, prefix:]).mean(dim=1) for z in iterate_states(model, images)] for images in batches)
+    prefix = layer_taps.get_token_layout(model).prefix
+    states = (layer_taps.iterate_states(model, images) for images in batches)
+    patches = ([layer_taps.to_float32(z[:, prefix:]).mean(dim=1) for z in layers] for layers in states)
     # [L+1, B, D], on the host: not every device has doubles
     return cka(torch.stack(layers).cpu() for layers in patches).to(next(model.parameters()).device)
 
@@ -172,20 +165,20 @@ def faithfulness_curves(
     if maps.ndim != 3 or maps.shape[0] != batch or maps.shape[1] > height or maps.shape[2] > width:
         size = format_size((height, width))
         raise ConfigError(f"maps of {list(maps.shape)} do not fit {batch} images of {size}; give [B, rows, columns]")
-    images = move_to_model(images, model)
+    images = layer_taps.move_to_model(images, model)
     cells = maps.shape[1] * maps.shape[2]
     if not 1 <= steps <= cells:
         raise ConfigError(f"steps={steps} must be between 1 and the {cells} cells of a map")
     rank = rank_cells(maps.to(images.device))
     with eval_mode(model), torch.no_grad():
         cover = _make_cover(images, fill)
-        logits = mean_logits(model(images))
+        logits = layer_taps.mean_logits(model(images))
         if logits.shape[1] < 2:
             raise ConfigError("the curves follow the probability of a class, and this network has a single output")
-        picked = choose_classes(logits, classes)[:, None]
+        picked = layer_taps.choose_classes(logits, classes)[:, None]
 
         def probability(images: Tensor) -> Tensor:
-            return to_float32(mean_logits(model(images))).softmax(dim=-1).gather(1, picked)[:, 0]
+            return layer_taps.to_float32(layer_taps.mean_logits(model(images))).softmax(dim=-1).gather(1, picked)[:, 0]
 
         deletion, insertion = list[Tensor](), list[Tensor]()
         for step in range(steps + 1):

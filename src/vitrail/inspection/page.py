@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from vitrail.core.text import Pair, format_size
+from vitrail.core.text import Pair, format_size, pluralise
 from vitrail.data.decode.image import upright_rgb
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.report.figure_style import DARK, LIGHT, Theme, encode_figure
@@ -110,14 +110,16 @@ class InspectionSection:
 
 
 def make_section(
-    kind: str, draw: Callable[[Theme], Any], *, more: Sequence[SectionFigure] = (), facts: dict[str, Any], **rest: Any
-) -> InspectionSection:
+    kind: str, draw: Callable[[Theme], Any], facts: dict[str, Any], *, count: int | None = None,
+    more: Sequence[SectionFigure] = (), **rest: Any,
+) -> InspectionSection:  # fmt: skip
     """A section with one figure, or with `more`; its texts are those of readings.toml, with `facts` filled in."""
+    facts = {"samples": pluralise(count or 0, "image"), **facts}
     about = READINGS[kind]
     title, reading, text, note = (about.get(key, "").format(**facts) for key in ("title", "reading", "figure", "note"))
     lines, narrow = about.get("lines", False), about.get("narrow", False)
     figure = SectionFigure(name=kind, text=text, draw=draw, lines=lines, narrow=narrow, note=note)
-    return InspectionSection(kind=kind, title=title, reading=reading, drawings=[figure, *more], **rest)
+    return InspectionSection(kind=kind, title=title, reading=reading, drawings=[figure, *more], count=count, **rest)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -247,9 +249,3 @@ def quantise(weights: Floats) -> NDArray[np.uint8]:
     """Rows of attention [..., T] as bytes: the largest of a row is 255."""
     largest = weights.max(-1, keepdims=True)
     return np.rint(255 * np.sqrt(weights / np.maximum(largest, 1e-30))).astype(np.uint8)
-
-
-def dequantise(stored: NDArray[np.uint8]) -> NDArray[np.float64]:
-    """The weights that the page computes from the bytes: rows [..., T] that sum to one."""
-    squares = stored.astype(np.float64) ** 2
-    return squares / squares.sum(-1, keepdims=True)

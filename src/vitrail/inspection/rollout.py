@@ -20,19 +20,7 @@ from PIL import Image, ImageFilter
 from torch import Tensor, nn
 
 from vitrail.core.errors import ConfigError
-from vitrail.inspection.layer_taps import (
-    check_images,
-    choose_classes,
-    get_token_layout,
-    has_attention,
-    iterate_layers,
-    mean_logits,
-    move_to_model,
-    require_transformer,
-    select_output,
-    to_float32,
-    to_grid,
-)
+from vitrail.inspection import layer_taps
 from vitrail.models.backbone import Taps, eval_mode, unwrap_backbone
 from vitrail.models.vit import ViT
 
@@ -61,20 +49,20 @@ def rollout(model: nn.Module, images: Tensor) -> Tensor:
     """The share of each patch that reaches the output: [B, C, H, W] prepared -> [B, rows, columns]. The shares of the
     class token and the registers are not part of the map, so it sums to less than 1."""
     (last,) = deque(_roll(model, images), maxlen=1)
-    return to_grid(select_output(last, model), get_token_layout(model))
+    return layer_taps.to_grid(layer_taps.select_output(last, model), layer_taps.get_token_layout(model))
 
 
 def rollout_by_layer(model: nn.Module, images: Tensor) -> Tensor:
     """Rollout up to each layer (D.8): [B, C, H, W] prepared -> [B, L, rows, columns]."""
-    rows = [select_output(product, model) for product in _roll(model, images)]
-    return to_grid(torch.stack(rows, dim=1), get_token_layout(model))
+    rows = [layer_taps.select_output(product, model) for product in _roll(model, images)]
+    return layer_taps.to_grid(torch.stack(rows, dim=1), layer_taps.get_token_layout(model))
 
 
 def _roll(model: nn.Module, images: Tensor) -> Iterator[Tensor]:
     """R_l layer by layer; only the last one stays in memory."""
     product: Tensor | None = None
-    for layer in iterate_layers(model, images):
-        product = roll_layer(to_float32(layer.attention.mean(dim=1)), product)
+    for layer in layer_taps.iterate_layers(model, images):
+        product = roll_layer(layer_taps.to_float32(layer.attention.mean(dim=1)), product)
         del layer
         yield product
 
@@ -83,10 +71,10 @@ def class_attention(model: nn.Module, images: Tensor) -> Tensor:
     """Where the output's token looks, per head: [B, C, H, W] prepared -> [B, L, k, rows, columns]. In a network that
     averages its patches, where they look on average."""
     rows: list[Tensor] = []
-    for layer in iterate_layers(model, images):
-        rows.append(select_output(layer.attention, model).clone())  # a view would keep the whole layer
+    for layer in layer_taps.iterate_layers(model, images):
+        rows.append(layer_taps.select_output(layer.attention, model).clone())  # a view would keep the whole layer
         del layer
-    return to_grid(torch.stack(rows, dim=1), get_token_layout(model))
+    return layer_taps.to_grid(torch.stack(rows, dim=1), layer_taps.get_token_layout(model))
 
 
 def gradient_rollout(model: nn.Module, images: Tensor, classes: Tensor | None = None) -> Tensor:
@@ -101,23 +89,24 @@ def gradient_rollout(model: nn.Module, images: Tensor, classes: Tensor | None = 
     and the map is the output's row of R_L - I. The network runs twice: forward, keeping each layer's input, then
     backward one layer at a time, so that only one layer's weights and gradients are in memory at once.
     """
-    network = require_transformer(model)
+    network = layer_taps.require_transformer(model)
     if network.head.classifier is None:
         raise ConfigError("this network has no classes to explain; use rollout, which needs none")
     with torch.inference_mode(False), eval_mode(network):
         inputs: list[Tensor] = []  # of each block, [B, T, D]
         with torch.no_grad():
-            last = network.embed(check_images(images, network))
+            last = network.embed(layer_taps.check_images(images, network))
             for block in range(len(network.blocks)):
                 inputs.append(last)
                 last = network.forward_blocks(last, first=block, last=block + 1)
         gradient = _class_gradient(network, last, classes)
-        row = first = select_output(to_float32(torch.eye(last.shape[1]).to(last)), network).expand(last.shape[0], -1)
+        eye = layer_taps.to_float32(torch.eye(last.shape[1]).to(last))
+        row = first = layer_taps.select_output(eye, network).expand(last.shape[0], -1)
         for block in reversed(range(len(inputs))):
             weights, gradient = _weigh_attention(network, block, inputs.pop(), gradient)
             for weight in reversed(weights):
                 row = row + (row[:, None] @ weight)[:, 0]
-    return to_grid(row - first, get_token_layout(network))
+    return layer_taps.to_grid(row - first, layer_taps.get_token_layout(network))
 
 
 def _class_gradient(network: ViT, last: Tensor, classes: Tensor | None) -> Tensor:
@@ -128,8 +117,8 @@ def _class_gradient(network: ViT, last: Tensor, classes: Tensor | None) -> Tenso
             outputs = network.forward_head(z if network.config.norm_after_pool else network.norm(z))
         else:
             outputs = network.head(network.read(z))
-        logits = mean_logits(outputs)
-        picked = logits.gather(1, choose_classes(logits, classes)[:, None])
+        logits = layer_taps.mean_logits(outputs)
+        picked = logits.gather(1, layer_taps.choose_classes(logits, classes)[:, None])
         return torch.autograd.grad(picked.sum(), z)[0]
 
 
@@ -144,7 +133,7 @@ def _weigh_attention(network: ViT, block: int, z: Tensor, gradient: Tensor) -> t
         *by_weight, by_input = torch.autograd.grad(out, (*attention, z), gradient)
     weighted: list[Tensor] = []
     for tap, weights, slope in zip(taps.layers, attention, by_weight, strict=True):
-        positive = to_float32(slope * weights.detach()).clamp(min=0).mean(dim=1, keepdim=True)
+        positive = layer_taps.to_float32(slope * weights.detach()).clamp(min=0).mean(dim=1, keepdim=True)
         weighted.append(tap.spread(positive)[:, 0])
     return weighted, by_input
 
@@ -154,21 +143,21 @@ def grad_cam(model: nn.Module, images: Tensor, classes: Tensor | None = None) ->
     prepared -> [B, rows, columns], none below 0.
 
     max(Σ_c α_c F_c, 0) over the channels F_c of the map after the last norm, α_c the mean over places of ∂y/∂F_c."""
-    if has_attention(model):
+    if layer_taps.has_attention(model):
         raise ConfigError(f"grad_cam is for ResNets, not for a {type(model).__name__}; use gradient_rollout")
     model = unwrap_backbone(model)
     if not model.config.classes:
         raise ConfigError("this network has no head, so there are no classes to explain")
     with torch.inference_mode(False), eval_mode(model):
         with torch.no_grad():
-            features = model.forward_features(move_to_model(images, model))
+            features = model.forward_features(layer_taps.move_to_model(images, model))
         with torch.enable_grad():
             features = features.requires_grad_()
             logits = model.forward_head(features)
-            picked = logits.gather(1, choose_classes(logits, classes)[:, None])
+            picked = logits.gather(1, layer_taps.choose_classes(logits, classes)[:, None])
             gradient = torch.autograd.grad(picked.sum(), features)[0]
-    weight = to_float32(gradient).mean(dim=(2, 3), keepdim=True)
-    return (weight * to_float32(features.detach())).sum(dim=1).clamp(min=0)
+    weight = layer_taps.to_float32(gradient).mean(dim=(2, 3), keepdim=True)
+    return (weight * layer_taps.to_float32(features.detach())).sum(dim=1).clamp(min=0)
 
 
 def overlay(pixels: NDArray[np.uint8], map: Map) -> NDArray[np.uint8]:

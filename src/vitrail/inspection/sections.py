@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitrail.core.text import Pair, pluralise
+from vitrail.core.text import Pair
 from vitrail.inspection import figures, measures, page
 from vitrail.inspection import weights_and_features as learned
 from vitrail.inspection.context import (
@@ -69,7 +69,7 @@ def pair_section(
 ) -> InspectionSection:
     """Images next to their overlays."""
     draw = partial(figures.draw_pairs, [look.picture for look in looks], [look.overlay for look in looks], captions)
-    return page.make_section(kind, draw, facts=facts, looks=looks)
+    return page.make_section(kind, draw, facts, looks=looks)
 
 
 def tile_section(
@@ -81,7 +81,7 @@ def tile_section(
         for at, pixels in enumerate(given.pixels[:DOWN])
     ]
     columns = ["image", *(f"layer {layer + 1}" for layer in layers)]
-    return page.make_section(kind, partial(figures.draw_sheet, tiles, columns=columns), facts={})
+    return page.make_section(kind, partial(figures.draw_sheet, tiles, columns=columns), {})
 
 
 def make_layers(given: InspectionContext) -> InspectionSection:
@@ -99,7 +99,7 @@ def make_heads(given: InspectionContext) -> InspectionSection:
     whose = "output's token looks" if has_token_readout(given.model) else "patches look, on average,"
     subset = "" if len(heads) == count else f" {len(heads)} of {count} heads are shown."
     draw = partial(figures.draw_sheet, tiles, columns=columns, rows=rows)
-    return page.make_section("heads", draw, facts={"whose": whose, "name": given.names[0], "subset": subset})
+    return page.make_section("heads", draw, {"whose": whose, "name": given.names[0], "subset": subset})
 
 
 def make_gradient(given: InspectionContext) -> InspectionSection:
@@ -120,7 +120,7 @@ def make_gradient(given: InspectionContext) -> InspectionSection:
         which = f"the logit of a class. The {few}, next to plain rollout, which depends on no class. "
         which += "If an image shows two things, each class should light up its own."
     draw = partial(figures.draw_sheet, tiles, captions=captions)
-    return page.make_section("gradient", draw, facts={"output": given.output, "which": which})
+    return page.make_section("gradient", draw, {"output": given.output, "which": which})
 
 
 def make_distance(given: InspectionContext) -> InspectionSection:
@@ -141,7 +141,7 @@ def head_section(
     what = f"{'mean ' if kind == 'distance' else ''}attention {kind}"
     draw = partial(figures.draw_heads, values, f"{what} [{unit}]", reference=even, label=label)
     numbers = {f"{what}, {name} layer": float(values[at].mean()) for name, at in (("first", 0), ("last", -1))}
-    return page.make_section(kind, draw, facts={"samples": given.sample_count}, numbers=numbers, count=given.count)
+    return page.make_section(kind, draw, {}, numbers=numbers, count=given.count)
 
 
 def make_faithfulness(given: InspectionContext) -> InspectionSection:
@@ -174,8 +174,8 @@ def make_faithfulness(given: InspectionContext) -> InspectionSection:
     values = {name: (to_numpy(curve.deletion), to_numpy(curve.insertion)) for name, curve in curves.items()}
     numbers = {f"deletion, {name}": float(curve.deletion_area.mean()) for name, curve in curves.items()}
     numbers |= {f"insertion, {name}": float(curve.insertion_area.mean()) for name, curve in curves.items()}
-    draw, facts = partial(figures.draw_faithfulness, values), {"samples": pluralise(len(images), "image")}
-    return page.make_section("faithfulness", draw, facts=facts, numbers=numbers, count=len(images))
+    draw = partial(figures.draw_faithfulness, values)
+    return page.make_section("faithfulness", draw, {}, numbers=numbers, count=len(images))
 
 
 def make_filters(given: InspectionContext) -> InspectionSection:
@@ -183,9 +183,7 @@ def make_filters(given: InspectionContext) -> InspectionSection:
     layer = "patch embedding" if given.transformer else "root convolution"
     if given.transformer and type(getattr(given.model, "embedding", None)).__name__ == "HybridEmbedding":
         layer = "root convolution of the backbone"
-    return page.make_section(
-        "filters", partial(figures.draw_filters, tiles), facts={"count": len(tiles), "layer": layer}
-    )
+    return page.make_section("filters", partial(figures.draw_filters, tiles), {"count": len(tiles), "layer": layer})
 
 
 def make_positions(given: InspectionContext) -> InspectionSection:
@@ -193,9 +191,7 @@ def make_positions(given: InspectionContext) -> InspectionSection:
     score, near = learned.row_column_score(similarity), learned.distance_correlation(similarity)
     facts = {"score": abs(score), "comparison": "more" if score >= 0 else "less", "near": near}
     numbers = {"row-column score": score, "similarity against distance": near}
-    return page.make_section(
-        "positions", partial(figures.draw_positions, to_numpy(similarity)), facts=facts, numbers=numbers
-    )
+    return page.make_section("positions", partial(figures.draw_positions, to_numpy(similarity)), facts, numbers=numbers)
 
 
 def make_norms(given: InspectionContext) -> InspectionSection:
@@ -215,7 +211,7 @@ def make_norms(given: InspectionContext) -> InspectionSection:
     )  # fmt: skip
     draw, numbers = partial(figures.draw_norms, values, name_prefix_tokens(given)), {"longest patch over median": ratio}
     facts, count = {"ratio": ratio}, len(given.images)
-    return page.make_section("norms", draw, more=[on_images], facts=facts, numbers=numbers, count=count)
+    return page.make_section("norms", draw, facts, more=[on_images], numbers=numbers, count=count)
 
 
 def make_features(given: InspectionContext) -> InspectionSection:
@@ -240,13 +236,13 @@ def make_similarity(given: InspectionContext) -> InspectionSection:
         which = f"the patch in row {given.patch[0] + 1}, column {given.patch[1] + 1}"
     bar = (0.0, 1.0, "cosine similarity to the marked patch")
     draw = partial(figures.draw_sheet, tiles, bar=bar, colours="viridis")
-    return page.make_section("similarity", draw, facts={"which": which})
+    return page.make_section("similarity", draw, {"which": which})
 
 
 def make_cka(given: InspectionContext) -> InspectionSection:
     values = to_numpy(measures.layer_cka(given.model, given.crowd()))
     draw, numbers = partial(figures.draw_matrix, values), {"CKA of first and last": float(values[0, -1])}
-    return page.make_section("cka", draw, facts={"samples": given.sample_count}, numbers=numbers, count=given.count)
+    return page.make_section("cka", draw, {}, numbers=numbers, count=given.count)
 
 
 def find_extremes(map: NDArray[np.float32]) -> list[Pair]:

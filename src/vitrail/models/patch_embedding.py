@@ -33,11 +33,6 @@ class PatchEmbedding(nn.Module):
         patches = cut.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # [B, N, C·P·P]
         return F.linear(patches, self.projection.weight.flatten(1), self.projection.bias)
 
-    def grid_of(self, images: Tensor) -> Pair:
-        """Rows and columns of the patches of images."""
-        rows, columns = self.projection.stride
-        return images.shape[2] // rows, images.shape[3] // columns
-
     @property
     def kernel(self) -> Tensor:
         """The filters that see the image: [D, C, P, P]."""
@@ -53,11 +48,6 @@ class HybridEmbedding(PatchEmbedding):
 
     def forward(self, images: Tensor) -> Tensor:
         return super().forward(self.backbone(images))
-
-    def grid_of(self, images: Tensor) -> Pair:
-        rows, columns = self.projection.stride
-        stride = self.backbone.config.stride
-        return images.shape[2] // (rows * stride), images.shape[3] // (columns * stride)
 
     @property
     def kernel(self) -> Tensor:

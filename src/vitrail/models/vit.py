@@ -243,7 +243,8 @@ class ViT(Backbone):
         """The grid of images of another size than the network's own."""
         if not self.open_size and tuple(images.shape[2:]) == self.config.image:
             return None
-        return self.embedding.grid_of(images)
+        rows, columns = self.config.patch_pixels
+        return images.shape[2] // rows, images.shape[3] // columns
 
     @property
     def queries(self) -> int | None:
@@ -362,14 +363,11 @@ class ViT(Backbone):
         if global_pool not in pools:
             raise unknown_name("global_pool", str(global_pool), ("token", "avg", "mean"))
         pool = pools[global_pool]
-        kind = "patches" if self.config.has_patch_head and global_pool is None else "linear"
-        self.config = replace(  # pyright: ignore[reportIncompatibleVariableOverride] - narrower, as built
-            self.config,
-            classes=num_classes,
-            head=kind if num_classes else "none",
-            pool=pool,
-            norm_after_pool=self.config.norm_after_pool and pool == "mean",  # of one token the order is the same
-        )
+        patches = self.config.has_patch_head and global_pool is None
+        kind = "none" if not num_classes else "patches" if patches else "linear"
+        after = self.config.norm_after_pool and pool == "mean"  # of one token the order is the same
+        changed = replace(self.config, classes=num_classes, head=kind, pool=pool, norm_after_pool=after)
+        self.config = changed  # pyright: ignore[reportIncompatibleVariableOverride] - narrower, as built
         like = self.norm.weight
         self.head = build_head(self.config).to(like.device, like.dtype)
         self.head.initialise()

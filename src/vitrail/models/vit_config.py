@@ -160,10 +160,9 @@ class ViTConfig(ModelConfig):
 
     @property
     def open_sizes(self) -> ImageSizes:
-        if self.position == "relative":
-            return ImageSizes(step=None, why="relative positions are tied to one size")
-        if self.attention == "axial":
-            return ImageSizes(step=None, why="axial attention is tied to one grid")
+        if self.position == "relative" or self.attention == "axial":
+            what = "relative positions are" if self.position == "relative" else "axial attention is"
+            return ImageSizes(step=None, why=f"{what} tied to one size")
         return super(ViTConfig, self).open_sizes
 
     @property

@@ -140,35 +140,20 @@ class DINOObjective(ViTObjective):
         student = self.head(torch.cat(y)).unflatten(0, (len(views), -1))  # [views, B, K]
         with torch.no_grad():
             answers = self.teacher.head(self.teacher.network.represent(wide)).unflatten(0, (GLOBAL_CROPS, -1))
-            self.note(answers, valid)
+            total = torch.where(valid[:, None], answers, 0.0).sum((0, 1))  # of this micro-batch, for the centre
+            self.seen.add_(torch.cat([total, GLOBAL_CROPS * valid.sum(dtype=total.dtype)[None]]))
             target = ((answers - self.centre) / temperature[:, None]).log_softmax(-1)
         losses, entropy = distillation_loss(student / self.config.student_temperature, target)
-        tallies = {"teacher_entropy": entropy, "kl": (losses - entropy).detach()}
-        return ObjectiveOutput(
-            torch.where(valid, losses, 0.0).sum().float(),
-            valid.float().sum(),
-            {name: torch.where(valid, value, 0.0).sum().float() for name, value in tallies.items()},
-        )
-
-    def note(self, answers: Tensor, valid: Tensor) -> None:
-        """Adds this micro-batch's teacher outputs [2, B, K] to the sum that the centre follows."""
-        total = torch.where(valid[:, None], answers, 0.0).sum((0, 1))
-        self.seen.add_(torch.cat([total, GLOBAL_CROPS * valid.sum(dtype=total.dtype)[None]]))
+        found = {"teacher_entropy": entropy, "kl": (losses - entropy).detach()}
+        tallies = {name: torch.where(valid, value, 0.0).sum().float() for name, value in found.items()}
+        return ObjectiveOutput(torch.where(valid, losses, 0.0).sum().float(), valid.float().sum(), tallies)
 
     def on_start(self) -> None:
         self.teacher.copy_from(self.network, self.head)
 
     @torch.no_grad()
     def after_step(self, step: int) -> None:
-        self.follow_answers()
-        if step < round(self.config.freeze_last * self.steps):
-            # The teacher still has the initial weights. Computing gradients keeps the optimiser's moments up to date.
-            weight, drawn = local_tensors([self.head.last.weight, cast(PrototypeHead, self.teacher.head).last.weight])
-            weight.copy_(drawn)
-        self.teacher.follow(self.network, self.head, momentum_at(step, start=self.config.momentum, steps=self.steps))
-
-    def follow_answers(self) -> None:
-        """Moves the centre towards the mean of this step's teacher outputs, over all micro-batches and processes."""
+        # The centre moves towards the mean of this step's teacher outputs, over all micro-batches and processes.
         self.world.sum_(self.seen)
         mean = self.seen[:-1] / self.seen[-1].clamp(min=1.0)
         moved = self.centre.lerp(mean, 1 - self.config.centre_momentum)
@@ -176,6 +161,11 @@ class DINOObjective(ViTObjective):
         sound = self.seen.isfinite().all() & (self.seen[-1] > 0)
         self.centre.copy_(torch.where(sound, moved, self.centre))
         self.seen.zero_()
+        if step < round(self.config.freeze_last * self.steps):
+            # The teacher still has the initial weights. Computing gradients keeps the optimiser's moments up to date.
+            weight, drawn = local_tensors([self.head.last.weight, cast(PrototypeHead, self.teacher.head).last.weight])
+            weight.copy_(drawn)
+        self.teacher.follow(self.network, self.head, momentum_at(step, start=self.config.momentum, steps=self.steps))
 
 
 def distillation_loss(student: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

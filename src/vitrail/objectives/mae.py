@@ -75,13 +75,9 @@ class MAE(ObjectiveConfig):
         decoder, count = self.decoder(config), self.num_masked(config)
         pixels = config.patch[0] * config.patch[1] * 3
         seen = config.tokens - count
-        return (
-            config.patches * pixels * config.width
-            + blocks_macs(config, seen)
-            + seen * config.width * decoder.width
-            + blocks_macs(decoder, config.tokens)
-            + count * decoder.width * pixels
-        )
+        ends = config.patches * pixels * config.width + count * decoder.width * pixels
+        layers = blocks_macs(config, seen) + blocks_macs(decoder, config.tokens)
+        return ends + layers + seen * config.width * decoder.width
 
 
 def blocks_macs(config: ViTConfig, tokens: int) -> int:

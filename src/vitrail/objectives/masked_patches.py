@@ -85,8 +85,7 @@ class MaskedPatches(ObjectiveConfig):
         self.num_masked(config)
         if self.swap and config.patches < 2:
             raise ConfigError(f"objective.swap={self.swap} takes another patch, and there is one alone; use swap=0")
-        side = SIDES.get(self.target, 1)
-        if min(config.patch) < side:
+        if min(config.patch) < (side := SIDES.get(self.target, 1)):
             why = f"makes {side}x{side} of a patch, and patch={format_size(config.patch)} is smaller"
             raise ConfigError(f"objective.target='{self.target}' {why}; use larger patches or another target")
         return config

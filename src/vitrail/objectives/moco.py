@@ -97,11 +97,8 @@ class MoCoObjective(ViTObjective):
             for query, key in zip(queries, keys.flip(0), strict=True)  # each view against the other
         )
         losses, hits = 2 * temperature * (loss + other_loss), (hit + other_hit) / 2
-        return ObjectiveOutput(
-            torch.where(valid, losses, 0.0).sum().float(),
-            count,
-            {"agreement": torch.where(valid, hits, 0.0).sum(), "spread": feature_spread(keys, known) * count},
-        )
+        tallies = {"agreement": torch.where(valid, hits, 0.0).sum(), "spread": feature_spread(keys, known) * count}
+        return ObjectiveOutput(torch.where(valid, losses, 0.0).sum().float(), count, tallies)
 
     def on_start(self) -> None:
         self.teacher.copy_from(self.network, self.projector)
