@@ -19,7 +19,7 @@ from vitrail.checkpoint.weights import save
 from vitrail.cli.app import main
 from vitrail.cli.use import inspect
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.inspection import figures, page
+from vitrail.inspection import page
 from vitrail.inspection.sections import KINDS
 from vitrail.models.family import ModelConfig
 from vitrail.report import figure_style as style
@@ -30,8 +30,7 @@ CLASSES = ("a", "b", "c", "d", "wood pigeon")
 @pytest.fixture(autouse=True)
 def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
     """Quick to draw."""
-    for module in (figures, style):
-        monkeypatch.setattr(module, "DPI", 24)
+    monkeypatch.setattr(style, "DPI", 24)
 
 
 @pytest.fixture

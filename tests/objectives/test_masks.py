@@ -8,6 +8,14 @@ from torch import Tensor
 from vitrail.data import randomness as draws
 from vitrail.objectives import patch_ops as masks
 
+STEP = int(draws.GOLDEN)
+
+
+def splitmix64(number: int) -> int:
+    number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    number = (number ^ number >> 27) * 0x94D049BB133111EB % 2**64
+    return number ^ number >> 31
+
 
 def numbers(
     samples: int, count: int, *, purpose: str = "a", seed: int = 3, step: int = 11, epoch: int = 4, first: int = -1
@@ -21,9 +29,9 @@ def test_numbers_are_splitmix_of_all_that_they_depend_on() -> None:
     found = numbers(5, 6)
     start = int(draws.hash_keys(draws.hash_word("a"), 3, 11)[0])
     for row in range(5):
-        key = draws.splitmix64_int((start + (4 * 2**40 + 7 * row - 1) * draws.STEP) % 2**64)
+        key = splitmix64((start + (4 * 2**40 + 7 * row - 1) * STEP) % 2**64)
         for at in range(6):
-            assert int(found[row, at]) % 2**64 == draws.splitmix64_int((key + (at + 1) * draws.STEP) % 2**64)
+            assert int(found[row, at]) % 2**64 == splitmix64((key + (at + 1) * STEP) % 2**64)
 
 
 def test_what_is_drawn_depends_on_each_part_of_the_key() -> None:
