@@ -220,16 +220,10 @@ def run_pack(options: PackOptions) -> int:
         print(f"note: {note}", file=sys.stderr)
     kept = f"the shards that are complete stay in {options.out}; the same command resumes"
     with bars() as bar, on_interrupt(kept):
-        report = pack(
-            collection.splits,
-            options.out,
-            shard_size=options.shard_size,
-            max_side=options.max_side,
-            quality=options.quality,
-            workers=options.workers,
-            strict=options.strict,
-            progress=lambda done, total: bar("packing", done, total),
-        )
+        names = ("shard_size", "max_side", "quality", "workers", "strict")
+        how = {name: getattr(options, name) for name in names}
+        tell = lambda done, total: bar("packing", done, total)  # noqa: E731
+        report = pack(collection.splits, options.out, **how, progress=tell)
     for split, count in report.splits.items():
         print(f"{split}: {count:,} images")
     kept = f" ({report.kept} of them from before)" if report.kept else ""

@@ -311,13 +311,8 @@ def check_weights() -> Facts:
     from vitrail.checkpoint.files.read_weights import read_weights
     from vitrail.checkpoint.known_weights import BUNDLED, bundled_file
 
-    files = {name: bundled_file(name) for name in BUNDLED}
-    return {
-        "found": {
-            name: {"bytes": path.stat().st_size, "tensors": len(read_weights(path).tensors)}
-            for name, path in files.items()
-        }
-    }
+    files = [(name, bundled_file(name), len(read_weights(bundled_file(name)).tensors)) for name in BUNDLED]
+    return {"found": {name: {"bytes": path.stat().st_size, "tensors": tensors} for name, path, tensors in files}}
 
 
 # In this order; libraries are called what pip calls them.

@@ -89,7 +89,14 @@ def resolve_class_names(
         return tuple(names or ())
     if names is None:
         raise ConfigError(f"--rename {renames[0]}: these weights have no class names; name all classes with --labels")
-    return _apply_renames(names, _parse_renames(renames))
+    changes = parse_renames(renames)
+    for old in changes:
+        if old not in names:
+            raise unknown_name("class", old, names)
+    new = tuple(changes.get(name, name) for name in names)
+    if twice := sorted({name for name in changes.values() if new.count(name) > 1}):
+        raise ConfigError(f"--rename gives the name {twice[0]!r} to {new.count(twice[0])} classes; names must differ")
+    return new
 
 
 def rename_predictor(asker: "Predictor[Any]", labels: str | None, renames: Sequence[str]) -> "Predictor[Any]":
@@ -112,18 +119,18 @@ def read_labels(text: str, num_classes: int) -> tuple[str, ...]:
     return names
 
 
-def _parse_renames(texts: Sequence[str]) -> dict[str, str]:
+def parse_renames(texts: Sequence[str]) -> dict[str, str]:
     """{old: new} of all OLD=NEW and all files."""
     found: dict[str, str] = {}
     for text in texts:
-        pairs = [text.partition("=")[::2]] if "=" in text and not Path(text).exists() else _read_rename_file(Path(text))
+        pairs = [text.partition("=")[::2]] if "=" in text and not Path(text).exists() else read_rename_file(Path(text))
         for old, new in pairs:
             if found.setdefault(old.strip(), new.strip()) != new.strip() or not old.strip() or not new.strip():
                 raise ConfigError(f"--rename {text}: {old.strip()!r} needs one new name; write OLD=NEW")
     return found
 
 
-def _read_rename_file(path: Path) -> list[tuple[str, str]]:
+def read_rename_file(path: Path) -> list[tuple[str, str]]:
     try:
         rows = [row for row in csv.reader(read_text(path).splitlines()) if row]
     except (DataError, csv.Error) as error:
@@ -133,14 +140,3 @@ def _read_rename_file(path: Path) -> list[tuple[str, str]]:
         if len(row) != 2:
             raise DataError(f"--rename {path}: line {number} has {len(row)} columns; each line is old,new")
     return [(row[0], row[1]) for row in rows]
-
-
-def _apply_renames(names: Sequence[str], changes: dict[str, str]) -> tuple[str, ...]:
-    """The names with changes applied; an unknown old name or two classes of one name are refused."""
-    for old in changes:
-        if old not in names:
-            raise unknown_name("class", old, names)
-    new = tuple(changes.get(name, name) for name in names)
-    if twice := sorted({name for name in changes.values() if new.count(name) > 1}):
-        raise ConfigError(f"--rename gives the name {twice[0]!r} to {new.count(twice[0])} classes; names must differ")
-    return new

@@ -169,16 +169,10 @@ def run_vtab(options: VtabOptions) -> int:
     tasks = select_tasks(options.tasks)
     facts = describe_weights(options.weights, build_network(find_weights(options.weights)))
     size, settings = options.image_size, options.settings
-    study = VtabStudy(
-        base=vtab.build_base_run(options.weights, image_size=size, seed=options.seed, settings=settings),
-        out=options.out or RUNS / f"vtab-{Path(options.weights).stem.replace(':', '-')}",
-        tasks=tasks,
-        root=options.root,
-        weights_hash=facts["hash"],
-        image_size=size,
-        settings=settings,
-        go_on=format_command("vtab", options),
-    )
+    base = vtab.build_base_run(options.weights, image_size=size, seed=options.seed, settings=settings)
+    out = options.out or RUNS / f"vtab-{Path(options.weights).stem.replace(':', '-')}"
+    resume, hash_ = format_command("vtab", options), facts["hash"]
+    study = pass_options(options, VtabStudy, base=base, out=out, tasks=tasks, weights_hash=hash_, go_on=resume)
     return exit_after(lambda: start_vtab(study, facts, options), f"stopped immediately; resume with: {study.go_on}")
 
 

@@ -141,13 +141,9 @@ def prepare_network(options: FrozenOptions) -> Generator[Subject]:
 def extract_splits(options: FrozenOptions, about: Subject, task: FrozenTask) -> FrozenSplits:
     """The features of both parts, cached or new."""
     with bars() as advance:
+        source, name, seen = task.score_source, f"{task.title}@{task.test}", options.include_seen
         unseen, scope = choose_unseen(
-            task.score_source,
-            f"{task.title}@{task.test}",
-            weights=options.weights,
-            provenance=about.provenance,
-            include_seen=options.include_seen,
-            advance=advance,
+            source, name, weights=about.name, provenance=about.provenance, include_seen=seen, advance=advance
         )
     wanted = task.score if scope.included else task.score[~scope.exposure.seen]
     parts = {split: extract_split(options, about, task, split) for split in dict.fromkeys([task.train, task.test])}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitrail.cli.options.evaluate import CompareOptions, StudyOptions
-from vitrail.cli.options.grammar import format_command
+from vitrail.cli.options.grammar import format_command, pass_options
 from vitrail.cli.progress import exit_after
 from vitrail.core.atomic_files import write_file
 from vitrail.core.console import print_table
@@ -48,16 +48,9 @@ def run_study(options: StudyOptions) -> int:
     places = device_slots(options.device, options.jobs)
     speed = estimate_speed(places[0].device, for_gpu=scale != "tiny")
     costs = estimate_costs(cells, speed)
-    plan = StudyPlan(
-        study=study,
-        scale=scale,
-        cells=cells,
-        out=options.out or Path("runs", f"study-{study.name}-{scale}"),
-        data=data,
-        work={name: price.hours for name, price in costs.items() if price.hours},
-        go_on=format_command("study", options),
-        force=options.force,
-    )
+    work = {name: price.hours for name, price in costs.items() if price.hours}
+    out, resume = options.out or Path("runs", f"study-{study.name}-{scale}"), format_command("study", options)
+    plan = pass_options(options, StudyPlan, study=study, cells=cells, out=out, data=data, work=work, go_on=resume)
     if options.list:
         return list_cells(plan, costs, speed)
 

@@ -12,6 +12,7 @@ from vitrail.evaluation import ITERATIONS, TEMPERATURE, Precision
 ALL: Final = 1 << 53  # shots: every image of train, without a draw
 FROZEN: Final = f"{SOURCE}; learns from its train split and scores its test (or val) split"
 WITHOUT: Final = "skip the copies that `vitrail data dedup SOURCE --against TRAINED` found: its drop.json"
+SHOTS: Final = 'images per class to learn from, or "all"'
 TEST: Final = "images to score, if they are not in DATA"
 Scale: TypeAlias = Literal["tiny", "small", "paper"]
 SCALES: Final = get_args(Scale)
@@ -68,9 +69,7 @@ class FewshotOptions(FrozenOptions):
     EXAMPLES: ClassVar = ("fewshot WEIGHTS photos --shots 1 5 10 25",)
     data: tuple[str, ...] = data_word(f"{FROZEN}. Several sets are scored one after the other")
     test: tuple[str, ...] | None = option(None, TEST, "DATA", repeated=True, completes="set")
-    shots: tuple[int, ...] | None = option(
-        None, 'images per class to learn from, or "all"', "N", parse=parse_shots, usually="1 5 10 25"
-    )
+    shots: tuple[int, ...] | None = option(None, SHOTS, "N", parse=parse_shots, usually="1 5 10 25")
     seeds: tuple[int, ...] | None = option(None, "random seeds, one draw of the images each", "S", usually="0 1 2")
     penalty: float | None = option(None, "L2 penalty of the classifier", "L2", usually="1024")
     sweep: bool = option(False, "no draws: try all penalties and take the best one for all sets")
@@ -100,9 +99,7 @@ class KnnOptions(FrozenOptions):
     EXAMPLES: ClassVar = ("knn WEIGHTS photos -k 10 20",)
     data: str = data_word(FROZEN)
     test: str | None = option(None, TEST, "DATA", completes="set")
-    neighbours: tuple[int, ...] | None = option(
-        None, "number of neighbours that vote", "N", flag="-k", usually="1 5 10 20 50"
-    )
+    neighbours: tuple[int, ...] | None = option(None, "neighbours that vote", "N", flag="-k", usually="1 5 10 20 50")
     temperature: float = option(TEMPERATURE, "temperature of the weighted votes", "T")
 
 
@@ -115,9 +112,7 @@ class VtabOptions(DeviceOptions):
 
     EXAMPLES: ClassVar = ("vtab WEIGHTS --root sets --dry-run", "vtab WEIGHTS --root sets --tasks cifar100 pets")
     weights: str = word(..., groups.WEIGHTS, "WEIGHTS", completes="weights")
-    tasks: tuple[str, ...] = option(
-        (), "some of the 19 tasks, or a group: natural, ...", "TASK", usually="all", completes="task"
-    )
+    tasks: tuple[str, ...] = option((), "tasks, or a group: natural, ...", "TASK", usually="all 19", completes="task")
     root: Path | None = option(None, "folder with one subfolder per data set", "DIR", usually="$VITRAIL_DATA")
     out: Path | None = option(None, "folder for the results and a run per task", "DIR", usually="runs/vtab-WEIGHTS")
     image_size: int = option(0, "pixels per side", "N", usually="384, as in the paper")

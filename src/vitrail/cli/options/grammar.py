@@ -111,13 +111,11 @@ class Parser(argparse.ArgumentParser):
         found, extra = self.parse_known_intermixed_args(args, namespace)
         if extra:
             self.error(describe_extra_words(extra, self._actions))
-        missing = [
-            f"--out {name_argument(action)}" if action.help == argparse.SUPPRESS else name_argument(action)
-            for action in self._actions
-            if isinstance(action, NeededWord) and not action.option_strings and not getattr(found, action.dest, None)
-        ]
+        needed = [action for action in self._actions if isinstance(action, NeededWord) and not action.option_strings]
+        missing = [action for action in needed if not getattr(found, action.dest, None)]
         if missing:
-            self.error(f"the following arguments are required: {', '.join(missing)}")
+            names = [("--out " if one.help == argparse.SUPPRESS else "") + name_argument(one) for one in missing]
+            self.error(f"the following arguments are required: {', '.join(names)}")
         return found
 
     def error(self, message: str) -> Never:

@@ -20,6 +20,12 @@ RENAME = "rename a class, as in n01440764=tench, or many: a CSV file with lines 
 EPOCHS_HELP = "passes over the training images; not with --steps"
 STEPS_HELP = "updates of the weights; not with --epochs"
 BATCH_HELP = "images per update"
+MINUTES = "time budget: fewer steps and fewer trained layers if the recipe takes longer; none for the whole recipe"
+REFERENCE = (
+    "preprocess as the reference evaluator does (resize to 8/7 of the size, crop the centre), not as the weights ask"
+)
+SWEEP = "try every point of a grid on a dev split, then train the best on all images"
+RESUME = "resume the run in this folder with its own settings"
 LR_HELP = "peak learning rate"
 BY_NUMBER = "match classes by index instead of by name"
 
@@ -104,11 +110,7 @@ class FrozenOptions(WeightsOptions):
 
     image_size: int | None = option(None, IMAGE_SIZE, "N")
     held_out: float | None = option(None, "score on this share of each class of train, learn from the rest", "SHARE")
-    reference: bool = option(
-        False,
-        "preprocess images as the reference evaluator does (resize to 8/7 of the size, then crop the centre: 256 and "
-        "224) instead of as the weights ask",
-    )
+    reference: bool = option(False, REFERENCE)
     precision: Precision = precision_option()
     no_cache: bool = option(False, NO_CACHE)
     out: Path | None = option(None, "write the result as JSON", "FILE")
@@ -138,25 +140,13 @@ class TrainingOptions(NamesOptions):
     task: str = option("", "classification or segmentation", "NAME", usually="the recipe's, or the data's")
     settings: tuple[str, ...] = settings_option()
     minutes: float | None = option(
-        None,
-        "time budget: fewer steps and fewer trained layers if the recipe takes longer; none for the whole recipe",
-        "N",
-        parse=parse_minutes,
-        usually="5 for finetune on a CPU, unless its length is set; else none",
+        None, MINUTES, "N", parse=parse_minutes, usually="5 for finetune on a CPU, unless its length is set; else none"
     )
     seed: int | None = option(None, "random seed", usually="0")
     out: Path | None = option(None, "the run's folder; an existing run is resumed", "RUN", completes="file")
-    resume: str | None = option(
-        None, "resume the run in this folder with its own settings", "RUN", nargs="?", completes="file"
-    )
+    resume: str | None = option(None, RESUME, "RUN", nargs="?", completes="file")
     force: bool = option(False, "resume even though the config has changed")
     dry_run: bool = option(False, "build everything, time a few steps, print what to expect, and stop")
-    sweep: tuple[str, ...] | None = option(
-        None,
-        "try every point of a grid on a dev split, then train the best on all images",
-        "FIELD=V,V",
-        nargs="*",
-        usually="the recipe's grid",
-    )
+    sweep: tuple[str, ...] | None = option(None, SWEEP, "FIELD=V,V", nargs="*", usually="the recipe's grid")
     jobs: int = jobs_option("sweep points")
     download: bool = option(False, DOWNLOAD)

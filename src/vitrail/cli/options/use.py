@@ -15,6 +15,9 @@ SUFFIX: Final = ".safetensors"
 TOKEN: Final = "VITRAIL_TOKEN"
 Form: TypeAlias = Literal["onnx", "torch-export", "hf", "timm", "npz", "torchvision"]
 FORMS: Final = get_args(Form)
+TARGETS: Final = "vitrail, npz, npz-linen, npz-big-vision, npz-bit, hf, timm, torchvision"
+SIZE: Final = "image size of a file that does not say: N or HEIGHTxWIDTH"
+IMAGES: Final = "image files; a folder or a data set by name, for statistics over many images (distance, entropy, CKA)"
 DEV: Final = "share of every class held out to choose the penalty and the scale of the logits; the final fit uses all"
 NumberType: TypeAlias = Literal["float32", "bfloat16", "float16"]
 
@@ -35,22 +38,14 @@ class PredictOptions(NamesOptions):
         "predict runs/shapes photos --out masks",
     )
     USAGE: ClassVar = "%(prog)s [WEIGHTS] IMAGE|FOLDER|-... [options]"
-    words: tuple[str, ...] = word(
-        ..., "weights, then images and folders", "[WEIGHTS] IMAGE|FOLDER|-", completes="weights"
-    )
-    weights: str | None = option(
-        None, "the weights; then every word is an image or a folder", "WEIGHTS", completes="weights"
-    )
+    words: tuple[str, ...] = word(..., "weights, then images, folders", "[WEIGHTS] IMAGE|FOLDER|-", completes="weights")
+    weights: str | None = option(None, "the weights; all words are then images", "WEIGHTS", completes="weights")
     topk: int | None = option(None, "number of classes per image", "N", usually="5")
-    threshold: float | None = option(
-        None, "multi-label weights: lowest probability of a predicted class", "P", usually="0.5"
-    )
+    threshold: float | None = option(None, "multi-label weights: lowest probability predicted", "P", usually="0.5")
     json: bool = option(False, "print one JSON object per line, also for unreadable images", exclusive="form")
     csv: bool = option(False, "print one row per prediction, under a header", exclusive="form")
     out: Path | None = option(None, "folder for masks and other files, each with an overlay (NAME.overlay.png)", "DIR")
-    attention: Path | None = option(
-        None, "folder for attention maps (attention rollout) over each image, as PNG", "OUT", completes="file"
-    )
+    attention: Path | None = option(None, "folder for attention maps (rollout), as PNG", "OUT", completes="file")
     image_size: int | None = option(None, IMAGE_SIZE, "N")
     precision: Literal["float32", "bfloat16"] = option("float32", "precision of the computation")
     batch: int | None = option(None, "images per batch", "N", usually="by the device")
@@ -73,9 +68,7 @@ class FitOptions(WeightsOptions):
     data: str = data_word(f"{groups.SOURCE}; learns from its train split")
     out: Path = option(..., f"the network to write, {SUFFIX}", "FILE", completes="file")
     image_size: int | None = option(None, IMAGE_SIZE, "N")
-    test: str | None = option(
-        None, "images to score, if they are not the test or val split of DATA", "DATA", completes="set"
-    )
+    test: str | None = option(None, "images to score, if they are not in DATA", "DATA", completes="set")
     l2: float | None = option(None, "penalty of the classifier", "L2", usually="the best on dev")
     dev: float = option(SHARE, DEV, "SHARE")
     shots: int | None = option(None, "learn from at most N images per class", "N")
@@ -96,9 +89,7 @@ class EmbedOptions(WeightsOptions):
         "embed WEIGHTS cifar10@test --out features.npz --type float16",
     )
     data: str = data_word("a folder, a list, shards, or a data set by name; all of its splits")
-    out: Path = word(
-        ..., "FILE.parquet, or FILE.npz for a small collection", "OUT", older="--out", order=2, completes="file"
-    )
+    out: Path = word(..., "FILE.parquet, or FILE.npz for few images", "OUT", older="--out", order=2, completes="file")
     image_size: int | None = option(None, IMAGE_SIZE, "N")
     split: str | None = option(None, "one split only; the same as DATA@NAME", "NAME")
     type: Stored = option("float32", "number type in the file")
@@ -118,12 +109,7 @@ class InspectOptions(WeightsOptions):
         "inspect runs/flowers flowers --only rollout,distance",
     )
     weights: str = word(DEFAULT_WEIGHTS, groups.WEIGHTS, "WEIGHTS", order=0, completes="weights")
-    words: tuple[str, ...] = word(
-        (),
-        "a folder or a data set by name, for statistics over many images (distance, entropy, CKA); image files",
-        "DATA|IMAGE",
-        completes="set",
-    )
+    words: tuple[str, ...] = word((), IMAGES, "DATA|IMAGE", completes="set")
     images: tuple[str, ...] = option((), "image files to show", "IMAGE", completes="file")
     data: str | None = option(None, "", "DATA", hidden=True)  # the older form
     image_size: int | None = option(None, IMAGE_SIZE, "N")
@@ -144,9 +130,7 @@ class ServeOptions(NamesOptions):
     one stops at once."""
 
     EXAMPLES: ClassVar = ("serve", "serve runs/photos --port 8080")
-    weights: str | None = word(
-        None, "a file, a folder or a name", "WEIGHTS", usually="the bundled model", completes="weights"
-    )
+    weights: str | None = word(None, "a file, a folder, a name", "WEIGHTS", usually="bundled ones", completes="weights")
     host: str = option("127.0.0.1", "address to listen on", usually="127.0.0.1, this machine only")
     port: int = option(8000, "port to listen on; 0 picks a free port", "N")
     token: str | None = option(None, "bearer token required from clients", "T", usually=f"${TOKEN}")
@@ -159,9 +143,7 @@ class ServeOptions(NamesOptions):
     max_bytes: int = option(20 * 2**20, "maximum size of a request body", "N", usually="20 MiB")
     max_pixels: int = option(40_000_000, "maximum pixels of one image", "N", usually="40 million")
     image_size: int | None = option(None, IMAGE_SIZE, "N")
-    threads: int | None = option(
-        None, "threads of the network on a CPU", "N", usually="one less than the number of cores"
-    )
+    threads: int | None = option(None, "threads of the network on a CPU", "N", usually="the number of cores less one")
     access_log: bool = option(False, "log one line per request on stderr")
 
 
@@ -204,24 +186,12 @@ class ConvertOptions:
         "convert mine.safetensors --out theirs.pth --to torchvision",
     )
     source: str = word(..., "a weight file or folder; its format is detected", "WEIGHTS", order=0, completes="weights")
-    target: str = word(
-        ..., "MODEL.safetensors, MODEL.npz, MODEL.pth or a folder", "OUT", older="--out", completes="file"
-    )
-    to: str | None = option(
-        None,
-        "vitrail (default for .safetensors), npz, npz-linen, npz-big-vision, npz-bit, hf (default for a folder), "
-        "timm, torchvision",
-        "FORMAT",
-        completes="format",
-    )
+    target: str = word(..., "FILE.safetensors, FILE.npz, FILE.pth or a folder", "OUT", older="--out", completes="file")
+    to: str | None = option(None, f"{TARGETS} (default: by the suffix; hf for a folder)", "FORMAT", completes="format")
     type: NumberType | None = option(None, "number type", usually="unchanged")
     heads: int | None = option(None, "attention heads, if they cannot be inferred from an unusual width")
-    position: Position | None = option(
-        None, "position embedding of a file that stores none", usually="big_vision's sincos2d"
-    )
-    image_size: int | Pair | None = option(
-        None, "image size of a file that does not say: N or HEIGHTxWIDTH", "N", parse=groups.parse_image_size
-    )
+    position: Position | None = option(None, "positions of a file that stores none", usually="big_vision's sincos2d")
+    image_size: int | Pair | None = option(None, SIZE, "N", parse=groups.parse_image_size)
     unofficial: bool = option(False, "write a .npz even if Google's code would read it as another network")
     labels: str | None = labels_option()
     rename: tuple[str, ...] = rename_option()
