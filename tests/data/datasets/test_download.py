@@ -15,7 +15,7 @@ from vitrail.core.errors import DataError, SourceNotFound
 from vitrail.data.datasets import catalogue
 from vitrail.data.datasets import open_by_name as opening
 from vitrail.data.datasets.catalogue import DataFile
-from vitrail.data.datasets.download import fetch
+from vitrail.data.datasets.open_by_name import fetch
 
 BODY = bytes(range(256)) * 4000
 

@@ -12,6 +12,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
@@ -242,13 +243,20 @@ def read_mat(file: "Path | bytes", where: object, *names: str) -> dict[str, Any]
     return found
 
 
+@cache
+def crc_table() -> list[int]:
+    """CRC-32C of each byte."""
+    table = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        table = np.where(table & 1, table >> 1 ^ 0x82F63B78, table >> 1)
+    return table.tolist()
+
+
 def masked_crc(data: bytes) -> int:
     """CRC-32C as TFRecord files store it."""
-    crc = 0xFFFFFFFF
+    crc, table = 0xFFFFFFFF, crc_table()
     for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+        crc = table[(crc ^ byte) & 0xFF] ^ crc >> 8
     crc ^= 0xFFFFFFFF
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 

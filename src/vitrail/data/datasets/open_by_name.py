@@ -3,7 +3,8 @@
     splits = open_named("pets", download=True)
 
 The folder is the one given, else $VITRAIL_DATA/<set>, else data/<set> in the cache. Files may lie in it as they were
-downloaded, unpacked, or in torchvision's layout.
+downloaded, unpacked, or in torchvision's layout. A download is resumed, verified, and in place only once it is
+complete; until then it is `<file>.part` next to its place. VITRAIL_OFFLINE=1 forbids all requests.
 """
 
 import gzip
@@ -16,18 +17,22 @@ import zipfile
 import zlib
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from vitrail.core.atomic_files import cache_folder, replace_on_success
+from vitrail.core.atomic_files import cache_folder, replace_on_success, sync_folder
 from vitrail.core.errors import DataError, SourceNotFound, describe_error, unknown_name
+from vitrail.core.http import ChecksumError, Reply, RequestError, UnsafeRequest, is_offline, split_address
+from vitrail.core.http import download as http_download
 from vitrail.core.text import format_bytes
 from vitrail.data.dataset import ImageDataset
-from vitrail.data.datasets.catalogue import SETS, NamedSet
-from vitrail.data.datasets.download import Progress, fetch
+from vitrail.data.datasets.catalogue import SETS, DataFile, NamedSet
 
 CHUNK: Final = 1 << 20
+LARGEST: Final = 2**40  # bytes of a file of unknown size
+Progress = Callable[[str, int, int | None], None]  # the file's name, bytes done, bytes in all
 DAMAGED: Final = (
     *(tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, struct.error, EOFError, RecursionError),
     *(KeyError, IndexError, ValueError, TypeError, AttributeError, OverflowError),
@@ -130,6 +135,42 @@ def read_text(path: Path) -> str:
     """A small text file; bytes that are not UTF-8 survive as they do in file names."""
     with refuse_damaged(path):
         return path.read_text("utf-8", errors="surrogateescape")
+
+
+def fetch(file: DataFile, root: Path, progress: Progress | None = None) -> Path:
+    """The file in its place; one that exists is not downloaded again."""
+    path = root / file.path
+    if path.exists():
+        return path
+    if file.url is None:
+        raise SourceNotFound(f"{path} cannot be downloaded: {file.note or 'it has no address for programs'}")
+    if is_offline():
+        raise SourceNotFound(f"{path} is missing and vitrail is offline (VITRAIL_OFFLINE); put {file.url} there")
+    if split_address(file.url) is None:
+        raise DataError(f"{file.url} is not an http(s) address")
+    part = path.with_name(f"{path.name}.part")
+    checksum = f"sha256:{file.sha256}" if file.sha256 else f"md5:{file.md5}" if file.md5 else None
+
+    def expect(reply: Reply) -> str | None:
+        if file.size is not None and reply.total is not None and reply.total != file.size and not reply.is_at_end:
+            raise DataError(f"{file.url} has {reply.total:,} bytes, not {file.size:,}: is it a page about the file?")
+        return checksum
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        report = partial(progress, path.name) if progress else None
+        most = file.size or LARGEST
+        http_download(file.url, part, expect=expect, max_bytes=most, progress=report, resume_unverified=True)
+        os.replace(part, path)
+        sync_folder(path.parent)
+    except (ChecksumError, UnsafeRequest) as error:
+        raise DataError(str(error)) from None
+    except RequestError as error:
+        remedy = f"run the command again to resume, or put the file at {path}"
+        raise SourceNotFound(f"cannot download {file.url} ({error}); {remedy}") from None
+    except OSError as error:
+        raise DataError(f"{part} cannot be written ({error.strerror or error}); give another folder") from None
+    return path
 
 
 def find_set(name: str) -> NamedSet:

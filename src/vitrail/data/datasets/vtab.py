@@ -17,8 +17,7 @@ from vitrail.core.errors import DataError, unknown_name
 from vitrail.core.text import Pair
 from vitrail.data.dataset import ConcatDataset, ImageDataset, SubsetDataset
 from vitrail.data.datasets.catalogue import SETS, VTAB_TASKS, VtabTask
-from vitrail.data.datasets.download import Progress
-from vitrail.data.datasets.open_by_name import open_named
+from vitrail.data.datasets.open_by_name import Progress, open_named
 from vitrail.data.randomness import EpochOrder, hash_word
 
 Hook: TypeAlias = Progress | None
