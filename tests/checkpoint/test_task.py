@@ -84,10 +84,10 @@ def test_a_new_head_is_of_the_kind_that_there_was(file: Path) -> None:
     assert get_card(model).task == "classification"
 
 
-def test_changes_of_a_config_say_which_head(file: Path) -> None:
+def test_the_kind_says_which_head(file: Path) -> None:
     bundle = read_bundle(file)
-    for changes in (bundle.config.linear_head(7), bundle.config.patch_head(7)):
-        made = replace_head_and_resize(bundle, image_size=(8, 12), head=changes)
+    for kind, changes in (("linear", bundle.config.linear_head(7)), ("patches", bundle.config.patch_head(7))):
+        made = replace_head_and_resize(bundle, 7, (8, 12), kind=kind)
         assert made.config == replace(PATCHES, image=(8, 12), **changes)
         assert made.tensors["head.classifier.weight"].shape == (7, 16)
 

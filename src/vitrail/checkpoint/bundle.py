@@ -7,13 +7,13 @@ Class names are the network's own, ImageNet's for weights of other libraries wit
 ones from a renaming. The card remembers the old names, so that data whose folders still use them can be scored.
 """
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, cast
 
+from vitrail.checkpoint.download_weights import compute_sha256
 from vitrail.checkpoint.formats.key_table import Tensors
 from vitrail.core.errors import ConfigError, CorruptWeights, WeightsError, describe_error
 from vitrail.core.text import Pair
@@ -85,32 +85,23 @@ def parse_description(data: dict[str, Any]) -> tuple[ModelConfig, Card]:
     """Config and card from what `describe` wrote, validated."""
     try:
         config, labels, provenance = from_dict(data["config"]), data["labels"], data["provenance"]
+        multi_label, task = data.get("multi_label", False), data.get("task", CLASSIFICATION)
+        if not isinstance(multi_label, bool) or not isinstance(task, str) or not task:
+            raise ConfigError(f"multi_label={multi_label!r} is not true or false, or task={task!r} not a name")
         card = Card(
             preprocessing=Preprocessing.from_dict(data["preprocessing"]),
             labels=None if labels is None else tuple(str(label) for label in labels),
             provenance=dict(provenance),
-            multi_label=flag(data.get("multi_label", False)),
-            task=task_name(data.get("task", CLASSIFICATION)),
+            multi_label=multi_label,
+            task=task,
         )
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
+    except ConfigError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError):
         raise ConfigError("incomplete description: config, preprocessing, labels and provenance are needed") from None
     if card.labels is not None and len(card.labels) != config.classes:
         raise ConfigError(f"{len(card.labels)} labels for {config.classes} classes")
     return config, card
-
-
-def flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigError(f"multi_label is {value!r}, not true or false")
-    return value
-
-
-def task_name(value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise ConfigError(f"task is {value!r}, not a name")
-    return value
 
 
 def sidecar_path(weights: Path) -> Path:
@@ -120,7 +111,7 @@ def sidecar_path(weights: Path) -> Path:
 def write_sidecar(weights: Path, config: ModelConfig, card: Card, lost_fields: list[str]) -> Path:
     """Config and card in full, the fields that made it necessary, and the checksum of the file they belong to."""
     path = sidecar_path(weights)
-    data = {"format": 1, "weights": file_digest(weights), "unheld": lost_fields, **describe(config, card)}
+    data = {"format": 1, "weights": compute_sha256(weights), "unheld": lost_fields, **describe(config, card)}
     path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
     return path
 
@@ -131,7 +122,7 @@ def read_sidecar(weights: Path) -> tuple[ModelConfig, Card] | None:
     if not path.is_file():
         return None
     data = read_json(path)
-    if data.get("weights") != file_digest(weights):
+    if data.get("weights") != compute_sha256(weights):
         raise CorruptWeights(f"{path}: belongs to another version of {weights.name}; remove it or restore the weights")
     if data.get("format") != 1:
         raise WeightsError(f"{path}: written by a newer vitrail (format {data.get('format')!r}); upgrade vitrail")
@@ -154,11 +145,6 @@ def read_json(path: Path) -> dict[str, Any]:
     return cast(dict[str, Any], data)
 
 
-def file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 RENAMED: Final = "renamed"  # in a card's provenance: {new name: old name}
 
 
@@ -166,11 +152,6 @@ def name_imagenet(card: Card, num_classes: int) -> Card:
     """The card of another library's weights with ImageNet's names, where they have 1,000 classes and no names."""
     names = read_class_names("imagenet")
     return replace(card, labels=names) if card.labels is None and num_classes == len(names) else card
-
-
-def has_imagenet_names(card: Card) -> bool:
-    """Whether the class names are the bundled ones of ImageNet."""
-    return card.labels == read_class_names("imagenet")
 
 
 def rename_classes(bundle: Bundle, names: Sequence[str]) -> Bundle:
@@ -192,7 +173,7 @@ def list_other_names(card: Card) -> list[tuple[str, ...]]:
     """What data sets may call the classes next to the card's own names: WordNet ids, or the names before a renaming."""
     if card.labels is None:
         return []
-    found = [read_imagenet_ids()] if has_imagenet_names(card) else []
+    found = [read_imagenet_ids()] if card.labels == read_class_names("imagenet") else []
     before: Any = card.provenance.get(RENAMED)
     if isinstance(before, Mapping) and any(name in before for name in card.labels):
         found.append(tuple(str(before.get(name, name)) for name in card.labels))

@@ -27,7 +27,7 @@ OWN = "vitrail"
 FILE_SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Conversion:
     """What a conversion wrote, what the format could not hold, and the certificate."""
 
@@ -84,40 +84,24 @@ def export(
         if not unofficial:
             known.refuse_unreadable(bundle.config)
         sidecar, lost_fields = _write_foreign(bundle, target, known)
-    return Conversion(
-        source=source,
-        target=target,
-        format=name,
-        config=bundle.config,
-        sidecar=sidecar,
-        lost_fields=lost_fields,
-        parity=check_parity(bundle, read_bundle(target), name, target),
-        inferred=bundle.card.provenance.get("inferred"),
-    )
+    parity, inferred = check_parity(bundle, read_bundle(target), name, target), bundle.card.provenance.get("inferred")
+    return Conversion(source, target, name, bundle.config, sidecar, lost_fields, parity, inferred)
 
 
 def format_for(target: Path, to: str | None) -> str:
     """The format that a target's name asks for, held against `to`."""
     suffix = target.suffix
     if to is None:
-        match suffix:
-            case ".safetensors":
-                return OWN
-            case ".npz":
-                return "npz"
-            case "":
-                return huggingface.NAME
-            case _:
-                raise ConfigError(f"{target}: {suffix} does not say a format; add --to timm or --to torchvision")
-    if to == OWN:
-        allowed: tuple[str, ...] = (".safetensors",)
-    else:
-        known = find_format(to).name
-        if suffix not in FILE_SUFFIXES:
-            suffix = ""  # a folder may be called vit-1.0
-        allowed = {huggingface.NAME: ("",), timm.NAME: ("", ".safetensors", ".pth", ".bin")}.get(
-            known, (".npz",) if known.startswith("npz") else (".safetensors", ".pth", ".bin")
-        )
+        formats = {".safetensors": OWN, ".npz": "npz", "": huggingface.NAME}
+        if suffix not in formats:
+            raise ConfigError(f"{target}: {suffix} does not say a format; add --to timm or --to torchvision")
+        return formats[suffix]
+    files = (".safetensors", ".pth", ".bin")
+    known = OWN if to == OWN else find_format(to).name
+    special = {OWN: files[:1], huggingface.NAME: ("",), timm.NAME: ("", *files)}
+    allowed = (".npz",) if known.startswith("npz") else special.get(known, files)
+    if to != OWN and suffix not in FILE_SUFFIXES:
+        suffix = ""  # a folder may be called vit-1.0
     if suffix not in allowed:
         named = ", ".join(repr(a) if a else "a folder" for a in allowed)
         raise ConfigError(f"{target}: format {to!r} goes into {named}")
@@ -128,10 +112,9 @@ def _write_foreign(bundle: Bundle, target: Path, known: Format) -> tuple[Path | 
     """Tensors, the format's own config files, and a sidecar for what neither holds; in place only when whole."""
     tensors = export_tensors(known.table(bundle.config), bundle.tensors)
     folder = target.suffix not in FILE_SUFFIXES
-    if folder and target.exists() and not target.is_dir():
-        raise ExportRefused(f"{target}: is a file; a folder is to be written there")
-    if not folder and target.is_dir():
-        raise ExportRefused(f"{target}: is a folder; a file is to be written there")
+    if target.exists() and folder != target.is_dir():
+        found, wanted = ("file", "folder") if folder else ("folder", "file")
+        raise ExportRefused(f"{target}: is a {found}; a {wanted} is to be written there")
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as scratch:
         draft = Path(scratch) / target.name
         weights = draft
@@ -155,8 +138,10 @@ def _write_foreign(bundle: Bundle, target: Path, known: Format) -> tuple[Path | 
 
 def _write_tensors(tensors: Tensors, path: Path) -> None:
     try:
-        if path.suffix == ".npz":
-            np.savez(path, **{name: _numpy(tensor) for name, tensor in tensors.items()})
+        if path.suffix == ".npz":  # numpy has no bfloat16; float32 holds the same numbers
+            plain = {name: t.float() if t.dtype == torch.bfloat16 else t for name, t in tensors.items()}
+            arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in plain.items()}
+            np.savez(path, **arrays)
         elif path.suffix == ".safetensors":
             save_file(tensors, path, metadata={"format": "pt"})
         else:
@@ -165,23 +150,14 @@ def _write_tensors(tensors: Tensors, path: Path) -> None:
         raise WeightsError(f"{path.name}: cannot be written ({error.strerror or error})") from None
 
 
-def _numpy(tensor: torch.Tensor) -> Any:
-    """numpy has no bfloat16; float32 holds the same numbers."""
-    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
-
-
-def _dtype(bundle: Bundle) -> str:
-    return str(next(iter(bundle.tensors.values())).dtype).removeprefix("torch.")
-
-
 def _write_settings(bundle: Bundle, folder: Path, known: Format) -> None:
+    card, dtype = bundle.card, str(next(iter(bundle.tensors.values())).dtype).removeprefix("torch.")
     files: dict[str, Any] = {}
     if known.name == huggingface.NAME:
-        card = bundle.card
-        files["config.json"] = huggingface.build_settings(bundle.config, card.labels, _dtype(bundle), card.multi_label)
-        files["preprocessor_config.json"] = huggingface.build_preprocessor(bundle.card.preprocessing)
+        files["config.json"] = huggingface.build_settings(bundle.config, card.labels, dtype, card.multi_label)
+        files["preprocessor_config.json"] = huggingface.build_preprocessor(card.preprocessing)
     else:
-        files["config.json"] = timm.build_settings(bundle.config, bundle.card.preprocessing, bundle.card.labels)
+        files["config.json"] = timm.build_settings(bundle.config, card.preprocessing, card.labels)
     for name, data in files.items():
         (folder / name).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
 
@@ -194,14 +170,10 @@ def _find_lost_fields(bundle: Bundle, draft: Path) -> list[str]:
             seen = read_bundle(draft, **{name: getattr(mine, name) for name in given if hasattr(mine, name)})
         except WeightsError:
             continue
-        theirs = seen.config
-        out = [
-            f.name for f in fields(mine) if f.name in given or getattr(mine, f.name) != getattr(theirs, f.name, None)
-        ]
-        out += ["preprocessing"] if bundle.card.preprocessing != seen.card.preprocessing else []
-        out += ["multi_label"] if bundle.card.multi_label != seen.card.multi_label else []
-        out += ["task"] if bundle.card.task != seen.card.task else []
-        out += ["labels"] if bundle.card.labels != seen.card.labels else []
+        theirs, names = seen.config, [f.name for f in fields(mine)]
+        out = [n for n in names if n in given or getattr(mine, n) != getattr(theirs, n, None)]
+        card_fields = ("preprocessing", "multi_label", "task", "labels")
+        out += [name for name in card_fields if getattr(bundle.card, name) != getattr(seen.card, name)]
         recorded = any(records for _, records in list_records(bundle.card.provenance))
         return out + (["training images"] if recorded else [])
     return [f.name for f in fields(mine) if getattr(mine, f.name) != f.default]

@@ -27,10 +27,10 @@ import sys
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias, cast
+from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from vitrail.checkpoint.known_weights import PUBLIC, PublicWeights
@@ -43,20 +43,10 @@ from vitrail.core.locks import try_lock, unlock
 HUB: Final = "https://huggingface.co"
 MAX_BYTES: Final = 16 * 2**30
 LOCK_POLL_S: Final = 0.05
+RECORD: Final = ("sha256", "size", "url", "etag", "date")  # what is noted of a file in the cache
 PIN_HINT: Final = "`vitrail models --pin NAME:TAG` trusts it from now on"
 
 VerifiedState: TypeAlias = Literal["pinned", "as the hub said", "unverified", "changed"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Record:
-    """The content of `<file>.json`; the address is None for a file that was put there by hand."""
-
-    sha256: str
-    size: int
-    url: str | None
-    etag: str | None
-    date: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,19 +75,19 @@ def fetch(
     try:
         # Neither of these writes, so that a read-only cache is enough.
         record = _read_record(path)
-        if record is not None and path.is_file() and _matches(path, entry.sha256 or record.sha256, record.size):
-            if entry.sha256 is None and record.etag is None:
+        same_size = record and path.is_file() and path.stat().st_size == record["size"]
+        if record and same_size and compute_sha256(path) == (entry.sha256 or record["sha256"]):
+            if entry.sha256 is None and record["etag"] is None:
                 _say(f"{path} is unverified: no hub and no pin names its checksum; {PIN_HINT}")
             return path
         if offline and not path.is_file():
             raise WeightsNotFound(missing)
         with _hold_lock(path):
-            if path.is_file() and _keep(path, entry, url, offline):
-                return path
-            if offline:
-                raise WeightsNotFound(missing)
-            _download(path, entry, url)
-            return path
+            if not (path.is_file() and _keep(path, entry, url, offline)):
+                if offline:
+                    raise WeightsNotFound(missing)
+                _download(path, entry, url)
+        return path
     except OSError as error:
         fault = f"cannot use {error.filename or path} ({error.strerror or error})"
         raise WeightsError(f"{fault}; put that right, or set VITRAIL_CACHE to another folder") from error
@@ -133,25 +123,20 @@ def _keep(path: Path, entry: PublicWeights, url: str, offline: bool) -> bool:
     """Whether the file in the cache may stay; one that was put there by hand gets its record."""
     record = _read_record(path)
     size, sha256 = path.stat().st_size, compute_sha256(path)
-    expected = entry.sha256 or (record.sha256 if record else sha256)
+    expected = entry.sha256 or (record["sha256"] if record else sha256)
     if sha256 == expected:
-        if record is None or (record.sha256, record.size) != (sha256, size):
-            _write_record(path, _Record(sha256=sha256, size=size, url=None, etag=None, date=_now()))
+        if record is None or (record["sha256"], record["size"]) != (sha256, size):
+            _write_record(path, sha256, size)
             known = "as pinned" if entry.sha256 else f"unverified; {PIN_HINT}"
             _say(f"using {path}, put there by hand, {known}; recorded its sha256 {sha256}")
         return True
     fault = f"{path} has sha256 {sha256}, not {expected}"
     if offline:
-        record_name = _next_to(path, "json").name
-        raise CorruptWeights(f"{fault}, and vitrail is offline; put {url} in its place and delete {record_name}")
+        raise CorruptWeights(f"{fault}, and vitrail is offline; put {url} in its place and delete {path.name}.json")
     _say(f"{fault}; removed, downloading it again")
     path.unlink()
     _next_to(path, "json").unlink(missing_ok=True)
     return False
-
-
-def _matches(path: Path, sha256: str, size: int) -> bool:
-    return path.stat().st_size == size and compute_sha256(path) == sha256
 
 
 def compute_sha256(path: Path) -> str:
@@ -162,18 +147,22 @@ def _next_to(path: Path, suffix: str) -> Path:
     return path.with_name(f"{path.name}.{suffix}")
 
 
-def _read_record(path: Path) -> _Record | None:
-    """The record next to a file; an unreadable one counts as none."""
+def _read_record(path: Path) -> dict[str, Any] | None:
+    """The record next to a file: sha256, size, url and etag, both None for a file that was put there by hand, and the
+    date. An unreadable one counts as none."""
     try:
         data: Any = json.loads(_next_to(path, "json").read_text(encoding="utf-8"))
-        return _Record(**data) if (type(data["sha256"]), type(data["size"])) == (str, int) else None
+        valid = (type(data["sha256"]), type(data["size"])) == (str, int) and set(data) == set(RECORD)
+        return data if valid else None
     except (FileNotFoundError, ValueError, TypeError, LookupError, RecursionError):
         return None
 
 
-def _write_record(path: Path, record: _Record) -> None:
+def _write_record(path: Path, sha256: str, size: int, url: str | None = None, etag: str | None = None) -> None:
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    record = dict(zip(RECORD, (sha256, size, url, etag, date), strict=True))
     unfinished = _next_to(path, "json.part")
-    unfinished.write_text(json.dumps(asdict(record), indent=2) + "\n", encoding="utf-8")
+    unfinished.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     unfinished.replace(_next_to(path, "json"))
 
 
@@ -182,12 +171,10 @@ def _hold_lock(path: Path) -> Generator[None, None, None]:
     """Holds the file's lock, which the system releases if the process dies."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with _next_to(path, "lock").open("ab") as file:
-        waiting = False
-        while not try_lock(file.fileno()):
-            if not waiting:
-                _say(f"waiting for another process that is fetching {path}")
-                waiting = True
-            time.sleep(LOCK_POLL_S)
+        if not try_lock(file.fileno()):
+            _say(f"waiting for another process that is fetching {path}")
+            while not try_lock(file.fileno()):
+                time.sleep(LOCK_POLL_S)
         try:
             yield
         finally:
@@ -199,52 +186,46 @@ def _hold_lock(path: Path) -> Generator[None, None, None]:
 
 def _download(path: Path, entry: PublicWeights, url: str) -> None:
     """Puts the complete file in its place, or nothing."""
-    part = _next_to(path, "part")
-    etag: str | None = None
+    part, etag = _next_to(path, "part"), None
+    token = os.environ.get("HF_TOKEN", "").strip()
+    if not re.fullmatch(r"[\x21-\x7e]*", token):
+        raise ConfigError("HF_TOKEN is malformed; set it again")
 
     def expect(reply: http.Reply) -> str | None:
+        """The checksum that the body must have; without one, a plain file of known length, so that a truncated
+        file or a log-in page is not taken for weights."""
         nonlocal etag
-        etag = reply.linked_sha256
-        expected = _expected_sha256(reply, entry, url, path)
+        etag, headers = reply.linked_sha256, reply.response.headers
+        expected = entry.sha256 or etag
+        if etag not in (None, expected):
+            fault = f"{url} now has sha256 {etag}, not the pinned {expected}"
+            raise CorruptWeights(f"{fault}; look for the earlier file and put it at {path}")
+        odd = headers.get("Content-Type", "").lower().startswith("text/") or "Content-Encoding" in headers
+        if not (expected or reply.start) and (reply.total is None or odd):
+            raise CorruptWeights(
+                f"{url} has no checksum and is not a plain file of known length; check the hub's address"
+            )
         if not reply.is_at_end:
             size = "size unknown" if reply.total is None else f"{reply.total / 1e6:,.1f} MB"
             _say(f"downloading {entry.repo} ({size}, {entry.licence}) from {urlsplit(url).hostname}")
         return expected and f"sha256:{expected}"
 
+    def retry(reason: object) -> None:
+        _say(f"{reason}; trying again")
+
+    limits: Any = {"max_bytes": MAX_BYTES, "token": token or None}
     try:
         with _show_progress() as progress:
-            checksum = http.download(
-                url,
-                part,
-                expect=expect,
-                max_bytes=MAX_BYTES,
-                token=_read_token(),
-                progress=progress,
-                on_retry=lambda reason: _say(f"{reason}; trying again"),
-            )
+            checksum = http.download(url, part, expect=expect, progress=progress, on_retry=retry, **limits)
     except http.RequestError as error:
         raise _weights_error(error, url, path) from None
     sha256 = compute_sha256(part)
     if checksum is None:
         _say(f"warning: {url} has no known checksum, so it is unverified; recorded its sha256 {sha256}")
     # The record goes first: a crash in between leaves a checksum without a file, never a file without its checksum.
-    _write_record(path, _Record(sha256=sha256, size=part.stat().st_size, url=url, etag=etag, date=_now()))
+    _write_record(path, sha256, part.stat().st_size, url, etag)
     part.replace(path)
     _say(f"saved {path}")
-
-
-def _expected_sha256(reply: http.Reply, entry: PublicWeights, url: str, path: Path) -> str | None:
-    """The checksum that the body must have; without one, a plain file of known length, so that a truncated
-    file or a log-in page is not taken for weights."""
-    expected = entry.sha256 or reply.linked_sha256
-    if reply.linked_sha256 not in (None, expected):
-        fault = f"{url} now has sha256 {reply.linked_sha256}, not the pinned {expected}"
-        raise CorruptWeights(f"{fault}; look for the earlier file and put it at {path}")
-    headers = reply.response.headers
-    is_text = headers.get("Content-Type", "").lower().startswith("text/")
-    if not (expected or reply.start) and (reply.total is None or is_text or "Content-Encoding" in headers):
-        raise CorruptWeights(f"{url} has no checksum and is not a plain file of known length; check the hub's address")
-    return expected
 
 
 def _weights_error(error: http.RequestError, url: str, path: Path) -> WeightsError:
@@ -268,13 +249,6 @@ def _weights_error(error: http.RequestError, url: str, path: Path) -> WeightsErr
     return WeightsNotFound(f"{error}: {remedy}; or put the file at {path}")
 
 
-def _read_token() -> str | None:
-    token = os.environ.get("HF_TOKEN", "").strip()
-    if not re.fullmatch(r"[\x21-\x7e]*", token):
-        raise ConfigError("HF_TOKEN is malformed; set it again")
-    return token or None
-
-
 @contextmanager
 def _show_progress() -> Generator[http.Progress | None, None, None]:
     """A bar on a terminal; nothing elsewhere."""
@@ -283,20 +257,15 @@ def _show_progress() -> Generator[http.Progress | None, None, None]:
         return
     from rich import progress
 
-    columns = (progress.BarColumn(), progress.DownloadColumn(), progress.TransferSpeedColumn())
-    with progress.Progress(
-        *columns, progress.TimeRemainingColumn(), console=make_console(stderr=True), transient=True
-    ) as bar:
+    columns = progress.BarColumn(), progress.DownloadColumn(), progress.TransferSpeedColumn()
+    console, left = make_console(stderr=True), progress.TimeRemainingColumn()
+    with progress.Progress(*columns, left, console=console, transient=True) as bar:
         task = bar.add_task("", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _say(line: str) -> None:
     sys.stderr.write(f"{line}\n")
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 # Pins.
@@ -310,22 +279,18 @@ def pins_file(cache: Path | None = None) -> Path:
 def read_pins(cache: Path | None = None) -> dict[str, str]:
     """{repository/file: sha256}; an unreadable file of pins is refused, not ignored."""
     path = pins_file(cache)
-    if not path.exists():
-        return {}
     try:
-        pins: Any = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        pins = None
-    values = list(cast("dict[str, Any]", pins).values()) if isinstance(pins, dict) else [None]
-    if not all(isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) for value in values):
-        raise WeightsError(f"{path} is not a list of checksums; restore it, or remove it and pin again")
-    return cast("dict[str, str]", pins)
+        pins: dict[str, str] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        if all(re.fullmatch("[0-9a-f]{64}", value) for value in pins.values()):
+            return pins
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        pass
+    raise WeightsError(f"{path} is not a list of checksums; restore it, or remove it and pin again")
 
 
 def apply_pin(entry: PublicWeights, cache: Path | None = None) -> PublicWeights:
     """The entry with the checksum that its file must have: the registry's, else a pin, else none."""
-    pin = None if entry.sha256 else read_pins(cache).get(pin_key(entry))
-    return entry if pin is None else replace(entry, sha256=pin)
+    return entry if entry.sha256 else replace(entry, sha256=read_pins(cache).get(pin_key(entry)))
 
 
 def pin_key(entry: PublicWeights) -> str:
@@ -349,10 +314,10 @@ def verify(cache: Path | None = None) -> list[VerifiedFile]:
         path = cached_path(entry, cache)
         if path.is_file():
             expected, sha256, record = apply_pin(entry, cache).sha256, compute_sha256(path), _read_record(path)
-            state: VerifiedState = "pinned"
-            if sha256 != (expected or (record.sha256 if record else sha256)):
+            state: VerifiedState = "as the hub said" if record and record["etag"] is not None else "unverified"
+            if sha256 != (expected or (record["sha256"] if record else sha256)):
                 state = "changed"
-            elif expected is None:
-                state = "as the hub said" if record is not None and record.etag is not None else "unverified"
+            elif expected is not None:
+                state = "pinned"
             verified.append(VerifiedFile(entry, path, sha256, state))
     return verified

@@ -10,7 +10,6 @@ from typing import Any
 from vitrail.checkpoint import download_weights as hub
 from vitrail.checkpoint import known_weights as registry
 from vitrail.checkpoint.bundle import Bundle, Card, name_imagenet, parse_description, read_json, read_sidecar
-from vitrail.checkpoint.download_weights import apply_pin
 from vitrail.checkpoint.files.read_weights import RawWeights, read_weights
 from vitrail.checkpoint.formats import huggingface, timm
 from vitrail.checkpoint.formats.key_table import TensorShapes, copy, expected_shapes, import_tensors
@@ -34,48 +33,34 @@ def read_bundle(path: str | Path, **facts: Any) -> Bundle:
     for name in facts:
         if name not in known:
             raise unknown_name("config field", name, known)
-    settings: dict[str, Any] | None = None
-    folder = path if path.is_dir() else None
+    settings, folder = None, path if path.is_dir() else None
     if folder is not None:
-        path, settings = _inside(folder)
+        path = next((folder / name for name in FOLDER_FILES if (folder / name).is_file()), folder)
+        if path == folder:
+            names = ", ".join(FOLDER_FILES)
+            raise MismatchedWeights(f"{folder}: no weight file in this folder; expected one of {names}")
+        settings = read_json(folder / "config.json") if (folder / "config.json").is_file() else None
     raw = read_weights(path)
     try:
         if raw.description is not None:
-            return _own(raw, facts)
+            config, card = parse_description(raw.description)
+            config = adapt_config(config, **facts)
+            table = [copy(name, name) for name in expected_shapes(raw.path, config, raw.tensors)]
+            return Bundle(config=config, tensors=import_tensors(raw.path, config, table, raw.tensors), card=card)
         return _foreign(raw, settings, folder, facts)
     except (ConfigError, ExportRefused) as error:
         raise MismatchedWeights(f"{path}: {error}") from None
 
 
-def _inside(folder: Path) -> tuple[Path, dict[str, Any] | None]:
-    """The weight file of a folder, and its config.json."""
-    for name in FOLDER_FILES:
-        if (folder / name).is_file():
-            config = folder / "config.json"
-            return folder / name, read_json(config) if config.is_file() else None
-    raise MismatchedWeights(f"{folder}: no weight file in this folder; expected one of {', '.join(FOLDER_FILES)}")
-
-
-def _own(raw: RawWeights, facts: dict[str, Any]) -> Bundle:
-    config, card = parse_description(raw.description or {})
-    config = adapt_config(config, **facts)
-    table = [copy(name, name) for name in expected_shapes(raw.path, config, raw.tensors)]
-    return Bundle(config=config, tensors=import_tensors(raw.path, config, table, raw.tensors), card=card)
-
-
 def _foreign(raw: RawWeights, settings: dict[str, Any] | None, folder: Path | None, facts: dict[str, Any]) -> Bundle:
-    found = recognise(raw.tensors)
-    if found is None:
-        some = ", ".join(list(raw.tensors)[:3])
-        raise MismatchedWeights(f"{raw.path}: tensors like {some} are of no format that vitrail knows")
-    known, tensors = found
-    sidecar, inferred = read_sidecar(raw.path), None
-    if sidecar is not None:
+    known, tensors = recognise(raw.path, raw.tensors)
+    inferred = None
+    if sidecar := read_sidecar(raw.path):
         config, card = sidecar
     else:
         config = known.infer(TensorShapes(path=raw.path, tensors=tensors, settings=settings, facts=facts))
-        card, inferred = _card(known, config, settings, folder), known.describe_inferred(config)
-        card = name_imagenet(card, config.classes)
+        card = name_imagenet(_card(known, config, settings, folder), config.classes)
+        inferred = known.describe_inferred(config)
     config = adapt_config(config, **facts)
     ours = import_tensors(raw.path, config, known.table(config), tensors)
     provenance = {**card.provenance, "imported_from": known.name, "file": raw.path.name}
@@ -104,18 +89,25 @@ def find_weights(text: str | Path, **facts: Any) -> Bundle:
         return read_bundle(text, **facts)
     name, _, tag = str(text).partition(":")
     if not tag:
-        raise WeightsNotFound(
-            f"{text}: no such weight file or folder; {similar_paths(str(text), *BUNDLED)}public weights are written "
-            f"NAME:TAG, and {', '.join(BUNDLED)} comes with vitrail"
-        )
+        near, bundled = similar_paths(str(text), *BUNDLED), ", ".join(BUNDLED)
+        fault = f"{text}: no such weight file or folder; {near}public weights are written NAME:TAG"
+        raise WeightsNotFound(f"{fault}, and {bundled} comes with vitrail")
     return load_public(name, tag, **facts)
 
 
 def load_public(name: str, tag: str, **facts: Any) -> Bundle:
     """Public weights as a bundle, with the numerics they were trained in and the preprocessing they expect."""
     entry = registry.find_public_weights(slug(resolve_name(name)), tag)
-    bundle = read_bundle(hub.fetch(apply_pin(entry)), **{**_trained_numerics(entry, name), **facts})
-    card = Card(preprocessing=_preprocessing(entry), provenance={"weights": f"{entry.repo}", "tag": tag})
+    bundle = read_bundle(hub.fetch(hub.apply_pin(entry)), **{**_trained_numerics(entry, name), **facts})
+    half = entry.normalisation == "half"
+    preprocessing = Preprocessing(
+        image=(entry.image, entry.image),
+        resize=max(round(entry.image / entry.crop), entry.image),
+        interpolation=entry.interpolation,
+        mean=HALF if half else IMAGENET_MEAN,
+        std=HALF if half else IMAGENET_STD,
+    )
+    card = Card(preprocessing=preprocessing, provenance={"weights": entry.repo, "tag": tag})
     return replace(bundle, card=name_imagenet(card, bundle.config.classes))
 
 
@@ -126,17 +118,4 @@ def _trained_numerics(entry: registry.PublicWeights, name: str) -> dict[str, Any
     if entry.origin != "google-vit":
         return {}
     config: Any = model_config(name)
-    if config.backbone is None:
-        return {"gelu": "tanh"}
-    return {"gelu": "tanh", "backbone": hybrid_backbone(config.backbone.blocks)}
-
-
-def _preprocessing(entry: registry.PublicWeights) -> Preprocessing:
-    half = entry.normalisation == "half"
-    return Preprocessing(
-        image=(entry.image, entry.image),
-        resize=max(round(entry.image / entry.crop), entry.image),
-        interpolation=entry.interpolation,
-        mean=HALF if half else IMAGENET_MEAN,
-        std=HALF if half else IMAGENET_STD,
-    )
+    return {"gelu": "tanh"} | ({"backbone": hybrid_backbone(config.backbone.blocks)} if config.backbone else {})

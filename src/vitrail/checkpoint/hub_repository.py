@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, cast
 
 import torch
 
@@ -22,27 +22,18 @@ from vitrail.checkpoint import known_weights as registry
 from vitrail.checkpoint.bundle import Bundle
 from vitrail.checkpoint.download_weights import is_offline
 from vitrail.checkpoint.find_weights import FOLDER_FILES, find_weights, load_public, read_bundle
-from vitrail.checkpoint.weights import build_network, head_changes, replace_head_and_resize, to_bundle, write_bundle
+from vitrail.checkpoint.weights import build_network, replace_head_and_resize, to_bundle, write_bundle
 from vitrail.core.atomic_files import write_file
 from vitrail.core.errors import ConfigError, WeightsError, WeightsNotFound
 from vitrail.core.text import Pair, format_size
-from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.training_record import KEY
 from vitrail.models.build import Model
-from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import network_name
 
 CardRow: TypeAlias = tuple[str, str]
 
 CARD_TEMPLATE: Final = "model-card.md.jinja"
 MOST_NAMED: Final = 100  # classes that are named on the page; the file has them all
-QUESTIONS: Final = (
-    "Licence of the weights, and of the images they were trained on:",
-    "What it is meant for, and what it must not be used for:",
-    "Where it was seen to fail, and on which groups of images it was scored by themselves:",
-    "Whom to write to:",
-)
-ASKED: Final = "*to be filled in*"
 
 
 def model_card(bundle: Bundle, *, name: str | None = None) -> str:
@@ -52,53 +43,36 @@ def model_card(bundle: Bundle, *, name: str | None = None) -> str:
     about = f"of {config.classes:,} classes" if config.classes else "without a head, for features"
     about += " per pixel" if config.has_patch_head else ""
     about += ", several of which may apply to an image (sigmoid)" if card.multi_label else ""
-    return render_card(
-        task=hub_task(config),
-        title=escape_markdown(name or title),
-        summary=f"{title} {about}, {config.parameters:,} parameters, for images of {format_size(config.image)} pixels.",
-        place=json.dumps(name or "."),
-        file=json.dumps("model.safetensors"),
-        network=network_rows(config),
-        images=image_rows(card.preprocessing),
-        classes=class_names(config.classes, card.labels),
-        origin=origin_rows(card.abridge().provenance) or [("origin", "not recorded in the file")],
-        questions=[f"{question} {ASKED}" for question in QUESTIONS],
+    heads = {False: "image-classification", True: "image-segmentation"}
+    images, origin = card.preprocessing, origin_rows(card.abridge().provenance)
+    resized = (
+        "that size, whatever the aspect" if images.resize is None else f"{images.resize} on the shorter side, centre"
     )
-
-
-def hub_task(config: ModelConfig) -> str:
-    """What a hub files it under."""
-    if not config.classes:
-        return "image-feature-extraction"
-    return "image-segmentation" if config.has_patch_head else "image-classification"
-
-
-def render_card(**parts: object) -> str:
     from jinja2 import Environment, StrictUndefined  # loaded when a card is made
 
     text = resources.files("vitrail").joinpath("assets", CARD_TEMPLATE).read_text("utf-8")
     made = Environment(undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True, autoescape=False)
-    return made.from_string(text).render(**parts)
-
-
-def network_rows(config: ModelConfig) -> list[CardRow]:
-    return [
-        ("network", network_name(config)),
-        ("parameters", f"{config.parameters:,}"),
-        ("multiply-accumulates an image", f"{config.macs / 1e9:.3g} G"),
-        *config.table,
-    ]
-
-
-def image_rows(preprocessing: Preprocessing) -> list[CardRow]:
-    resize = preprocessing.resize
-    return [
-        ("size", f"{format_size(preprocessing.image)} pixels, RGB"),
-        ("resized to", "that size, whatever the aspect" if resize is None else f"{resize} on the shorter side, centre"),
-        ("interpolation", preprocessing.interpolation + ("" if preprocessing.antialias else ", not antialiased")),
-        ("mean", ", ".join(f"{value:g}" for value in preprocessing.mean)),
-        ("standard deviation", ", ".join(f"{value:g}" for value in preprocessing.std)),
-    ]
+    return made.from_string(text).render(
+        task=heads[config.has_patch_head] if config.classes else "image-feature-extraction",
+        title=escape_markdown(name or title),
+        summary=f"{title} {about}, {config.parameters:,} parameters, for images of {format_size(config.image)} pixels.",
+        place=json.dumps(name or "."),
+        network=[
+            ("network", title),
+            ("parameters", f"{config.parameters:,}"),
+            ("multiply-accumulates an image", f"{config.macs / 1e9:.3g} G"),
+            *config.table,
+        ],
+        images=[
+            ("size", f"{format_size(images.image)} pixels, RGB"),
+            ("resized to", resized),
+            ("interpolation", images.interpolation + ("" if images.antialias else ", not antialiased")),
+            ("mean", ", ".join(f"{value:g}" for value in images.mean)),
+            ("standard deviation", ", ".join(f"{value:g}" for value in images.std)),
+        ],
+        classes=class_names(config.classes, card.labels),
+        origin=origin or [("origin", "not recorded in the file")],
+    )
 
 
 def class_names(classes: int, labels: Iterable[str] | None) -> str:
@@ -113,20 +87,18 @@ def class_names(classes: int, labels: Iterable[str] | None) -> str:
 
 def origin_rows(provenance: Mapping[str, Any], prefix: str = "") -> list[CardRow]:
     """What the file says of its making, one fact a row; weights that it started from stand behind it."""
-    words = {"run": "recipe", "from": "started from", "imported_from": "format it came in", "file": "file it came in"}
+    known = {"run": "recipe", "from": "started from", "imported_from": "format it came in", "file": "file it came in"}
     rows: list[CardRow] = []
     for key, value in provenance.items():
-        name = f"{prefix}{words.get(key, key.replace('_', ' '))}"
+        name = f"{prefix}{known.get(key, key.replace('_', ' '))}"
         if isinstance(value, Mapping):
             rows += origin_rows(value, f"{name}: ")
-        elif isinstance(value, float):
-            rows.append((escape_markdown(name), f"{value:.4g}"))
         elif key == KEY:
             rows += [row for record in value for row in origin_rows(record, f"{name}: ")]
-        elif isinstance(value, list | tuple):
-            rows.append((escape_markdown(name), escape_markdown(", ".join(map(str, value)))))
         else:
-            rows.append((escape_markdown(name), escape_markdown(str(value))))
+            values = cast(list[object], value) if isinstance(value, list | tuple) else [value]
+            words = [f"{one:.4g}" if one is value and isinstance(one, float) else str(one) for one in values]
+            rows.append((escape_markdown(name), escape_markdown(", ".join(words))))
     return rows
 
 
@@ -139,7 +111,6 @@ def escape_markdown(text: str) -> str:
 WEIGHTS: Final = "model.safetensors"
 CARD: Final = "README.md"
 REPOSITORY: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
-SETTINGS: Final = ("config.json", "preprocessor_config.json")
 
 
 def from_pretrained(
@@ -159,8 +130,7 @@ def from_pretrained(
     if revision is not None and not is_remote:
         raise ConfigError(f"revision={revision!r} is of a repository, and {text} is none")
     bundle = repository(text, revision) if is_remote else find_weights(name)
-    changes = head_changes(bundle.config, classes, head)
-    return build_network(replace_head_and_resize(bundle, None, image_size, head=changes), dtype).train(bool(classes))
+    return build_network(replace_head_and_resize(bundle, classes, image_size, kind=head), dtype).train(bool(classes))
 
 
 def save_pretrained(model: torch.nn.Module, folder: str | Path, *, name: str | None = None) -> Path:
@@ -197,14 +167,11 @@ def push_to_hub(
             address = api.create_repo(repo_id, private=private, exist_ok=True)
             if api.file_exists(repo_id, CARD, revision=revision):
                 (folder / CARD).unlink()
-            api.upload_folder(
-                repo_id=repo_id, folder_path=str(folder), commit_message=message, revision=revision, repo_type="model"
-            )
+            files: Any = {"repo_id": repo_id, "folder_path": str(folder), "repo_type": "model"}
+            api.upload_folder(**files, commit_message=message, revision=revision)
         except Exception as error:  # of the client's, which has a dozen kinds
-            raise WeightsError(
-                f"{repo_id}: the hub did not take it ({first_line(error)}); log in with `hf auth login`, or set "
-                "HF_TOKEN to a token that may write there"
-            ) from error
+            remedy = "log in with `hf auth login`, or set HF_TOKEN to a token that may write there"
+            raise WeightsError(f"{repo_id}: the hub did not take it ({first_line(error)}); {remedy}") from error
     return str(address)
 
 
@@ -214,15 +181,12 @@ def repository(repo: str, revision: str | None) -> Bundle:
     known = next((entry for entry in registry.PUBLIC if entry.repo == repo), None)
     if known is not None and revision is None:
         return load_public(known.model, known.tag)
-    hub = client()
+    hub, files = client(), [*FOLDER_FILES, "config.json", "preprocessor_config.json"]
     try:
-        folder = hub.snapshot_download(
-            repo, revision=revision, allow_patterns=[*FOLDER_FILES, *SETTINGS], local_files_only=is_offline()
-        )
+        folder = hub.snapshot_download(repo, revision=revision, allow_patterns=files, local_files_only=is_offline())
     except Exception as error:  # of the client's, which has a dozen kinds
-        raise WeightsNotFound(
-            f"{repo}: no such file or folder here, and no repository that could be fetched ({first_line(error)})"
-        ) from error
+        fault = f"{repo}: no such file or folder here, and no repository that could be fetched"
+        raise WeightsNotFound(f"{fault} ({first_line(error)})") from error
     return read_bundle(folder)
 
 

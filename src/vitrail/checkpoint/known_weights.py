@@ -34,10 +34,8 @@ def bundled_file(name: str) -> Path:
     """Where the weights of a name lie in this installation."""
     path = Path(str(resources.files("vitrail"))) / "assets" / BUNDLED[name]
     if not path.is_file():
-        raise WeightsNotFound(
-            f"{name}: {path} is not there, so this copy of vitrail is incomplete; install it again, or name weights "
-            "of your own"
-        )
+        fault = f"{name}: {path} is not there, so this copy of vitrail is incomplete"
+        raise WeightsNotFound(f"{fault}; install it again, or name weights of your own")
     return path
 
 
@@ -48,7 +46,7 @@ Interpolation: TypeAlias = Literal["bilinear", "bicubic"]
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class PublicWeights:
     """One weight file on the hub.
 
@@ -95,35 +93,19 @@ def _vits(
         *stem, _, shape, patch = model.split("_")
         kind = "deit" if tag == "fb_in1k" else "vit"
         arch = f"{kind}_{SHAPES[shape]}_" + (f"r50_s{patch}" if stem else f"patch{patch}")
-        yield PublicWeights(
-            model=model,
-            tag=tag if image == 224 else f"{tag}_{image}",
-            repo=f"timm/{arch}_{image}.{tag}",
-            image=image,
-            classes=classes,
-            origin=origin,
-            normalisation="imagenet" if origin == "meta" else "half",
-            interpolation="bicubic",
-            crop=0.9 if image == 224 else 1.0,
-            licence=licence,
-        )
+        scaling: Normalisation = "imagenet" if origin == "meta" else "half"
+        full, repo = tag if image == 224 else f"{tag}_{image}", f"timm/{arch}_{image}.{tag}"
+        crop = 0.9 if image == 224 else 1.0
+        yield PublicWeights(model, full, repo, image, classes, origin, scaling, "bicubic", crop, licence=licence)
 
 
 def _bits(tag: str, classes: int, names: str, interpolation: Interpolation = "bilinear") -> Iterator[PublicWeights]:
     """The weights of one BiT release, by names such as "50x1" or, for images of 448 pixels, "50x1@448"."""
     for name in names.split():
         size, _, side = name.partition("@")
-        yield PublicWeights(
-            model=f"bit_r{size}",
-            tag=tag,
-            repo=f"timm/resnetv2_{size}_bit.{tag}",
-            image=int(side or 224),
-            classes=classes,
-            origin="google-bit",
-            normalisation="half",
-            interpolation=interpolation,
-            crop=0.875 if int(side or 224) == 224 else 1.0,
-        )
+        image, repo = int(side or 224), f"timm/resnetv2_{size}_bit.{tag}"
+        crop = 0.875 if image == 224 else 1.0
+        yield PublicWeights(f"bit_r{size}", tag, repo, image, classes, "google-bit", "half", interpolation, crop)
 
 
 NON_COMMERCIAL: Final = "cc-by-nc-4.0"
@@ -162,11 +144,9 @@ def list_tags(model: str) -> tuple[str, ...]:
 
 def find_public_weights(model: str, tag: str) -> PublicWeights:
     """The public weights of a model by tag."""
-    for entry in PUBLIC:
-        if (entry.model, entry.tag) == (model, tag):
-            return entry
-    known = list_tags(model)
-    if known:
+    if found := next((entry for entry in PUBLIC if (entry.model, entry.tag) == (model, tag)), None):
+        return found
+    if known := list_tags(model):
         raise unknown_name(f"weights of {model}", tag, known)
     models = list(dict.fromkeys(entry.model for entry in PUBLIC))
     near = difflib.get_close_matches(model, models, n=4, cutoff=0.4) or models

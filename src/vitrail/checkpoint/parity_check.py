@@ -9,7 +9,7 @@ says that it is not installed.
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial, singledispatch
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +28,12 @@ from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import vit_config
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class ReferenceModel:
     """A foreign network and where to look at it."""
 
     library: str
     network: nn.Module
-    first: nn.Module
     blocks: list[nn.Module]
     logits: Callable[[Any], Tensor] | None = None
 
@@ -63,20 +62,16 @@ def build_timm(config: ModelConfig, target: Path) -> ReferenceModel:
     file = target / "model.safetensors" if target.is_dir() else target
     network: Any
     with torch.device("meta"):  # its own weights would be drawn only to be overwritten
-        network = build_timm_network(config)
+        if isinstance(config, ResNetConfig):
+            network = build_timm_bit(config)
+        else:
+            name, given = architecture(config)
+            args: Any = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+            network = timm.create_model(name, pretrained=False, **args)
     network.load_state_dict(_floats(file), strict=True, assign=True)
-    version = f"timm {timm.__version__}"
     staged = hasattr(network, "stages")
     units = [block for stage in network.stages for block in stage.blocks] if staged else list(network.blocks)
-    return ReferenceModel(library=version, network=network.eval(), first=units[0], blocks=units)
-
-
-@singledispatch
-def build_timm_network(config: ModelConfig) -> Any:
-    import timm
-
-    name, args = architecture(config)
-    return timm.create_model(name, pretrained=False, **_tuples(args))
+    return ReferenceModel(f"timm {timm.__version__}", network.eval(), units)
 
 
 def load_with_timm(name: str, args: dict[str, Any], target: Path) -> nn.Module:
@@ -88,7 +83,6 @@ def load_with_timm(name: str, args: dict[str, Any], target: Path) -> nn.Module:
     return timm.create_model(name, checkpoint_path=str(target), **args).eval()
 
 
-@build_timm_network.register
 def build_timm_bit(config: ResNetConfig) -> Any:
     """timm's BiT of any depth and width, also those it has no name for."""
     from timm.layers.std_conv import StdConv2d
@@ -127,9 +121,7 @@ def build_huggingface(config: ModelConfig, target: Path) -> ReferenceModel:
             return out.logits
         return out.last_hidden_state[:, 0] if without else out.pooler_output.flatten(1)
 
-    return ReferenceModel(
-        library=f"transformers {transformers.__version__}", network=network, first=units[0], blocks=units, logits=logits
-    )
+    return ReferenceModel(f"transformers {transformers.__version__}", network, units, logits)
 
 
 def build_torchvision(config: ModelConfig, target: Path) -> ReferenceModel:
@@ -152,17 +144,11 @@ def build_torchvision(config: ModelConfig, target: Path) -> ReferenceModel:
         del network.heads.head
     network.load_state_dict(_floats(target), strict=True, assign=True)
     layers = list(network.encoder.layers.children())
-    return ReferenceModel(
-        library=f"torchvision {torchvision.__version__}", network=network.eval(), first=layers[0], blocks=layers
-    )
+    return ReferenceModel(f"torchvision {torchvision.__version__}", network.eval(), layers)
 
 
 def _floats(file: Path) -> dict[str, Tensor]:
     return {name: tensor.float() for name, tensor in read_weights(file).tensors.items()}
-
-
-def _tuples(args: dict[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in args.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,30 +177,21 @@ class ParityReport:
 
 def check_parity(bundle: Bundle, back: Bundle, format_name: str, target: Path) -> ParityReport:
     """Hold what was read back against what was written, and both against the library that the format belongs to."""
-    same = sum(_equal(tensor, back.tensors.get(name)) for name, tensor in bundle.tensors.items())
+    pairs = [(tensor, back.tensors.get(name)) for name, tensor in bundle.tensors.items()]
+    same = sum(b is not None and a.shape == b.shape and torch.equal(a.float(), b.float()) for a, b in pairs)
     built = build_reference(format_name, bundle.config, target)
-    rows: list[Difference] = []
-    if isinstance(built, ReferenceModel):
-        rows = compare(build_network(bundle), built)
-    return ParityReport(
-        identical=same,
-        tensors=len(bundle.tensors),
-        reference=built.library if isinstance(built, ReferenceModel) else None,
-        why_not=built if isinstance(built, str) else None,
-        rows=rows,
-    )
-
-
-def _equal(mine: Tensor, theirs: Tensor | None) -> bool:
-    return theirs is not None and mine.shape == theirs.shape and torch.equal(mine.float(), theirs.float())
+    if isinstance(built, str):
+        return ParityReport(identical=same, tensors=len(pairs), reference=None, why_not=built, rows=[])
+    rows = compare(build_network(bundle), built)
+    return ParityReport(identical=same, tensors=len(pairs), reference=built.library, why_not=None, rows=rows)
 
 
 def compare(model: Model, other: ReferenceModel, seed: int = 0) -> list[Difference]:
     """The two networks side by side on one seeded batch of two."""
     config = model.config
     images = torch.randn(2, config.channels, *config.image, generator=torch.Generator().manual_seed(seed))
-    mine = collect_activations(model, *places(model), images)
-    theirs = collect_activations(other.network, other.first, other.blocks, images, other.logits)
+    mine = collect_activations(model, model.units(), images)
+    theirs = collect_activations(other.network, other.blocks, images, other.logits)
     return [_row(place, mine[place], theirs[place]) for place in mine]
 
 
@@ -224,38 +201,22 @@ def _row(place: str, mine: Tensor, theirs: Tensor) -> Difference:
     return Difference(place, difference, difference / scale if scale else difference)
 
 
-def places(model: Model) -> tuple[nn.Module, list[nn.Module]]:
-    """Where the stem ends, and the blocks, in our networks."""
-    units = model.units()
-    return units[0], units
-
-
 @torch.no_grad()
 def collect_activations(
-    model: nn.Module,
-    first: nn.Module,
-    blocks: list[nn.Module],
-    images: Tensor,
-    logits: Callable[[object], Tensor] | None = None,
+    model: nn.Module, blocks: list[nn.Module], images: Tensor, logits: Callable[[object], Tensor] | None = None
 ) -> dict[str, Tensor]:
     """Activations after the stem, after each block and at the end, by forward hooks."""
     seen: dict[str, Tensor] = {}
 
-    def stem(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        seen["stem"] = inputs[0]
+    def note(place: str, value: Any) -> None:
+        seen[place] = value[0] if isinstance(value, tuple) else value
 
-    def after(place: str) -> Callable[[nn.Module, object, object], None]:
-        def hook(_module: nn.Module, _inputs: object, output: object) -> None:
-            seen[place] = output[0] if isinstance(output, tuple) else output  # pyright: ignore[reportArgumentType]
-
-        return hook
-
-    hooks = [first.register_forward_pre_hook(stem)]
-    hooks += [block.register_forward_hook(after(f"block {i}")) for i, block in enumerate(blocks, start=1)]
+    hooks = [blocks[0].register_forward_pre_hook(lambda _, inputs: note("stem", inputs))]
+    for i, block in enumerate(blocks, start=1):
+        hooks += [block.register_forward_hook(lambda _module, _inputs, output, i=i: note(f"block {i}", output))]
     try:
-        out: object = model(images)
+        out: Any = model(images)
     finally:
         for hook in hooks:
             hook.remove()
-    seen["logits"] = logits(out) if logits else out  # pyright: ignore[reportArgumentType]
-    return seen
+    return seen | {"logits": logits(out) if logits else out}

@@ -1,6 +1,5 @@
 """`load`, `save` and `create_model`: a network from any weights, to one self-describing file, or by name."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -44,11 +43,8 @@ def load(
     (`heads=12`), or what training wants otherwise (`dropout=0.1`).
     """
     kind = pop_head_kind(classes, facts)
-    bundle = find_weights(weights, **facts)
-    head = head_changes(bundle.config, classes, kind)
-    return build_network(replace_head_and_resize(bundle, None, image_size, numerics, head=head), dtype).train(
-        bool(classes)
-    )
+    bundle = replace_head_and_resize(find_weights(weights, **facts), classes, image_size, numerics, kind=kind)
+    return build_network(bundle, dtype).train(bool(classes))
 
 
 def build_network(bundle: Bundle, dtype: torch.dtype = torch.float32) -> Model:
@@ -64,54 +60,35 @@ def replace_head_and_resize(
     image_size: int | Pair | None = None,
     numerics: Numerics = "reference",
     *,
-    head: dict[str, Any] | None = None,
+    kind: str | None = None,
 ) -> Bundle:
     """Fine-tuning surgery (3.2) on a bundle. Positions are resampled in float32 at least. `classes` give it a new head
-    of zeros: one linear layer on what the old one read, the image or its patches. `head` gives it one of another kind,
-    by the changes of its config: those of `linear_head` or `patch_head`."""
+    of zeros: one linear layer on the image (`kind="linear"`) or on its patches ("patches"), by default on what the old
+    one read."""
     if image_size is not None:
-        bundle = replace(bundle, tensors={name: _exact(tensor) for name, tensor in bundle.tensors.items()})
         config = adapt_config(bundle.config, image_size=image_size)
-        bundle = replace(
-            bundle, config=config, tensors=_resized(bundle, config, numerics), card=bundle.card.resize(config.image)
-        )
-    changes = head_changes(bundle.config, classes) if head is None else head
-    return bundle if changes is None else _new_head(bundle, changes)
+        half = (torch.float16, torch.bfloat16)
+        exact = {name: t.float() if t.dtype in half else t for name, t in bundle.tensors.items()}
+        tensors = network_class(bundle.config).resize_tensors(exact, bundle.config, config, numerics)
+        bundle = Bundle(config=config, tensors=tensors, card=bundle.card.resize(config.image))
+    if classes is None:
+        return bundle
+    old = bundle.config
+    on_patches = old.has_patch_head if kind is None else kind == "patches"
+    config = adapt_config(old, **(old.patch_head(classes) if on_patches else old.linear_head(classes)))
+    tensors = {name: tensor for name, tensor in bundle.tensors.items() if not name.startswith("head.")}
+    if config.classes:
+        like = next(iter(tensors.values()))
+        tensors[f"{old.head_layer}.weight"] = like.new_zeros(config.classes, old.features)
+        tensors[f"{old.head_layer}.bias"] = like.new_zeros(config.classes)
+    card = bundle.card.without_labels(keep_task=old.has_patch_head and config.has_patch_head)
+    return Bundle(config=config, tensors=tensors, card=card)
 
 
 def pop_head_kind(classes: int | None, facts: dict[str, Any]) -> str | None:
     """Takes the kind of a new head out of config fields: the others say what the weights are, and this what they
     become."""
     return facts.pop("head") if classes is not None and facts.get("head") in ("linear", "patches") else None
-
-
-def head_changes(config: ModelConfig, classes: int | None, kind: str | None = None) -> dict[str, Any] | None:
-    """The changes that give a config a new head, on the image ("linear") or on its patches ("patches"); of the same
-    kind as before where none is given. None where there are to be no new classes."""
-    if classes is None:
-        return None
-    on_patches = config.has_patch_head if kind is None else kind == "patches"
-    return config.patch_head(classes) if on_patches else config.linear_head(classes)
-
-
-def _exact(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
-
-
-def _resized(bundle: Bundle, config: ModelConfig, numerics: Numerics) -> Tensors:
-    return network_class(bundle.config).resize_tensors(bundle.tensors, bundle.config, config, numerics)
-
-
-def _new_head(bundle: Bundle, changes: dict[str, Any]) -> Bundle:
-    old = bundle.config
-    config = adapt_config(old, **changes)
-    weight, bias = f"{old.head_layer}.weight", f"{old.head_layer}.bias"
-    tensors = {name: tensor for name, tensor in bundle.tensors.items() if not name.startswith("head.")}
-    if config.classes:
-        like = next(iter(tensors.values()))
-        tensors |= {weight: like.new_zeros(config.classes, old.features), bias: like.new_zeros(config.classes)}
-    card = bundle.card.without_labels(keep_task=old.has_patch_head and config.has_patch_head)
-    return Bundle(config=config, tensors=tensors, card=card)
 
 
 def save(
@@ -142,10 +119,10 @@ def to_bundle(
     config = inner.config
     old = get_card(inner)
     names = old.labels if labels is None else tuple(labels)
-    if labels is None and names is not None and len(names) != config.classes:
-        names = None  # the head was replaced since
     if names is not None and len(names) != config.classes:
-        raise ConfigError(f"{len(names)} labels for {config.classes} classes")
+        if labels is not None:
+            raise ConfigError(f"{len(names)} labels for {config.classes} classes")
+        names = None  # the head was replaced since
     card = Card(
         preprocessing=preprocessing or old.preprocessing,
         labels=names,
@@ -201,6 +178,5 @@ def create_model(
         changes.setdefault("image_size", theirs.image)
     classes, image_size = changes.pop("classes", None), changes.pop("image_size", None)
     kind = pop_head_kind(classes, changes)
-    bundle = load_public(name, weights, **changes)
-    head = head_changes(bundle.config, classes, kind)
-    return build_network(replace_head_and_resize(bundle, None, image_size, numerics, head=head)).train(bool(classes))
+    bundle = replace_head_and_resize(load_public(name, weights, **changes), classes, image_size, numerics, kind=kind)
+    return build_network(bundle).train(bool(classes))

@@ -221,7 +221,7 @@ def test_prints_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         asked.append(stop - start)
         return compute_fingerprints(source, start, stop)
 
-    monkeypatch.setattr(module, "compute_fingerprints", watch)
+    monkeypatch.setattr(module.fp, "compute_fingerprints", watch)
     train, test, third = scenes(9, 1), scenes(5, 2), scenes(7, 3)
     first = run(tmp_path, train, tests={"test": test})
     assert asked == [5, 9]

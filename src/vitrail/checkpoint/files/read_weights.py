@@ -33,12 +33,8 @@ HEADER_LIMIT = 1 << 16  # bytes
 FIELD = re.compile(r"'(descr|fortran_order|shape)' ?: ?('[^']{1,16}'|True|False|\((?:\d{1,20}, ?)*(?:\d{1,20})?\))")
 FRAME = re.compile(r"\{ ?, ?, ?,? ?\}\s*")  # what is left of an honest header once its three fields are taken out
 
-_FLOATS = {
-    "f2": torch.float16,
-    "f4": torch.float32,
-    "f8": torch.float64,
-    "V2": torch.bfloat16,
-}  # JAX saves the last as opaque bytes
+# NumPy has no bfloat16: JAX saves two opaque bytes.
+_FLOATS = {"f2": torch.float16, "f4": torch.float32, "f8": torch.float64, "V2": torch.bfloat16}
 _COMPLEX = {"c8": torch.complex64, "c16": torch.complex128}
 _SIGNED = {"i1": torch.int8, "i2": torch.int16, "i4": torch.int32, "i8": torch.int64, "b1": torch.bool}
 _UNSIGNED = {"u1": torch.uint8, "u2": torch.uint16, "u4": torch.uint32, "u8": torch.uint64}

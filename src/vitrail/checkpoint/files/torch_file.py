@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from vitrail.checkpoint.files.checks import RESAVE, check_budget, corrupt, quote, refuse, shorten
+from vitrail.checkpoint.files.safetensors import DTYPES
 from vitrail.core.errors import CorruptWeights, MismatchedWeights, UnsafeWeights, WeightsError
 
 END_MARK = b"PK\x05\x06"
@@ -234,16 +235,11 @@ _ITEM: Final = {"Double": 8, "Float": 4, "Half": 2, "BFloat16": 2, "ComplexFloat
 _WHOLE_ITEM: Final = {"Long": 8, "Int": 4, "Short": 2, "Char": 1, "Byte": 1, "Bool": 1}
 STORAGE_ITEM: Final = {f"torch {kind}Storage": size for kind, size in (_ITEM | _WHOLE_ITEM).items()}
 STORAGE_ITEM["torch.storage UntypedStorage"] = 1
-DTYPE_NAMES: Final = (
-    *("float64", "float32", "float16", "bfloat16", "complex64", "complex128", "bool", "int8", "int16", "int32"),
-    *("int64", "uint8", "uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz"),
-    *("float8_e5m2fnuz", "float8_e8m0fnu"),
-)
 ALLOWED: Final = {
     *STORAGE_ITEM,
-    *(f"torch {name}" for name in (*DTYPE_NAMES, "Size", "device")),
+    *(str(dtype).replace(".", " ") for dtype in (*DTYPES.values(), torch.complex128)),
     *(f"torch._utils _rebuild_{kind}" for kind in ("tensor", "tensor_v2", "tensor_v3", "parameter")),
-    *("collections OrderedDict", "collections Counter", "__builtin__ set"),
+    *("torch Size", "torch device", "collections OrderedDict", "collections Counter", "__builtin__ set"),
 }
 UNREADABLE: Final = {
     "torch._utils _rebuild_sparse_tensor": ("is sparse", "save it after .to_dense()"),

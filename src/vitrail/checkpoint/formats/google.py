@@ -15,6 +15,7 @@ padding. BiT files have the numerics of the original code.
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -98,13 +99,10 @@ def infer(shapes: TensorShapes) -> ModelConfig:
     else:
         position, size, prefix = *_infer_position(shapes, layout, (width, mlp_width), ground), 1
     classes = shapes.get("head/kernel", 2)[1] if "head/kernel" in shapes else 0
+    sizes: Any = {"width": width, "mlp_width": mlp_width, "heads": heads, "patch": (high, wide), "image": size}
     return ViTConfig(
-        width=width,
+        **sizes,
         depth=shapes.count(BLOCK + "LayerNorm_0/scale"),
-        mlp_width=mlp_width,
-        heads=heads,
-        image=size,
-        patch=(high, wide),
         channels=channels,
         classes=classes,
         head="tanh" if "pre_logits/kernel" in shapes else "linear" if classes else "none",

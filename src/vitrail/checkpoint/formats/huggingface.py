@@ -20,13 +20,8 @@ from vitrail.models.vit_config import ViTConfig, vit_config
 NAME = "huggingface"
 MULTI_LABEL = "multi_label_classification"  # what its config.json calls a problem of several labels
 GELU = {"gelu": "erf", "gelu_python": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu_fast": "tanh"}
-BLOCK = {
-    "norm_attention": "layernorm_before",
-    "attention.out": "attention.output.dense",
-    "norm_mlp": "layernorm_after",
-    "mlp.expand": "intermediate.dense",
-    "mlp.contract": "output.dense",
-}
+_NORMS = ("layernorm_before", "layernorm_after")
+BLOCK = keys.name_layers(_NORMS[0], "attention.output.dense", _NORMS[1], "intermediate.dense", "output.dense")
 # Names of transformers 5: those of 4.
 FIVE = (
     {"attention.q_proj.": "attention.attention.query.", "attention.k_proj.": "attention.attention.key."}

@@ -30,16 +30,8 @@ from vitrail.models.zoo import SHAPES, SMALL_SHAPES
 Tensors: TypeAlias = dict[str, Tensor]
 Layer: TypeAlias = Callable[[str, str], "list[KeyEntry]"]  # the tensors of a layer by its name here and there
 
-UNIT = (
-    "conv1",
-    "norm1",
-    "conv2",
-    "norm2",
-    "conv3",
-    "norm3",
-    "project",
-    "norm_project",
-)  # the layers of a ResNet's unit
+LAYERS = ("norm_attention", "attention.out", "norm_mlp", "mlp.expand", "mlp.contract")  # of a Transformer's block
+UNIT = ("conv1", "norm1", "conv2", "norm2", "conv3", "norm3", "project", "norm_project")  # of a ResNet
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +55,14 @@ def weight_and_bias(ours: str, theirs: str) -> list[KeyEntry]:
 
 def block_entries(depth: int, theirs: str, names: dict[str, str]) -> list[KeyEntry]:
     """Weights and biases of all encoder layers; `theirs` holds the number of the layer as {}."""
-    return [
-        entry
-        for layer in range(depth)
-        for our, their in names.items()
-        for entry in weight_and_bias(f"blocks.{layer}.{our}", f"{theirs.format(layer)}{their}")
-    ]
+    layers = [(f"blocks.{i}.", theirs.format(i)) for i in range(depth)]
+    pairs = [(ours + our, prefix + their) for ours, prefix in layers for our, their in names.items()]
+    return [entry for our, their in pairs for entry in weight_and_bias(our, their)]
+
+
+def name_layers(*theirs: str) -> dict[str, str]:
+    """Another library's names for the layers of a block: first norm, out, second norm, expand, contract."""
+    return dict(zip(LAYERS, theirs, strict=True))
 
 
 def kernel(ours: str, theirs: str) -> list[KeyEntry]:
@@ -199,17 +193,7 @@ class TensorShapes:
         return tuple(units)
 
 
-PLAIN = (
-    "attention",
-    "position",
-    "placed",
-    "backbone",
-    "registers",
-    "class_token",
-    "pool",
-    "norm_after_pool",
-    "qkv_bias",
-)
+PLAIN = ("attention", "position", "placed", "backbone", "registers", "class_token", "pool", "norm_after_pool")
 PAPER = ViTConfig(width=64, depth=1, mlp_width=64, heads=1)  # plain: what formats of one kind of ViT have room for
 HEADS = {(width, mlp): heads for width, _, mlp, heads in (SHAPES | SMALL_SHAPES).values()}
 
@@ -258,7 +242,8 @@ def require_plain(format_name: str, config: ModelConfig, *, free: tuple[str, ...
     """The config as a plain ViT, or a refusal that names the first field the format has no place for."""
     if not isinstance(config, ViTConfig):
         raise ExportRefused(f"{format_name} holds ViTs; this network is a {config.title}")
-    rules = {name: [getattr(PAPER, name)] for name in PLAIN if name not in free} | {"head": ["none", "linear", "tanh"]}
+    rules = {name: [getattr(PAPER, name)] for name in (*PLAIN, "qkv_bias") if name not in free}
+    rules["head"] = ["none", "linear", "tanh"]
     for rule, allowed in rules.items():
         if (value := getattr(config, rule)) not in allowed:
             name = "placement" if rule == "placed" else rule

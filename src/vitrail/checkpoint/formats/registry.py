@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from vitrail.checkpoint.formats import google, timm
 from vitrail.checkpoint.formats import huggingface as hf
 from vitrail.checkpoint.formats import torchvision as tv
 from vitrail.checkpoint.formats.key_table import KeyEntry, Tensors, TensorShapes
-from vitrail.core.errors import unknown_name
+from vitrail.core.errors import MismatchedWeights, unknown_name
 from vitrail.core.text import Pair
 from vitrail.data.preprocessing import HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from vitrail.models.family import ModelConfig
@@ -51,16 +52,12 @@ class Format:
 
 
 def _google(layout: google.NpzLayout) -> Format:
-    return Format(
-        layout.name,
-        lambda names: google.recognises(names) and google.find_layout(names) is layout,
-        partial(google.build_table, layout=layout),
-        google.infer,
-        google.modernise,
-        big_vision_crop if layout is google.BIG_VISION else google_squash,
-        partial(google.refuse_unreadable, layout=layout),
-        google.describe_inferred,
-    )
+    def recognises(names: set[str]) -> bool:
+        return google.recognises(names) and google.find_layout(names) is layout
+
+    table, check = partial(google.build_table, layout=layout), partial(google.refuse_unreadable, layout=layout)
+    crop = big_vision_crop if layout is google.BIG_VISION else google_squash
+    return Format(layout.name, recognises, table, google.infer, google.modernise, crop, check, google.describe_inferred)
 
 
 # A new format is one module here and one row: name, recognises, table, infer, modern names, preprocessing.
@@ -85,10 +82,10 @@ def find_format(name: str, config: ModelConfig | None = None) -> Format:
     return FORMATS[name]
 
 
-def recognise(tensors: Tensors) -> tuple[Format, Tensors] | None:
+def recognise(path: Path, tensors: Tensors) -> tuple[Format, Tensors]:
     """The format whose names these are, and the tensors under that format's modern names."""
     for known in FORMATS.values():
         modern = known.modern(tensors)
         if known.recognises(set(modern)):
             return known, modern
-    return None
+    raise MismatchedWeights(f"{path}: tensors like {', '.join(list(tensors)[:3])} are of no format that vitrail knows")

@@ -16,14 +16,7 @@ from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import ViTConfig, vit_config
 
 NAME = "timm"
-BLOCK = {
-    "norm_attention": "norm1",
-    "attention.qkv": "attn.qkv",
-    "attention.out": "attn.proj",
-    "norm_mlp": "norm2",
-    "mlp.expand": "mlp.fc1",
-    "mlp.contract": "mlp.fc2",
-}
+BLOCK = keys.name_layers("norm1", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2") | {"attention.qkv": "attn.qkv"}
 DOWNSAMPLE = {"project": "downsample.conv", "norm_project": "downsample.norm"}
 
 
@@ -147,16 +140,11 @@ def architecture(config: ModelConfig) -> tuple[str, dict[str, Any]]:
             raise ExportRefused(f"timm has no name for a BiT of field {fields}; write a file instead")
         return f"resnetv2_{depth}x{config.factor:.0f}_bit", common
     c = vit_config(config, "timm")
-    args: dict[str, Any] = {
-        "img_size": list(c.image),
-        "embed_dim": c.width,
-        "depth": c.depth,
-        "num_heads": c.heads,
+    args: dict[str, Any] = {"img_size": list(c.image), "embed_dim": c.width, "depth": c.depth, "num_heads": c.heads}
+    args |= {"qkv_bias": c.qkv_bias, "class_token": c.class_token, "reg_tokens": c.registers}
+    args |= {
         "mlp_ratio": (c.mlp_width + 0.5) / c.width,  # timm rounds the product down
-        "qkv_bias": c.qkv_bias,
-        "class_token": c.class_token,
         "no_embed_class": bool(c.registers) or (c.class_token and not c.position_prefix),
-        "reg_tokens": c.registers,
         "global_pool": "token" if c.pool == "token" else "avg",
         "fc_norm": c.norm_after_pool,
         "act_layer": "gelu" if c.gelu == "erf" else "gelu_tanh",

@@ -6,13 +6,7 @@ from vitrail.models.family import ModelConfig
 from vitrail.models.vit_config import ViTConfig
 
 NAME = "torchvision"
-BLOCK = {
-    "norm_attention": "ln_1",
-    "attention.out": "self_attention.out_proj",
-    "norm_mlp": "ln_2",
-    "mlp.expand": "mlp.0",
-    "mlp.contract": "mlp.3",
-}
+BLOCK = keys.name_layers("ln_1", "self_attention.out_proj", "ln_2", "mlp.0", "mlp.3")
 LAYER = "encoder.layers.encoder_layer_{}."
 
 

@@ -83,7 +83,7 @@ def cubic_weights(start: Floats, size: Floats, side: int) -> Floats:
 def warp(pixels: Floats, window: Floats) -> Floats:
     """The window (top, height, left, width: fractions, [N, 4]) of each image [N, S, S], as large as the image."""
     side = pixels.shape[1]
-    rows, columns = cubic_weights(window[:, 0], window[:, 1], side), cubic_weights(window[:, 2], window[:, 3], side)
+    rows, columns = (cubic_weights(window[:, at], window[:, at + 1], side) for at in (0, 2))
     return rows @ pixels @ columns.transpose(0, 2, 1)
 
 

@@ -13,7 +13,7 @@ import io
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Final, Literal
@@ -25,31 +25,10 @@ from vitrail.core.atomic_files import cache_folder, replace_on_success
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.core.processes import map_in_processes
 from vitrail.data.dataset import ImageDataset
-from vitrail.data.dedup.fingerprints import (
-    VERSION,
-    BlockFiles,
-    compute_fingerprints,
-    load_fingerprints,
-    locate_fingerprints,
-    read_arrays,
-    save_fingerprints,
-    write_arrays,
-)
-from vitrail.data.dedup.match import (
-    KINDS,
-    WITHIN,
-    Embed,
-    MatchRule,
-    PairArray,
-    find_groups,
-    load_vectors,
-    locate_embeddings,
-    match_all,
-    match_blocks,
-    match_embeddings,
-    merge_pairs,
-    write_embeddings,
-)
+from vitrail.data.dedup import fingerprints as fp
+from vitrail.data.dedup import match
+from vitrail.data.dedup.fingerprints import VERSION, BlockFiles, load_fingerprints, read_arrays, write_arrays
+from vitrail.data.dedup.match import KINDS, WITHIN, Embed, MatchRule, PairArray
 from vitrail.data.dedup.record import ComparedSet, DedupRecord, count_duplicates
 from vitrail.data.splits import Selection
 
@@ -59,10 +38,6 @@ DEFAULT: Final = MatchRule()
 
 BlockTask = tuple[Literal["fingerprint", "search"], int, int]  # what to do, number of the source, block
 Progress = Callable[[str, int, int], None]  # what is being done, how much of it is done, of how much
-
-
-def ignore_progress(stage: str, done: int, total: int) -> None:
-    """Progress that nobody watches."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -82,7 +57,7 @@ class DedupJob:
     world: int = 1
     block: int = BLOCK
     cache: Path | None = None  # of fingerprints; ranks share the output folder instead, unless one is given
-    progress: Progress = ignore_progress
+    progress: Progress = lambda stage, done, total: None
 
     def __post_init__(self) -> None:
         if not (self.tests or self.within):
@@ -133,10 +108,8 @@ class SharedWork:
     def describe_loss(self, tasks: Sequence[BlockTask]) -> str:
         _, source, block = tasks[0]
         first, last = self.prints[source].span(block)
-        return (
-            f"a process that compares images was killed, perhaps because memory ran out, at samples {first} to "
-            f"{last - 1} ({self.sources[source].name(first)} ...) or later; try fewer workers or smaller blocks"
-        )
+        place = f"samples {first} to {last - 1} ({self.sources[source].name(first)} ...) or later"
+        return f"a process was killed, perhaps for lack of memory, at {place}; try fewer workers or smaller blocks"
 
 
 def run_task(work: SharedWork, task: BlockTask) -> None:
@@ -144,20 +117,22 @@ def run_task(work: SharedWork, task: BlockTask) -> None:
     kind, source, block = task
     prints = work.prints[source]
     if kind == "fingerprint":
-        save_fingerprints(prints.path(block), compute_fingerprints(work.sources[source], *prints.span(block)))
+        fp.save_fingerprints(prints.path(block), fp.compute_fingerprints(work.sources[source], *prints.span(block)))
         return
     train = load_fingerprints(prints.path(block))
 
-    def match(source: int, other: int, where: int) -> PairArray:
-        return match_blocks(train, load_fingerprints(work.prints[source].path(other)), work.method, where)
+    def compare(source: int, other: int, where: int) -> PairArray:
+        return match.match_blocks(train, load_fingerprints(work.prints[source].path(other)), work.method, where)
 
-    write_arrays(work.parts.path(block), {"pairs": match_all(block, work.prints, work.within, match)})
+    write_arrays(work.parts.path(block), {"pairs": match.match_all(block, work.prints, work.within, compare)})
 
 
 def deduplicate(job: DedupJob) -> DedupResult:
     """Compares, and writes dedup.json, drop.json (the selection), pairs.csv and parts/ into the output folder (rank 0
     does). `parts` and fingerprints of an interrupted run are reused."""
-    prints = [locate_fingerprints(source, job.store, job.block) for source in job.sources]
+    folders = [job.store / f"{fp.hash_source(source)[:32]}-{VERSION}-{job.block}" for source in job.sources]
+    pairs_of = zip(folders, job.sources, strict=True)
+    prints = [BlockFiles(folder=folder, length=len(source), size=job.block) for folder, source in pairs_of]
     key = json.dumps([[blocks.folder.name for blocks in prints], asdict(job.method), job.within, VERSION])
     folder = job.out / "parts" / sha256(key.encode()).hexdigest()[:16]
     parts = BlockFiles(folder=folder, length=len(job.train), size=job.block)
@@ -170,7 +145,7 @@ def deduplicate(job: DedupJob) -> DedupResult:
     found = [read_arrays(path)["pairs"] for path in parts.wait()]
     if job.embed is not None:
         found += compare_embeddings(job, job.embed, prints, parts)
-    return conclude(job, prints, merge_pairs(found))
+    return conclude(job, prints, match.merge_pairs(found))
 
 
 def run_tasks(job: DedupJob, work: SharedWork, stage: str, tasks: list[BlockTask]) -> None:
@@ -181,51 +156,44 @@ def run_tasks(job: DedupJob, work: SharedWork, stage: str, tasks: list[BlockTask
 
 def compare_embeddings(job: DedupJob, embed: Embed, prints: list[BlockFiles], parts: BlockFiles) -> list[PairArray]:
     """Compares vectors, in this process, where the network is."""
-    blocks = [locate_embeddings(one, job.out / "embeddings", job.method.embedding) for one in prints]
+    name = sha256(job.method.embedding.encode()).hexdigest()[:12]
+    blocks = [replace(one, folder=job.out / "embeddings" / f"{one.folder.name}-{name}") for one in prints]
     tasks = [(s, b) for s in [*range(1, len(blocks)), 0] for b in job.share(blocks[s])]
     for done, (s, b) in enumerate(tasks, 1):
-        write_embeddings(job.sources[s], embed, blocks[s], b)
+        match.write_embeddings(job.sources[s], embed, blocks[s], b)
         job.progress("embedding", done, len(tasks))
     for some in blocks if job.within else blocks[1:]:
         some.wait()
-    folder = parts.folder.with_name(f"{parts.folder.name}-embedding")
-    out = BlockFiles(folder=folder, length=parts.length, size=parts.size)
+    out = replace(parts, folder=parts.folder.with_name(f"{parts.folder.name}-embedding"))
     for block in job.share(out):
-        train = load_vectors(blocks[0], block)
+        train = match.load_vectors(blocks[0], block)
 
-        def match(source: int, other: int, where: int, train: NDArray[np.float32] = train) -> PairArray:
-            return match_embeddings(train, load_vectors(blocks[source], other), job.method.cosine, where)
+        def compare(source: int, other: int, where: int, train: NDArray[np.float32] = train) -> PairArray:
+            return match.match_embeddings(train, match.load_vectors(blocks[source], other), job.method.cosine, where)
 
-        write_arrays(out.path(block), {"pairs": match_all(block, blocks, job.within, match)})
+        write_arrays(out.path(block), {"pairs": match.match_all(block, blocks, job.within, compare)})
     return [read_arrays(path)["pairs"] for path in out.wait()]
 
 
 def conclude(job: DedupJob, prints: list[BlockFiles], pairs: PairArray) -> DedupResult:
     """Counts, chooses what to drop, and writes the files."""
     sets = [*([WITHIN] if job.within else []), *range(len(job.tests))]
-    dropped = {where: find_drops(pairs, where, len(job.train)) for where in sets}
+    dropped: dict[int, NDArray[np.int64]] = {}
+    for where in sets:  # all that are in a test set; within the training set, all but the first of each group
+        mine = pairs[pairs["set"] == where]
+        first = match.find_groups(len(job.train), mine["train"], mine["test"]) if where == WITHIN else None
+        dropped[where] = np.unique(mine["train"]) if first is None else np.flatnonzero(first != np.arange(len(first)))
     gone = np.unique(np.concatenate([np.zeros(0, np.int64), *dropped.values()]))
     against = {name: source.fingerprint for name, source in job.tests.items()}
-    method = asdict(job.method)
-    rule = {"name": "dedup", "against": against, "within": job.within, "method": method, "version": VERSION}
+    rule = {"name": "dedup", "against": against, "within": job.within, "method": asdict(job.method), "version": VERSION}
     selection = Selection(source=job.train.fingerprint, rule=rule, indices=gone, drop=True)
-    bad = [list_unreadable(blocks) for blocks in prints]
+    bad = [[r for path in one.wait() for _, r in sorted(load_fingerprints(path).bad.items())] for one in prints]
     names = [job.called, *job.tests]
     checked: list[ComparedSet] = []
     for where, going in dropped.items():
-        duplicates, kinds = count_duplicates(pairs, where, going)
-        checked.append(
-            ComparedSet(
-                name=names[where + 1],
-                fingerprint=job.sources[where + 1].fingerprint,
-                images=len(job.sources[where + 1]),
-                unreadable=len(bad[where + 1]),
-                duplicates=duplicates,
-                kinds=kinds,
-                dropped=len(going),
-                within=where == WITHIN,
-            )
-        )
+        name, source, unreadable = names[where + 1], job.sources[where + 1], len(bad[where + 1])
+        counts = len(source), unreadable, *count_duplicates(pairs, where, going), len(going)
+        checked.append(ComparedSet(name, source.fingerprint, *counts, within=where == WITHIN))
     record = DedupRecord(
         train=job.called,
         fingerprint=job.train.fingerprint,
@@ -245,20 +213,6 @@ def conclude(job: DedupJob, prints: list[BlockFiles], pairs: PairArray) -> Dedup
         if job.world == 1:
             shutil.rmtree(job.out / "parts", ignore_errors=True)
     return DedupResult(record=record, selection=selection, pairs=pairs)
-
-
-def find_drops(pairs: PairArray, where: int, length: int) -> NDArray[np.int64]:
-    """The training images to drop because of one set: all that are in a test set; within the training set, all but the
-    first of each group."""
-    mine = pairs[pairs["set"] == where]
-    if where != WITHIN:
-        return np.unique(mine["train"])
-    first = find_groups(length, mine["train"], mine["test"])
-    return np.flatnonzero(first != np.arange(length))
-
-
-def list_unreadable(blocks: BlockFiles) -> list[str]:
-    return [reason for path in blocks.wait() for _, reason in sorted(load_fingerprints(path).bad.items())]
 
 
 def write_csv(path: Path, job: DedupJob, pairs: PairArray) -> None:

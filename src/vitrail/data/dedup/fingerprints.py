@@ -12,7 +12,7 @@ one that was interrupted, reuses them. Several processes, or ranks on one file s
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b, sha256
@@ -48,19 +48,16 @@ PATIENCE_S: Final = 1800.0  # time in which another rank should write something
 
 def hash_pixels(image: Image.Image) -> bytes:
     """16 bytes from the size and the RGB pixels."""
-    digest = blake2b(f"{image.height}x{image.width}:".encode(), digest_size=DIGEST_BYTES)
-    digest.update(image.tobytes())
-    return digest.digest()
+    size = f"{image.height}x{image.width}:"
+    return blake2b(size.encode() + image.tobytes(), digest_size=DIGEST_BYTES).digest()
 
 
 def find_equal(train: NDArray[np.void], test: NDArray[np.void]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Each train digest that is also in test, and the first such test digest. Not every pair: a thousand blank images
     in both sets would make a million."""
     known, first = np.unique(test, return_index=True)
-    if not len(known):
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
     place = np.searchsorted(known, train).clip(0, len(known) - 1)
-    hit = np.flatnonzero(known[place] == train)
+    hit = np.flatnonzero(known[place] == train) if len(known) else np.zeros(0, np.int64)
     return hit, first[place[hit]].astype(np.int64)
 
 
@@ -108,23 +105,23 @@ def find_similar(
     found, count = [np.zeros((5, 0), np.int64)], 0
     for a in range(0, len(train), step):
         for b in range(0, len(test), step):
-            rows = keep_nearest(compare_views(train[a : a + step], test[b : b + step], most))
+            rows = compare_views(train[a : a + step], test[b : b + step], most)
+            # Of several views of one pair and mirroring the one with the fewest bits counts, then the lowest.
+            rows = rows[:, np.lexsort((rows[2], rows[4], rows[3], rows[1], rows[0]))]
+            rows = rows[:, is_first(rows[[0, 1, 3]])]
             found.append(rows + np.array([[a], [b], [0], [0], [0]]))
             count += rows.shape[1]
             if count > crowd:
-                raise DataError(
-                    f"more than {crowd:,} pairs of {len(train):,} x {len(test):,} images look alike by perceptual "
-                    "hash, so these are not photographs; compare them exactly, or by embeddings"
-                )
+                alike = f"more than {crowd:,} pairs of {len(train):,} x {len(test):,} images have similar hashes"
+                raise DataError(f"{alike}, so these are not photographs; compare them exactly, or by embeddings")
     return np.concatenate(found, axis=1)
 
 
-def keep_nearest(rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Of several views of one pair and mirroring the one with the fewest bits, then the lowest."""
-    rows = rows[:, np.lexsort((rows[2], rows[4], rows[3], rows[1], rows[0]))]
-    first = np.ones(rows.shape[1], bool)
-    first[1:] = (rows[[0, 1, 3], 1:] != rows[[0, 1, 3], :-1]).any(0)
-    return rows[:, first]
+def is_first(columns: "NDArray[np.int64]") -> NDArray[np.bool_]:
+    """Whether a column of sorted ones [R, M] differs from the one before it [M]."""
+    first = np.ones(columns.shape[1], bool)
+    first[1:] = (columns[:, 1:] != columns[:, :-1]).any(0)
+    return first
 
 
 def compare_views(train: NDArray[np.uint64], test: NDArray[np.uint64], most: int) -> NDArray[np.int64]:
@@ -146,7 +143,7 @@ def compare_views(train: NDArray[np.uint64], test: NDArray[np.uint64], most: int
     return np.concatenate(out, axis=1)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Fingerprints:
     """Those of a block of N images. `bad` has the unreadable ones, by number in the data set, with the reason."""
 
@@ -175,21 +172,14 @@ def compute_fingerprints(source: ImageDataset, start: int, stop: int) -> Fingerp
         except BadImage as error:
             state[row], bad[start + row] = UNREADABLE, str(error)
             continue
-        digests[row] = np.frombuffer(hash_pixels(image), np.uint8)
-        small[row] = make_thumbnail(image)
-        if min(image.size) < SMALL:
-            state[row] = PLAIN
+        digests[row], small[row] = np.frombuffer(hash_pixels(image), np.uint8), make_thumbnail(image)
+        state[row] = PLAIN if min(image.size) < SMALL else READ
     grey = np.ascontiguousarray(small[..., 0])
     state[(state == READ) & (measure_contrast(grey) < FLAT)] = PLAIN
     cell = SIDE // CELLS
     cells = small[..., 1:].reshape(count, CELLS, cell, CELLS, cell, 2).astype(np.uint32).sum((2, 4)) // cell**2
-    return Fingerprints(
-        digests=digests.view(f"V{DIGEST_BYTES}")[:, 0],
-        hashes=hash_thumbnails(grey),
-        small=Thumbnails(grey=grey, chroma=cells.astype(np.uint8)),
-        state=state,
-        bad=bad,
-    )
+    digest_view, thumbs = digests.view(f"V{DIGEST_BYTES}")[:, 0], Thumbnails(grey=grey, chroma=cells.astype(np.uint8))
+    return Fingerprints(digest_view, hash_thumbnails(grey), thumbs, state, bad)
 
 
 def decode(source: ImageDataset, index: int) -> Image.Image:
@@ -235,9 +225,8 @@ class BlockFiles:
             files = sum(1 for _ in self.folder.glob("*")) if self.folder.is_dir() else 0
             waited, seen = (0.0, files) if files != seen else (waited, seen)
             if waited >= patience:
-                raise DataError(
-                    f"{self.path(missing[0])} was not written within {patience:.0f} s; has another rank stopped?"
-                )
+                path = self.path(missing[0])
+                raise DataError(f"{path} was not written within {patience:.0f} s; has another rank stopped?")
             pause(0.5)
             waited += 0.5
         return [self.path(block) for block in range(len(self))]
@@ -261,15 +250,10 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def save_fingerprints(path: Path, prints: Fingerprints) -> None:
-    names = json.dumps({str(index): reason for index, reason in prints.bad.items()})
-    arrays = {
-        "digests": prints.digests.view(np.uint8).reshape(-1, DIGEST_BYTES),
-        "hashes": prints.hashes,
-        "grey": prints.small.grey,
-        "chroma": prints.small.chroma,
-        "state": prints.state,
-        "bad": np.frombuffer(names.encode("utf-8", "surrogatepass"), np.uint8),
-    }
+    bad = json.dumps(prints.bad).encode("utf-8", "surrogatepass")  # names that are not UTF-8 hold surrogates
+    digests = prints.digests.view(np.uint8).reshape(-1, DIGEST_BYTES)
+    arrays: dict[str, NDArray[Any]] = {"digests": digests, "hashes": prints.hashes, "state": prints.state}
+    arrays |= {"grey": prints.small.grey, "chroma": prints.small.chroma, "bad": np.frombuffer(bad, np.uint8)}
     write_arrays(path, arrays)
 
 
@@ -278,30 +262,19 @@ def load_fingerprints(path: Path) -> Fingerprints:
     arrays = read_arrays(path)
     try:
         names = json.loads(arrays["bad"].tobytes().decode("utf-8", "surrogatepass"))
-        return Fingerprints(
-            digests=np.ascontiguousarray(arrays["digests"]).view(f"V{DIGEST_BYTES}")[:, 0],
-            hashes=arrays["hashes"],
-            small=Thumbnails(grey=arrays["grey"], chroma=arrays["chroma"]),
-            state=arrays["state"],
-            bad={int(index): reason for index, reason in names.items()},
-        )
+        digests = np.ascontiguousarray(arrays["digests"]).view(f"V{DIGEST_BYTES}")[:, 0]
+        thumbs, bad = Thumbnails(grey=arrays["grey"], chroma=arrays["chroma"]), {int(i): names[i] for i in names}
+        return Fingerprints(digests, arrays["hashes"], thumbs, arrays["state"], bad)
     except (KeyError, ValueError, IndexError) as error:
         raise DataError(f"{path} is not a block of fingerprints ({error!r}); remove it") from None
-
-
-def locate_fingerprints(source: ImageDataset, folder: Path, size: int) -> BlockFiles:
-    """Where the fingerprints of a data set belong: by its content, our version and the block size."""
-    return BlockFiles(folder=folder / f"{hash_source(source)[:32]}-{VERSION}-{size}", length=len(source), size=size)
 
 
 def hash_source(source: ImageDataset) -> str:
     """A hash of a data set's fingerprint, which covers names and sizes, and of a few samples; of all of them where the
     sizes are unknown, because other images could then have the same fingerprint."""
-    digest = sha256(source.fingerprint.encode())
-    chosen: Iterable[int] = range(len(source))
-    if source.sizes() is not None and len(source):
-        chosen = sorted({len(source) * i // PROBES for i in range(PROBES)})
-    for index in chosen:
+    digest, count = sha256(source.fingerprint.encode()), len(source)
+    few = sorted({count * i // PROBES for i in range(PROBES)}) if source.sizes() is not None and count else None
+    for index in few or range(count):
         try:
             data = source.read(index)
             digest.update(data if isinstance(data, bytes) else str(data.shape).encode() + data.tobytes())

@@ -1,10 +1,9 @@
 """Pairs of images that are the same: one block of the training set against a block of another set or of its own, by
 pixels, by perceptual hash and thumbnail, or by embeddings."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
-from pathlib import Path
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -13,20 +12,9 @@ from PIL.Image import Image
 
 from vitrail.core.errors import BadImage, ConfigError, DataError
 from vitrail.data.dataset import ImageDataset
+from vitrail.data.dedup import fingerprints as fp
 from vitrail.data.dedup.align_pair import measure_distances
-from vitrail.data.dedup.fingerprints import (
-    CROWD,
-    UNREADABLE,
-    VIEWS,
-    WINDOWS,
-    BlockFiles,
-    Fingerprints,
-    decode,
-    find_equal,
-    find_similar,
-    read_arrays,
-    write_arrays,
-)
+from vitrail.data.dedup.fingerprints import UNREADABLE, VIEWS, WINDOWS, BlockFiles, Fingerprints
 
 KINDS: Final = ("exact", "near", "flipped", "embedding")  # the most certain first
 EXACT, NEAR, FLIPPED, EMBEDDING = range(4)
@@ -51,12 +39,9 @@ class MatchRule:
     embedding: str = ""  # what computed the embeddings, where there are any
 
     def __post_init__(self) -> None:
-        if not 0 <= self.bits < 32:
-            raise ConfigError(f"bits={self.bits} must be between 0 and 31, of 63")
-        if not 0 < self.distance < 1:
-            raise ConfigError(f"distance={self.distance} must be between 0 and 1")
-        if not 0 < self.cosine <= 1:
-            raise ConfigError(f"cosine={self.cosine} must be above 0 and at most 1")
+        if not (0 <= self.bits < 32 and 0 < self.distance < 1 and 0 < self.cosine <= 1):
+            limits = "bits must be between 0 and 31, distance between 0 and 1, cosine above 0 and at most 1"
+            raise ConfigError(f"bits={self.bits}, distance={self.distance}, cosine={self.cosine}: {limits}")
         if not (self.exact or self.near or self.embedding):
             raise ConfigError("nothing to compare by; choose exact, near or an embedding")
 
@@ -75,27 +60,19 @@ def merge_pairs(parts: Sequence[PairArray]) -> PairArray:
     pairs = np.concatenate([np.zeros(0, PAIR), *parts])
     order = ("distance", "kind", "test", "train", "set")  # the last key is the primary one
     pairs = pairs[np.lexsort([pairs[name] for name in order])]
-    first = np.ones(len(pairs), bool)
-    first[1:] = np.any([pairs[name][1:] != pairs[name][:-1] for name in ("set", "train", "test")], axis=0)
-    return pairs[first]
+    return pairs[fp.is_first(np.stack([pairs[name].astype(np.int64) for name in ("set", "train", "test")]))]
 
 
 def find_groups(length: int, one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.int64]:
     """For each of `length` items the lowest number in its group, where each (one, other) is in one group [N]."""
     root = np.arange(length)
-
-    def find_root(at: int) -> int:
-        while root[at] != at:
-            root[at] = root[root[at]]
-            at = int(root[at])
-        return at
-
-    for a, b in zip(one.tolist(), other.tolist(), strict=True):
-        low, high = sorted((find_root(a), find_root(b)))
-        root[high] = low
-    for at in np.unique(np.concatenate([one, other])).tolist():
-        root[at] = find_root(at)
-    return root
+    while True:
+        low, new = np.minimum(root[one], root[other]), root.copy()
+        np.minimum.at(new, np.concatenate([one, other]), np.concatenate([low, low]))
+        new = new[new]
+        if np.array_equal(new, root):
+            return root
+        root = new
 
 
 def match_all(
@@ -104,8 +81,7 @@ def match_all(
     """One block of the training set, which is source 0, against all blocks of the other sources and, with `within`,
     the earlier ones and itself. `match` takes the source, the block and the number of the set."""
     others = [(s, b, s - 1) for s in range(1, len(blocks)) for b in range(len(blocks[s]))]
-    if within:
-        others += [(0, b, WITHIN) for b in range(block + 1)]
+    others += [(0, b, WITHIN) for b in range(block + 1)] if within else []
     return merge_pairs([shift_pairs(match(s, b, where), block, b, blocks[0].size) for s, b, where in others])
 
 
@@ -124,9 +100,9 @@ def match_blocks(train: Fingerprints, test: Fingerprints, rule: MatchRule, where
     found: list[PairArray] = []
     if rule.exact:
         mine, theirs = (np.flatnonzero(prints.state != UNREADABLE) for prints in (train, test))
-        i, j = find_equal(train.digests[mine], test.digests[theirs])
+        i, j = fp.find_equal(train.digests[mine], test.digests[theirs])
         found.append(make_pairs(where, mine[i], theirs[j], EXACT, 0.0))
-        j, i = find_equal(test.digests[theirs], train.digests[mine])
+        j, i = fp.find_equal(test.digests[theirs], train.digests[mine])
         found.append(make_pairs(where, mine[i], theirs[j], EXACT, 0.0))
     if rule.near:
         found.append(match_near(train, test, rule, where))
@@ -136,16 +112,17 @@ def match_blocks(train: Fingerprints, test: Fingerprints, rule: MatchRule, where
 def match_near(train: Fingerprints, test: Fingerprints, rule: MatchRule, where: int) -> PairArray:
     """Hashes propose, thumbnails decide. Of images with the same pixels one represents all."""
     mine, theirs = find_representatives(train), find_representatives(test)
-    i, j, view, mirrored, _ = find_similar(train.hashes[mine], test.hashes[theirs], rule.bits)
-    i, j = mine[i], theirs[j]
-    differ = train.digests[i] != test.digests[j] if rule.exact else np.ones(len(i), bool)
-    i, j, view, mirrored = i[differ], j[differ], view[differ], mirrored[differ]
-    distance = measure_candidates(train, test, i, j, view, mirrored)
+    i, j, *views = fp.find_similar(train.hashes[mine], test.hashes[theirs], rule.bits)
+    found = np.stack([mine[i], theirs[j], *views])
+    if rule.exact:
+        found = found[:, train.digests[found[0]] != test.digests[found[1]]]
+    i, j, _, mirrored, _ = found
+    distance = measure_candidates(train, test, found)
     same = distance <= rule.distance
     kind = np.where(mirrored == 1, FLIPPED, NEAR)
-    found = merge_pairs([make_pairs(where, i[same], j[same], kind[same], distance[same])])
-    copies = [copy_to_equals(found, "train", train, mine), copy_to_equals(found, "test", test, theirs)]
-    return merge_pairs([found, *copies])
+    pairs = merge_pairs([make_pairs(where, i[same], j[same], kind[same], distance[same])])
+    copies = [copy_to_equals(pairs, "train", train, mine), copy_to_equals(pairs, "test", test, theirs)]
+    return merge_pairs([pairs, *copies])
 
 
 def find_representatives(prints: Fingerprints) -> NDArray[np.int64]:
@@ -160,27 +137,19 @@ def copy_to_equals(found: PairArray, side: str, prints: Fingerprints, chosen: ND
     others = np.setdiff1d(prints.comparable, chosen)
     if not (len(others) and len(found)):
         return found[:0]
-    i, first = find_equal(prints.digests[others], prints.digests[chosen])
+    i, first = fp.find_equal(prints.digests[others], prints.digests[chosen])
     parts = [found[:0]]
     for one, representative in zip(others[i], chosen[first], strict=True):
-        pairs = found[found[side] == representative]
-        pairs[side] = one
-        parts.append(pairs)
+        parts.append(found[found[side] == representative])
+        parts[-1][side] = one
     return np.concatenate(parts)
 
 
-def measure_candidates(
-    train: Fingerprints,
-    test: Fingerprints,
-    i: NDArray[np.int64],
-    j: NDArray[np.int64],
-    view: NDArray[np.int64],
-    mirrored: NDArray[np.int64],
-) -> NDArray[np.float64]:
+def measure_candidates(train: Fingerprints, test: Fingerprints, found: NDArray[np.int64]) -> NDArray[np.float64]:
     """The distance of the candidates once one is aligned with the window of the other that the hash found. Where the
     hash saw no window, either may turn out to be a part of the other."""
-    out = np.full(len(i), np.inf)
-    windows = np.array(WINDOWS)
+    i, j, view, mirrored, _ = found
+    out, windows = np.full(len(i), np.inf), np.array(WINDOWS)
     for flip in (0, 1):
         for ours in (True, False):  # the window is in the train image, or in the test image
             at = np.flatnonzero((mirrored == flip) & ((view == 0) | ((view < VIEWS) == ours)))
@@ -191,47 +160,30 @@ def measure_candidates(
     return out
 
 
-def locate_embeddings(prints: BlockFiles, folder: Path, name: str) -> BlockFiles:
-    """Where the embeddings of the source with these fingerprints belong."""
-    digest = sha256(name.encode()).hexdigest()[:12]
-    return BlockFiles(folder=folder / f"{prints.folder.name}-{digest}", length=prints.length, size=prints.size)
-
-
 def write_embeddings(source: ImageDataset, embed: Embed, blocks: BlockFiles, block: int) -> None:
     """Embeds a block: unit vectors [N, D]; a row of zeros, which is similar to nothing, for an unreadable image."""
     start, stop = blocks.span(block)
-    rows: list[NDArray[np.float32]] = []
+    vectors = np.zeros((stop - start, 0), np.float32)
     for low in range(start, stop, EMBED_BATCH):
         readable: dict[int, Image] = {}
-        high = min(stop, low + EMBED_BATCH)
-        for index in range(low, high):
-            try:
-                readable[index - low] = decode(source, index)
-            except BadImage:  # reported and counted with the fingerprints
-                continue
-        rows.append(embed_images(embed, readable, high - low))
-    width = max(row.shape[1] for row in rows)
-    vectors = np.concatenate([row if row.shape[1] else np.zeros((len(row), width), np.float32) for row in rows])
-    write_arrays(blocks.path(block), {"vectors": vectors})
-
-
-def embed_images(embed: Embed, images: dict[int, Image], count: int) -> NDArray[np.float32]:
-    """[count, D] with the embedding of each image in its row, at length 1."""
-    if not images:
-        return np.zeros((count, 0), np.float32)
-    vectors = np.asarray(embed(list(images.values())), np.float32)
-    if vectors.ndim != 2 or len(vectors) != len(images) or not np.isfinite(vectors).all():
-        raise DataError(
-            f"embed returned {vectors.shape} for {len(images)} images; it must return finite numbers [{len(images)}, D]"
-        )
-    out = np.zeros((count, vectors.shape[1]), np.float32)
-    length = np.sqrt((vectors.astype(np.float64) ** 2).sum(1, keepdims=True))
-    out[list(images)] = vectors / np.maximum(length, 1e-12)
-    return out
+        for index in range(low, min(stop, low + EMBED_BATCH)):
+            with contextlib.suppress(BadImage):  # reported and counted with the fingerprints
+                readable[index - start] = fp.decode(source, index)
+        if not readable:
+            continue
+        found = np.asarray(embed(list(readable.values())), np.float32)
+        if found.ndim != 2 or len(found) != len(readable) or not np.isfinite(found).all():
+            wanted = f"it must return finite numbers [{len(readable)}, D]"
+            raise DataError(f"embed returned {found.shape} for {len(readable)} images; {wanted}")
+        if not vectors.shape[1]:
+            vectors = np.zeros((stop - start, found.shape[1]), np.float32)
+        length = np.sqrt((found.astype(np.float64) ** 2).sum(1, keepdims=True))
+        vectors[list(readable)] = found / np.maximum(length, 1e-12)
+    fp.write_arrays(blocks.path(block), {"vectors": vectors})
 
 
 def load_vectors(blocks: BlockFiles, block: int) -> NDArray[np.float32]:
-    return read_arrays(blocks.path(block))["vectors"]
+    return fp.read_arrays(blocks.path(block))["vectors"]
 
 
 def match_embeddings(
@@ -244,13 +196,10 @@ def match_embeddings(
     for a in range(0, len(train), step):
         for b in range(0, len(test), step):
             i, j = np.nonzero(train[a : a + step] @ test[b : b + step].T >= cosine - SLACK)
-            if len(i) > CROWD:
-                raise DataError(
-                    f"{len(i):,} pairs of images have a cosine of at least {cosine}, so the embedding does not "
-                    "distinguish them; raise the threshold"
-                )
+            if len(i) > fp.CROWD:
+                fault = f"{len(i):,} pairs of images have a cosine of at least {cosine}"
+                raise DataError(f"{fault}, so the embedding does not distinguish them; raise the threshold")
             near = (train[a + i].astype(np.float64) * test[b + j].astype(np.float64)).sum(1)
             same = near >= cosine
-            distance = np.maximum(0.0, 1 - near[same])
-            found.append(make_pairs(where, a + i[same], b + j[same], EMBEDDING, distance))
+            found.append(make_pairs(where, a + i[same], b + j[same], EMBEDDING, np.maximum(0.0, 1 - near[same])))
     return merge_pairs(found)

@@ -21,7 +21,7 @@ COLUMNS: Final = ("training set", "compared with", "images", "duplicates", "shar
 PAIRS_SHOWN: Final = 500
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class ComparedSet:
     """One set that the training set was compared with (itself, where `within`), and how many of its images are in the
     training set: in all, and by the most certain kind. `dropped` counts the training images that go because of it."""
@@ -102,11 +102,11 @@ def count_duplicates(pairs: PairArray, where: int, dropped: NDArray[np.int64]) -
     """The images of the set `where` with a duplicate in the training set, and these by their most certain kind. Within
     the training set the `dropped` ones count, which are all but the first of each group."""
     mine = pairs[pairs["set"] == where]
-    numbers = np.concatenate([mine["test"], mine["train"]]) if where == WITHIN else mine["test"]
-    kinds = np.resize(mine["kind"].astype(np.int64), len(numbers))
+    numbers, kinds = mine["test"], mine["kind"].astype(np.int64)
     if where == WITHIN:
+        numbers = np.concatenate([mine["test"], mine["train"]])
         counts = np.isin(numbers, dropped)
-        numbers, kinds = numbers[counts], kinds[counts]
+        numbers, kinds = numbers[counts], np.tile(kinds, 2)[counts]
     images, at = np.unique(numbers, return_inverse=True)
     surest = np.full(len(images), len(KINDS), np.int64)
     np.minimum.at(surest, at, kinds)
@@ -130,52 +130,37 @@ def write_page(
     sections: list[report.Section] = [report.Table(columns=COLUMNS, rows=record.rows(), left=2)]
     for where in present:
         mine = pairs[pairs["set"] == where]
-        chosen = choose_pairs(mine, max(1, shown // len(present)))
-        left = len(mine) - len(chosen)
-        sections.append(
-            report.Pairs(
-                title=f"Within {record.train}" if where == WITHIN else f"{titles[where]} in {record.train}",
-                pairs=[show_pair(row, train, sources[where]) for row in chosen.tolist()],
-                sides=(record.train, titles[where]),
-                more=f"{left:,} more in pairs.csv." if left else "",
-            )
-        )
+        most, kind = max(1, shown // len(present)), -mine["kind"].astype(np.int64)
+        # The least certain kind first, the most distant first; at most so many, evenly spaced.
+        chosen = mine[np.lexsort((mine["test"], mine["train"], -mine["distance"], kind))]
+        chosen = chosen if len(chosen) <= most else chosen[np.arange(most) * len(chosen) // most]
+        left, sides = len(mine) - len(chosen), (record.train, titles[where])
+        title = f"Within {record.train}" if where == WITHIN else f"{titles[where]} in {record.train}"
+        shown_pairs = [show_pair(row, train, sources[where]) for row in chosen.tolist()]
+        more = f"{left:,} more in pairs.csv." if left else ""
+        sections.append(report.Pairs(title=title, pairs=shown_pairs, sides=sides, more=more))
     unreadable = {record.train: record.unreadable, **{one.name: one.unreadable for one in record.checked}}
     for name, reasons in record.bad.items():
         left = unreadable[name] - len(reasons)
-        sections.append(
-            report.Notes(title=f"Unreadable in {name}", lines=reasons, more=f"{left:,} more." if left > 0 else "")
-        )
+        more = f"{left:,} more." if left > 0 else ""
+        sections.append(report.Notes(title=f"Unreadable in {name}", lines=reasons, more=more))
     report.save_page(path, report.render_page(f"Duplicates in {record.train}", sections, lead=summarise(record)))
 
 
 def summarise(record: DedupRecord) -> str:
-    rule = record.method
-    ways = [
-        *(["the same decoded pixels"] if rule.exact else []),
-        *([f"perceptual hash and thumbnail (distance up to {rule.distance})"] if rule.near else []),
-        *([f"embeddings of {rule.embedding} (cosine from {rule.cosine})"] if rule.embedding else []),
-    ]
-    return (
-        f"{record.images:,} images of {record.train} were compared by {', '.join(ways)}. "
-        f"The selection {record.selection[:12]} (drop.json) skips {record.dropped:,} of them."
-    )
-
-
-def choose_pairs(pairs: PairArray, most: int) -> PairArray:
-    """The least certain kind first, the most distant first; at most so many, evenly spaced."""
-    ordered = pairs[np.lexsort((pairs["test"], pairs["train"], -pairs["distance"], -pairs["kind"].astype(np.int64)))]
-    return ordered if len(ordered) <= most else ordered[np.arange(most) * len(ordered) // most]
+    rule, ways = record.method, list[str]()
+    ways += ["the same decoded pixels"] if rule.exact else []
+    ways += [f"perceptual hash and thumbnail (distance up to {rule.distance})"] if rule.near else []
+    ways += [f"embeddings of {rule.embedding} (cosine from {rule.cosine})"] if rule.embedding else []
+    compared = f"{record.images:,} images of {record.train} were compared by {', '.join(ways)}."
+    return f"{compared} The selection {record.selection[:12]} (drop.json) skips {record.dropped:,} of them."
 
 
 def show_pair(row: Sequence[float], train: ImageDataset, other: ImageDataset) -> report.Pair:
-    _, one, two, kind, distance = row
-    return report.Pair(
-        one=show_image(train, int(one)),
-        other=show_image(other, int(two)),
-        kind=KINDS[int(kind)],
-        note="same pixels" if distance == 0 and not kind else f"distance {distance:.4f}",
-    )
+    _, first, second, kind, distance = row
+    note = "same pixels" if distance == 0 and not kind else f"distance {distance:.4f}"
+    one, two = show_image(train, int(first)), show_image(other, int(second))
+    return report.Pair(one=one, other=two, kind=KINDS[int(kind)], note=note)
 
 
 def show_image(source: ImageDataset, index: int) -> report.Plate:

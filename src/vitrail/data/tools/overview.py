@@ -52,10 +52,8 @@ def inspect_sample(source: ImageDataset, index: int, *, decode: bool) -> SampleI
             image.rgb()
             if source.pixel_classes:
                 MaskTargets().read(source, index, image.size)
-    except BadImage as error:
-        return SampleInfo(index, reason=str(error))
-    except OSError as error:
-        return SampleInfo(index, reason=error.strerror or str(error))
+    except (BadImage, OSError) as error:
+        return SampleInfo(index, reason=getattr(error, "strerror", None) or str(error))
     height, width = image.size
     return SampleInfo(index, height, width, kind, data.nbytes if isinstance(data, np.ndarray) else len(data))
 
@@ -78,9 +76,7 @@ def inspect_samples(
 
     def describe_loss(chunks: Sequence[Sequence[int]]) -> str:
         names = ", ".join(source.name(index) for index in chunks[0][:3])
-        return (
-            f"a process that decodes images was killed, perhaps by lack of memory, soon after {names}; try --workers 1"
-        )
+        return f"a process was killed, perhaps for lack of memory, soon after {names}; try --workers 1"
 
     if decode and workers > 1 and len(indices) > FEW:
         chunks = [indices[start : start + CHUNK] for start in range(0, len(indices), CHUNK)]
@@ -164,7 +160,7 @@ def summarise(
     for split, source in collection.splits.items():
         chosen = range(len(source)) if check else choose_samples(len(source), sample)
         found = inspect_samples(source, chosen, decode=check, workers=workers, progress=progress)
-        out[split] = summarise_split(source, raise_unreadable(source, found) if strict else found, check)
+        out[split] = summarise_split(source, found, check, strict)
     return out
 
 
@@ -175,20 +171,15 @@ def choose_samples(count: int, sample: int) -> list[int]:
     return np.sort(EpochOrder(count, SEED)(0, np.arange(sample, dtype=np.int64))).tolist()
 
 
-def raise_unreadable(source: ImageDataset, samples: Iterable[SampleInfo]) -> Iterator[SampleInfo]:
-    for found in samples:
-        if found.reason:
-            raise BadImage(f"{source.name(found.index)}: {found.reason}")
-        yield found
-
-
-def summarise_split(source: ImageDataset, samples: Iterable[SampleInfo], decoded: bool) -> SplitSummary:
-    sizes: list[tuple[int, int]] = []
+def summarise_split(source: ImageDataset, samples: Iterable[SampleInfo], decoded: bool, strict: bool) -> SplitSummary:
     formats: Counter[str] = Counter()
+    sizes: list[tuple[int, int]] = []
     unreadable: list[tuple[str, str]] = []
     looked = size = 0
     for found in samples:
         looked, size = looked + 1, size + found.bytes
+        if found.reason and strict:
+            raise BadImage(f"{source.name(found.index)}: {found.reason}")
         if found.reason:
             unreadable.append((source.name(found.index), found.reason))
         else:
@@ -256,23 +247,18 @@ def shuffle(indices: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def space_evenly(values: NDArray[np.int64], most: int) -> NDArray[np.int64]:
     """At most `most` of the values, evenly spaced."""
-    if len(values) <= most:
-        return values
-    return values[np.rint(np.linspace(0, len(values) - 1, most)).astype(np.int64)]
+    return values[np.rint(np.linspace(0, len(values) - 1, min(most, len(values)))).astype(np.int64)]
 
 
 def pick_samples(labels: Labels, classes: NDArray[np.int64], most: int) -> dict[int, NDArray[np.int64]]:
     """A few random samples of each class."""
     values = np.asarray(labels.values)
-    owner = (
-        np.arange(len(values)) if labels.starts is None else np.repeat(np.arange(len(labels)), np.diff(labels.starts))
-    )
+    owner = np.arange(len(labels))
+    owner = owner if labels.starts is None else np.repeat(owner, np.diff(labels.starts))
     order = np.argsort(values, kind="stable")
     edges = np.searchsorted(values[order], np.stack([classes, classes + 1]))
-    return {
-        int(k): shuffle(owner[order[first:last]])[:most]
-        for k, first, last in zip(classes, edges[0], edges[1], strict=True)
-    }
+    spans = zip(classes.tolist(), *edges, strict=True)
+    return {k: shuffle(owner[order[first:last]])[:most] for k, first, last in spans}
 
 
 def load_tile(source: ImageDataset, index: int) -> NDArray[np.uint8] | None:

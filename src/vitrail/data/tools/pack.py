@@ -20,8 +20,7 @@ import json
 import os
 import re
 import time
-from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -35,21 +34,13 @@ from vitrail.core.errors import BadLabels, ConfigError, DataError, describe_erro
 from vitrail.core.locks import try_lock
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.readers.shards import DESCRIPTION, INDEX, JOURNAL, read
-from vitrail.data.tools.shard_writer import (
-    PackedSample,
-    Peek,
-    SampleEncoder,
-    ShardInfo,
-    SkippedSample,
-    encode_samples,
-    write_shard,
-)
+from vitrail.data.tools.shard_writer import Peek, SampleEncoder, ShardInfo, encode_samples, write_shard
 
 KIND: Final = "vitrail pack 1"
 SMALLEST: Final = 10_240  # of a shard, in bytes
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class PackReport:
     """The contents of a finished pack."""
 
@@ -83,8 +74,7 @@ def pack(
     and headers compared before it gets its name. `workers` is the number of processes, by default one per core.
     `progress` is called with the number of finished samples and the total.
     """
-    began = time.monotonic()
-    out = Path(out)
+    began, out = time.monotonic(), Path(out)
     options = {"shard_size": shard_size, "max_side": max_side, "quality": quality}
     check_options(source_splits, shard_size, max_side, quality)
     plan = make_plan(source_splits, options)
@@ -98,18 +88,18 @@ def pack(
             for split, source in source_splits.items():
                 mine = [shard for shard in kept if shard.split == split]
                 start = mine[-1].next if mine else 0
-                samples = report_progress(encode_samples(source, start, encoder, workers), done, total, progress)
-                for shard in write_shards(out, split, source, len(mine), start, samples, shard_size):
+                samples = encode_samples(source, start, encoder, workers)
+                stream = Peek(samples, lambda sample, done=done: progress and progress(done + sample.index + 1, total))
+                while stream.head is not None:
+                    shard = write_shard(out, split, len(mine), start, len(source), stream, shard_size)
                     append(file, shard.line().encode())
-                    written.append(shard)
+                    mine, start, written = [*mine, shard], shard.next, [*written, shard]
                 done += len(source)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            raise DataError(
-                f"{out}: {error.strerror}; {len(written)} shards are finished and stay: free some space and run the "
-                "same command again"
-            ) from None
+            state = f"{len(written)} shards are finished and stay"
+            raise DataError(f"{out}: {error.strerror}; {state}: free space and run the same command again") from None
         written.sort(key=lambda shard: (list(source_splits).index(shard.split), shard.first))
         write_description(out, plan, written)
     read(out)  # writes the index
@@ -132,10 +122,9 @@ def check_options(splits: Mapping[str, ImageDataset], shard_size: int, max_side:
             raise DataError(f"the split {name} has no samples")
         if source.classes:
             source.labels.check(len(source.classes), name)
-    if len({source.classes for source in splits.values() if source.classes}) > 1:
-        raise BadLabels(f"the splits {', '.join(splits)} have different classes; pack them into different folders")
-    if len({source.pixel_classes for source in splits.values() if source.pixel_classes}) > 1:
-        raise BadLabels(f"the masks of {', '.join(splits)} have different classes; pack them into different folders")
+    for kind, what in (("classes", "splits"), ("pixel_classes", "masks of")):
+        if len({getattr(source, kind) for source in splits.values()} - {()}) > 1:
+            raise BadLabels(f"the {what} {', '.join(splits)} have different classes; pack them into different folders")
 
 
 def make_plan(splits: Mapping[str, ImageDataset], options: dict[str, Any]) -> dict[str, Any]:
@@ -207,15 +196,12 @@ def read_journal(out: Path, file: IO[bytes], plan: dict[str, Any]) -> list[Shard
         return []
     try:
         if json.loads(lines[0]) != plan:
-            raise DataError(
-                f"{out} holds an unfinished pack of another source or with other options; finish that one, "
-                "remove the folder or name another"
-            )
+            fault = f"{out} holds an unfinished pack of another source or with other options"
+            raise DataError(f"{fault}; finish that one, remove the folder or name another")
         shards = [ShardInfo.from_json(json.loads(line)) for line in lines[1:]]
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"{out / JOURNAL} is damaged ({describe_error(error)}); remove the folder and pack again"
-        ) from None
+        fault = f"{out / JOURNAL} is damaged ({describe_error(error)})"
+        raise DataError(f"{fault}; remove the folder and pack again") from None
     kept: list[ShardInfo] = []
     reached: dict[str, int] = {}
     for shard in shards:
@@ -223,37 +209,6 @@ def read_journal(out: Path, file: IO[bytes], plan: dict[str, Any]) -> list[Shard
             kept.append(shard)
             reached[shard.split] = shard.next
     return kept
-
-
-def write_shards(
-    out: Path,
-    split: str,
-    source: ImageDataset,
-    number: int,
-    start: int,
-    samples: Iterator[PackedSample | SkippedSample],
-    size: int,
-) -> Iterator[ShardInfo]:
-    """Writes one shard after the other, from sample `start` on."""
-    if start == len(source):
-        return
-    stream = Peek(samples)
-    while stream.head is not None:
-        shard = write_shard(out, split, number, start, len(source), stream, size)
-        number, start = number + 1, shard.next
-        yield shard
-
-
-def report_progress(
-    samples: Iterator[PackedSample | SkippedSample],
-    before: int,
-    total: int,
-    progress: Callable[[int, int], None] | None,
-) -> Iterator[PackedSample | SkippedSample]:
-    for sample in samples:
-        if progress:
-            progress(before + sample.index + 1, total)
-        yield sample
 
 
 def write_description(out: Path, plan: dict[str, Any], shards: list[ShardInfo]) -> None:
@@ -266,11 +221,9 @@ def write_description(out: Path, plan: dict[str, Any], shards: list[ShardInfo]) 
         "unreadable": len(missing),
         "shards": [asdict(shard) for shard in shards],
     }
+    names = {kind: plan[kind] for kind in ("classes", "pixel_classes") if plan.get(kind)}
     files = {
-        **{
-            f"{kind}.json": json.dumps(plan[kind], ensure_ascii=False, indent=0) if plan.get(kind) else ""
-            for kind in ("classes", "pixel_classes")
-        },
+        **{f"{kind}.json": json.dumps(listed, ensure_ascii=False, indent=0) for kind, listed in names.items()},
         "SHA256SUMS": "".join(f"{shard.sha256}  {shard.name}\n" for shard in shards),
         "unreadable.jsonl": "".join(json.dumps(row) + "\n" for row in missing),
         DESCRIPTION: json.dumps(description, indent=1),
@@ -284,20 +237,11 @@ def write_description(out: Path, plan: dict[str, Any], shards: list[ShardInfo]) 
 
 
 def count_samples(shards: list[ShardInfo]) -> dict[str, int]:
-    counts: Counter[str] = Counter()
-    for shard in shards:
-        counts[shard.split] += shard.samples
-    return dict(counts)
+    splits = dict.fromkeys(shard.split for shard in shards)
+    return {split: sum(shard.samples for shard in shards if shard.split == split) for split in splits}
 
 
 def make_report(out: Path, shards: list[ShardInfo], kept: int, began: float) -> PackReport:
-    return PackReport(
-        out=out,
-        splits=count_samples(shards),
-        shards=len(shards),
-        kept=kept,
-        bytes=sum(shard.bytes for shard in shards),
-        reencoded=sum(shard.reencoded for shard in shards),
-        unreadable=sum(len(shard.unreadable) for shard in shards),
-        seconds=time.monotonic() - began,
-    )
+    size, reencoded = sum(shard.bytes for shard in shards), sum(shard.reencoded for shard in shards)
+    unreadable, seconds = sum(len(shard.unreadable) for shard in shards), time.monotonic() - began
+    return PackReport(out, count_samples(shards), len(shards), kept, size, reencoded, unreadable, seconds)

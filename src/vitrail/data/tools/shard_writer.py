@@ -6,11 +6,11 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import file_digest, sha256
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Generic, TypeVar
+from typing import Any, BinaryIO, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,16 +27,8 @@ from vitrail.data.targets import MaskTargets
 
 CHUNK: Final = 8  # samples per task
 END: Final = bytes(2 * BLOCK)
-SUFFIXES: Final = {
-    b"\xff\xd8\xff": "jpg",
-    b"\x89PNG": "png",
-    b"RIFF": "webp",
-    b"GIF8": "gif",
-    b"BM": "bmp",
-    b"II": "tif",
-    b"MM": "tif",
-    b"P": "ppm",
-}
+SUFFIXES = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"RIFF": "webp", b"GIF8": "gif", b"BM": "bmp", b"P": "ppm"}
+TIFF: Final = (b"II", b"MM")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +50,9 @@ class SkippedSample:
     reason: str
 
 
+Sample: TypeAlias = PackedSample | SkippedSample
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleEncoder:
     """Encodes samples. Images beyond `max_side` are made smaller, JPEGs among them with this quality; `strict` stops at
@@ -67,7 +62,7 @@ class SampleEncoder:
     quality: int
     strict: bool
 
-    def __call__(self, source: ImageDataset, index: int) -> PackedSample | SkippedSample:
+    def __call__(self, source: ImageDataset, index: int) -> Sample:
         """Decodes every image and its mask, whether they change or not, so that a pack is known to be readable."""
         try:
             content = source.read(index)
@@ -90,9 +85,10 @@ class SampleEncoder:
         if isinstance(data, np.ndarray):
             return ("png", encode(Image.fromarray(data), "png"), False) if small else self.shrink(image, "png")
         suffix = next((suffix for start, suffix in SUFFIXES.items() if data.startswith(start)), None)
-        if small and suffix is None:  # a format without a suffix here
-            return "png", encode(image.rgb(), "png"), False
-        if small and suffix:
+        suffix = "tif" if data.startswith(TIFF) else suffix
+        if small:
+            if suffix is None:  # a format without a suffix here
+                return "png", encode(image.rgb(), "png"), False
             image.rgb(scale=8)  # decoding a JPEG at 1/8 reads it to its end in a third of the time
             return suffix, data, False
         lossy = suffix == "jpg" or (suffix == "webp" and data[12:16] != b"VP8L")
@@ -119,10 +115,7 @@ class SampleEncoder:
 
 def encode(pixels: Image.Image, suffix: str, quality: int = 0) -> bytes:
     buffer = io.BytesIO()
-    if suffix == "jpg":
-        pixels.save(buffer, "JPEG", quality=quality)
-    else:
-        pixels.save(buffer, "PNG")
+    pixels.save(buffer, "JPEG" if suffix == "jpg" else "PNG", quality=quality)  # which PNG ignores
     return buffer.getvalue()
 
 
@@ -146,23 +139,20 @@ def make_key(index: int, name: str) -> str:
     return f"{index:09d}-{short}" if short else f"{index:09d}"
 
 
-T = TypeVar("T")
+class Peek:
+    """Samples, the next of which is visible as `head`; `heard` is called with each as it comes."""
+
+    def __init__(self, samples: Iterator[Sample], heard: Callable[[Sample], object]) -> None:
+        self.samples, self.heard = samples, heard
+        self.step()
+
+    def step(self) -> None:
+        self.head = next(self.samples, None)
+        if self.head is not None:
+            self.heard(self.head)
 
 
-class Peek(Generic[T]):
-    """An iterator whose next item is visible as `head`."""
-
-    def __init__(self, items: Iterator[T]) -> None:
-        self.items = items
-        self.head: T | None = next(items, None)
-
-    def take(self) -> T:
-        assert self.head is not None
-        taken, self.head = self.head, next(self.items, None)
-        return taken
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class ShardInfo:
     """A finished shard: samples `first` to `next` of a split, except unreadable ones."""
 
@@ -181,8 +171,8 @@ class ShardInfo:
 
     @classmethod
     def from_json(cls, row: dict[str, Any]) -> "ShardInfo":
-        made: Any = {**row, "unreadable": tuple(SkippedSample(**skipped) for skipped in row["unreadable"])}
-        return cls(**made)
+        row |= {"unreadable": tuple(SkippedSample(**skipped) for skipped in row["unreadable"])}
+        return cls(**row)
 
     def is_intact(self, folder: Path) -> bool:
         """Whether the file has the bytes that were written."""
@@ -236,13 +226,7 @@ class TarWriter:
 
 
 def write_shard(
-    folder: Path,
-    split: str,
-    number: int,
-    first: int,
-    stop: int,
-    stream: Peek[PackedSample | SkippedSample],
-    shard_size: int,
+    folder: Path, split: str, number: int, first: int, stop: int, stream: Peek, shard_size: int
 ) -> ShardInfo:
     """Takes samples from the stream until the next one would make the file too large, or the stream ends."""
     name = f"{split}-{number:05d}.tar"
@@ -256,22 +240,13 @@ def write_shard(
                 tar.add(stream.head)
             else:
                 skipped.append(stream.head)
-            stream.take()
+            stream.step()
         if not tar.images:
             reason = f"; {skipped[0].name}: {skipped[0].reason}" if skipped else ""
             raise DataError(f"no image of the split {split} is readable{reason}")
         digest = tar.finish()
-    return ShardInfo(
-        split=split,
-        name=name,
-        first=first,
-        next=stop if stream.head is None else stream.head.index,
-        samples=len(tar.images),
-        reencoded=tar.reencoded,
-        bytes=tar.size,
-        sha256=digest,
-        unreadable=tuple(skipped),
-    )
+    end = stop if stream.head is None else stream.head.index
+    return ShardInfo(split, name, first, end, len(tar.images), tar.reencoded, tar.size, digest, tuple(skipped))
 
 
 def pad(size: int) -> int:
@@ -283,26 +258,20 @@ def hash_file(path: Path) -> str:
         return file_digest(file, "sha256").hexdigest()
 
 
-def encode_chunk(shared: tuple[ImageDataset, SampleEncoder], first: int) -> list[PackedSample | SkippedSample]:
+def encode_chunk(shared: tuple[ImageDataset, SampleEncoder], first: int) -> list[Sample]:
     source, encode = shared
     return [encode(source, index) for index in range(first, min(first + CHUNK, len(source)))]
 
 
-def encode_samples(
-    source: ImageDataset, start: int, encode: SampleEncoder, workers: int | None
-) -> Iterator[PackedSample | SkippedSample]:
+def encode_samples(source: ImageDataset, start: int, encode: SampleEncoder, workers: int | None) -> Iterator[Sample]:
     """Samples from `start` on, in order, encoded by several processes; with one worker, here."""
     workers = available_cores() if workers is None else workers
 
     def describe_loss(firsts: Sequence[int]) -> str:
         last = min(firsts[0] + CHUNK, len(source)) - 1
-        return (
-            f"a process of the pack ended at {source.name(firsts[0])} to {source.name(last)} or soon after; is memory "
-            "exhausted, or does an image crash the decoder?"
-        )
+        place = f"{source.name(firsts[0])} to {source.name(last)} or soon after"
+        return f"a process of the pack ended at {place}; is memory exhausted, or does an image crash the decoder?"
 
-    firsts = range(start, len(source), CHUNK)
-    shared = source, encode
-    workers = workers if workers > 1 else 0
-    for chunk in map_in_processes(encode_chunk, shared, firsts, workers=workers, describe_loss=describe_loss):
+    firsts, workers = range(start, len(source), CHUNK), workers if workers > 1 else 0
+    for chunk in map_in_processes(encode_chunk, (source, encode), firsts, workers=workers, describe_loss=describe_loss):
         yield from chunk
