@@ -99,14 +99,9 @@ def load_public(name: str, tag: str, **facts: Any) -> Bundle:
     """Public weights as a bundle, with the numerics they were trained in and the preprocessing they expect."""
     entry = registry.find_public_weights(slug(resolve_name(name)), tag)
     bundle = read_bundle(hub.fetch(hub.apply_pin(entry)), **{**_trained_numerics(entry, name), **facts})
-    half = entry.normalisation == "half"
-    preprocessing = Preprocessing(
-        image=(entry.image, entry.image),
-        resize=max(round(entry.image / entry.crop), entry.image),
-        interpolation=entry.interpolation,
-        mean=HALF if half else IMAGENET_MEAN,
-        std=HALF if half else IMAGENET_STD,
-    )
+    colours: Any = (HALF, HALF) if entry.normalisation == "half" else (IMAGENET_MEAN, IMAGENET_STD)
+    sizes: Any = {"image": (entry.image, entry.image), "resize": max(round(entry.image / entry.crop), entry.image)}
+    preprocessing = Preprocessing(**sizes, interpolation=entry.interpolation, mean=colours[0], std=colours[1])
     card = Card(preprocessing=preprocessing, provenance={"weights": entry.repo, "tag": tag})
     return replace(bundle, card=name_imagenet(card, bundle.config.classes))
 

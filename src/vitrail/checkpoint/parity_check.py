@@ -90,14 +90,8 @@ def build_timm_bit(config: ResNetConfig) -> Any:
 
     if config.factor % 1 or config.groups != 32 or config.unit != "preactivation":
         raise ExportRefused(f"factor={config.factor}, groups={config.groups}, unit={config.unit!r}")
-    return ResNetV2(
-        layers=list(config.blocks),
-        width_factor=int(config.factor),
-        num_classes=config.classes,
-        in_chans=config.channels,
-        stem_type="fixed",
-        conv_layer=partial(StdConv2d, eps=1e-8),
-    )
+    sizes: Any = {"layers": list(config.blocks), "width_factor": int(config.factor), "num_classes": config.classes}
+    return ResNetV2(**sizes, in_chans=config.channels, stem_type="fixed", conv_layer=partial(StdConv2d, eps=1e-8))
 
 
 def build_huggingface(config: ModelConfig, target: Path) -> ReferenceModel:
@@ -130,16 +124,10 @@ def build_torchvision(config: ModelConfig, target: Path) -> ReferenceModel:
 
     config = vit_config(config, "torchvision's format")
     with torch.device("meta"):
-        network = VisionTransformer(
-            image_size=config.image[0],
-            patch_size=config.patch[0],
-            num_layers=config.depth,
-            num_heads=config.heads,
-            hidden_dim=config.width,
-            mlp_dim=config.mlp_width,
-            num_classes=config.classes or 1,
-            representation_size=config.width if config.head == "tanh" else None,
-        )
+        sizes: Any = {"image_size": config.image[0], "patch_size": config.patch[0], "hidden_dim": config.width}
+        sizes |= {"num_layers": config.depth, "num_heads": config.heads, "mlp_dim": config.mlp_width}
+        hidden = config.width if config.head == "tanh" else None
+        network = VisionTransformer(**sizes, num_classes=config.classes or 1, representation_size=hidden)
     if not config.classes:
         del network.heads.head
     network.load_state_dict(_floats(target), strict=True, assign=True)

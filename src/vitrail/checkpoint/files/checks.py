@@ -18,20 +18,12 @@ ALLOWANCE = 64 << 20  # bytes on top, so that small files are never in doubt
 E = TypeVar("E", bound=WeightsError)
 
 
-def budget(file_size: int) -> int:
-    """The most bytes a file may expand to: honest weights hardly compress, a bomb does by a factor of a thousand."""
-    return EXPANSION * file_size + ALLOWANCE
-
-
 def check_budget(path: Path, file_size: int, wanted: int, *, what: str = "its tensors") -> None:
-    """Refuse a file that would fill memory out of proportion to its own size, before any of it is allocated."""
-    if wanted > budget(file_size):
-        raise refuse(
-            UnsafeWeights,
-            path,
-            f"{what} take {wanted} bytes, over {EXPANSION} times the file's {file_size} plus {ALLOWANCE >> 20} MiB",
-            "re-save uncompressed and without expanded views if the file is trusted",
-        )
+    """Refuse a file that would fill memory out of proportion to its own size, before any of it is allocated: honest
+    weights hardly compress, a bomb does by a factor of a thousand."""
+    if wanted > EXPANSION * file_size + ALLOWANCE:
+        cause = f"{what} take {wanted} bytes, over {EXPANSION} times the file's {file_size} plus {ALLOWANCE >> 20} MiB"
+        raise refuse(UnsafeWeights, path, cause, "re-save uncompressed and without expanded views if it is trusted")
 
 
 def quote(name: object, limit: int = 120) -> str:

@@ -19,6 +19,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,26 +34,8 @@ HEADER_LIMIT = 1 << 16  # bytes
 FIELD = re.compile(r"'(descr|fortran_order|shape)' ?: ?('[^']{1,16}'|True|False|\((?:\d{1,20}, ?)*(?:\d{1,20})?\))")
 FRAME = re.compile(r"\{ ?, ?, ?,? ?\}\s*")  # what is left of an honest header once its three fields are taken out
 
-# NumPy has no bfloat16: JAX saves two opaque bytes.
-_FLOATS = {"f2": torch.float16, "f4": torch.float32, "f8": torch.float64, "V2": torch.bfloat16}
-_COMPLEX = {"c8": torch.complex64, "c16": torch.complex128}
-_SIGNED = {"i1": torch.int8, "i2": torch.int16, "i4": torch.int32, "i8": torch.int64, "b1": torch.bool}
-_UNSIGNED = {"u1": torch.uint8, "u2": torch.uint16, "u4": torch.uint32, "u8": torch.uint64}
-KINDS = _FLOATS | _COMPLEX | _SIGNED | _UNSIGNED
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _ArrayLayout:
-    """How one array lies in its member."""
-
-    dtype: torch.dtype
-    swapped: bool  # big-endian
-    columns_first: bool  # Fortran order
-    shape: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
+KINDS = ("f2", "f4", "f8", "c8", "c16", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "b1", "V2")
+OPAQUE = "V2"  # NumPy has no bfloat16: JAX saves two opaque bytes
 
 
 def read_npz(path: Path, archive: zipfile.ZipFile) -> dict[str, Tensor]:
@@ -68,28 +51,24 @@ def read_npz(path: Path, archive: zipfile.ZipFile) -> dict[str, Tensor]:
 
 
 def _read_array(path: Path, stream: IO[bytes], member: zipfile.ZipInfo) -> Tensor:
-    layout, header_size = _read_layout(path, stream, member)
-    if header_size + layout.size != member.file_size:
-        cause = f"array {quote(member.filename)} of shape {layout.shape} needs {layout.size} bytes"
+    kind, columns_first, shape, header_size = _read_layout(path, stream, member)
+    dtype = np.dtype(kind.replace(OPAQUE, "u2"))
+    size = math.prod(shape) * dtype.itemsize
+    if header_size + size != member.file_size:
+        cause = f"array {quote(member.filename)} of shape {shape} needs {size} bytes"
         raise corrupt(path, f"{cause} but its member holds {member.file_size - header_size}")
-    content = torch.empty(layout.size, dtype=torch.uint8)
-    view, filled = content.numpy().data, 0
-    for piece in torch_file.read_pieces(path, stream, member, layout.size):
-        view[filled : filled + len(piece)] = piece
+    content, filled = np.empty(size, np.uint8), 0
+    for piece in torch_file.read_pieces(path, stream, member, size):
+        content[filled : filled + len(piece)] = np.frombuffer(piece, np.uint8)
         filled += len(piece)
     stream.read(1)  # an empty array has not reached its CRC yet
-    if layout.swapped:
-        # Real and imaginary part are swapped each for itself.
-        item = layout.dtype.itemsize // 2 if layout.dtype.is_complex else layout.dtype.itemsize
-        content = content.reshape(-1, item).flip(1).reshape(-1)
-    tensor = content.view(layout.dtype)
-    if layout.columns_first:
-        return tensor.reshape(layout.shape[::-1]).permute(*reversed(range(len(layout.shape)))).contiguous()
-    return tensor.reshape(layout.shape)
+    array = content.view(dtype).reshape(shape, order="F" if columns_first else "C")
+    tensor = torch.from_numpy(array.astype(dtype.newbyteorder("="), order="C", copy=False))
+    return tensor.view(torch.bfloat16) if kind.endswith(OPAQUE) else tensor
 
 
-def _read_layout(path: Path, stream: IO[bytes], member: zipfile.ZipInfo) -> tuple[_ArrayLayout, int]:
-    """The array's layout and the bytes that its header takes."""
+def _read_layout(path: Path, stream: IO[bytes], member: zipfile.ZipInfo) -> tuple[str, bool, tuple[int, ...], int]:
+    """The array's type, whether columns come first (Fortran order), its shape and the bytes that its header takes."""
     name = quote(member.filename)
     start = stream.read(len(NPY_MAGIC) + 2)
     if len(start) != len(NPY_MAGIC) + 2 or not start.startswith(NPY_MAGIC) or start[-2] not in (1, 2, 3):
@@ -100,11 +79,7 @@ def _read_layout(path: Path, stream: IO[bytes], member: zipfile.ZipInfo) -> tupl
         cause = f"array {name} declares a header of {length} bytes, over the limit of {HEADER_LIMIT}"
         raise refuse(UnsafeWeights, path, cause, RESAVE)
     text = b"".join(torch_file.read_pieces(path, stream, member, length)).decode("latin-1")
-    return _parse_layout(path, name, text), len(start) + struct.calcsize(form) + length
-
-
-def _parse_layout(path: Path, name: str, text: str) -> _ArrayLayout:
-    """The three fields of an array's header, taken by their form and never evaluated."""
+    # The three fields are taken by their form and never evaluated.
     fields = dict(FIELD.findall(text))
     if "'descr': '|O'" in text or "'descr': [" in text:
         cause = f"array {name} holds Python objects or records, which only unpickling could restore"
@@ -112,16 +87,15 @@ def _parse_layout(path: Path, name: str, text: str) -> _ArrayLayout:
     if len(fields) != 3 or not FRAME.fullmatch(FIELD.sub("", text)):
         raise corrupt(path, f"array {name} has the header {quote(text.strip())}")
     kind, order, dimensions = fields["descr"].strip("'"), fields["fortran_order"], fields["shape"]
-    dtype = KINDS.get(kind[1:])
     shape = tuple(int(digits) for digits in re.findall(r"\d+", dimensions))
-    if dtype is None or kind[0] not in "<>=|":
+    if kind[1:] not in KINDS or kind[0] not in "<>=|":
         cause = f"array {name} has type {kind!r}, which vitrail does not read"
         raise refuse(MismatchedWeights, path, cause, f"convert it to one of {', '.join(KINDS)}")
     if order not in ("True", "False") or not dimensions.startswith("("):
         raise corrupt(path, f"array {name} has the header {quote(text.strip())}")
     if len(shape) > MOST_AXES or not all(is_count(axis) for axis in shape):
         raise refuse(UnsafeWeights, path, f"array {name} has the shape {quote(dimensions)}", RESAVE)
-    return _ArrayLayout(dtype=dtype, swapped=kind[0] == ">", columns_first=order == "True", shape=shape)
+    return kind, order == "True", shape, len(start) + struct.calcsize(form) + length
 
 
 ZIP_START = b"PK\x03\x04"

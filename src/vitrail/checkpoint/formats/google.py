@@ -15,7 +15,7 @@ padding. BiT files have the numerics of the original code.
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ from vitrail.models.zoo import hybrid_backbone
 
 PREFIXES = ("opt/target/", "params/", "img/")  # the last is the image tower of a two-tower model (LiT)
 RELEASED_IMAGE: Pair = (224, 224)  # of big_vision's released networks with sine-cosine positions (configs/vit_s16_i1k)
+Change: TypeAlias = Callable[[Tensor], Tensor]
 BLOCK = "Transformer/encoderblock_{}/"
 
 
@@ -121,16 +122,13 @@ def _infer_position(
     of its published networks with sine-cosine positions: no tensor tells."""
     position = shapes.facts.get("position", "sincos2d" if layout is BIG_VISION else None)
     if position is None:
-        raise MismatchedWeights(
-            f"{shapes.path}: no positions in the file, and its layout does not say which it was trained with; pass "
-            'position="sincos2d" or position="none" (vitrail convert FILE --out OUT.safetensors --position sincos2d)'
-        )
+        fault = f"{shapes.path}: no positions in the file, and its layout does not say which it was trained with"
+        remedy = "vitrail convert FILE --out OUT.safetensors --position sincos2d"
+        raise MismatchedWeights(f'{fault}; pass position="sincos2d" or position="none" ({remedy})')
     released = position == "sincos2d" and sizes in keys.HEADS and not any(RELEASED_IMAGE[i] % patch[i] for i in (0, 1))
     if not (shapes.image or released):
-        raise MismatchedWeights(
-            f"{shapes.path}: no positions in the file, so it does not say its image size; pass image= "
-            "(vitrail convert FILE --out OUT.safetensors --image-size 224)"
-        )
+        remedy = "pass image= (vitrail convert FILE --out OUT.safetensors --image-size 224)"
+        raise MismatchedWeights(f"{shapes.path}: no positions in the file, so it does not say its image size; {remedy}")
     return position, shapes.image or RELEASED_IMAGE
 
 
@@ -161,10 +159,8 @@ def refuse_unreadable(config: ModelConfig, layout: NpzLayout) -> None:
     for field, (wrong, why) in rules.items():
         if wrong:
             value = "a ResNet" if field == "backbone" else repr(getattr(config, field))
-            raise ExportRefused(
-                f"{layout.name}: Google's code would read field {field}={value} as another network ({why}); "
-                "vitrail convert --unofficial writes it all the same"
-            )
+            fault = f"{layout.name}: Google's code would read field {field}={value} as another network ({why})"
+            raise ExportRefused(f"{fault}; vitrail convert --unofficial writes it all the same")
 
 
 def build_table(config: ModelConfig, layout: NpzLayout = ORIGINAL) -> list[KeyEntry]:
@@ -193,20 +189,15 @@ def _block_table(ours: str, theirs: str, layout: NpzLayout, heads: int) -> list[
         tuple(f"{attention}{n}/{kind}" for n in ("query", "key", "value")) for kind in ("kernel", "bias")
     )
     split = (heads, -1)
+
+    def qkv(part: str, names: tuple[str, ...], out: Change, back: Change) -> KeyEntry:
+        ours_qkv = f"{ours}attention.qkv.{part}"
+        return KeyEntry(ours_qkv, names, lambda t: tuple(map(out, t.chunk(3))), lambda ts: torch.cat([*map(back, ts)]))
+
     return [
         *norm(f"{ours}norm_attention", f"{theirs}LayerNorm_0"),
-        KeyEntry(
-            f"{ours}attention.qkv.weight",
-            kernels,
-            lambda t: tuple(part.T.unflatten(1, split) for part in t.chunk(3)),
-            lambda ts: torch.cat([t.flatten(1).T for t in ts]),
-        ),
-        KeyEntry(
-            f"{ours}attention.qkv.bias",
-            biases,
-            lambda t: tuple(part.unflatten(0, split) for part in t.chunk(3)),
-            lambda ts: torch.cat([t.flatten() for t in ts]),
-        ),
+        qkv("weight", kernels, lambda t: t.T.unflatten(1, split), lambda t: t.flatten(1).T),
+        qkv("bias", biases, lambda t: t.unflatten(0, split), lambda t: t.flatten()),
         reshape(f"{ours}attention.out.weight", out, lambda t: t.T.unflatten(0, split), lambda t: t.flatten(0, 1).T),
         copy(f"{ours}attention.out.bias", f"{attention}out/bias"),
         *norm(f"{ours}norm_mlp", f"{theirs}{layout.norm_mlp}"),
@@ -231,7 +222,7 @@ def _trunk_table(c: ResNetConfig, layout: NpzLayout) -> list[KeyEntry]:
     return rows + keys.unit_entries(c, ours, "block{2}/unit{3}/", names, conv, group_norm)
 
 
-def reshape(ours: str, theirs: str, out: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> KeyEntry:
+def reshape(ours: str, theirs: str, out: Change, back: Change) -> KeyEntry:
     """One tensor for one, in another shape."""
     return KeyEntry(ours, (theirs,), lambda t: (out(t),), lambda ts: back(ts[0]))
 

@@ -189,17 +189,10 @@ def build_settings(
 
 def _network_settings(config: ModelConfig) -> dict[str, Any]:
     if isinstance(config, ResNetConfig):
-        return {
-            "model_type": "bit",
-            "architectures": ["BitForImageClassification"],
-            "layer_type": "preactivation",
-            "depths": list(config.blocks),
-            "embedding_size": config.root_width,
-            "hidden_sizes": [4 * config.bottleneck(stage) for stage in range(len(config.blocks))],
-            "num_groups": config.groups,
-            "global_padding": None,
-            "width_factor": 1,
-        }
+        widths = [4 * config.bottleneck(stage) for stage in range(len(config.blocks))]
+        bit: dict[str, Any] = {"model_type": "bit", "architectures": ["BitForImageClassification"], "width_factor": 1}
+        bit |= {"layer_type": "preactivation", "global_padding": None, "num_groups": config.groups}
+        return bit | {"depths": list(config.blocks), "embedding_size": config.root_width, "hidden_sizes": widths}
     c = vit_config(config, NAME)
     return {
         "model_type": "vit",

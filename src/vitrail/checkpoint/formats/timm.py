@@ -107,17 +107,12 @@ def _trunk_table(c: ResNetConfig, ours: str, theirs: str) -> list[KeyEntry]:
 
 def _infer_trunk(shapes: TensorShapes, prefix: str) -> ResNetConfig:
     """A trunk in timm's names: blocks a stage, width factor, and which of the two units it is built from."""
-    post = f"{prefix}stem.norm.weight" in shapes
     width, channels, *_ = shapes.get(f"{prefix}stem.conv.weight", 4)
+    hybrid = {"unit": "postactivation", "padding": "same", "pool_padding": "infinity"}
+    unit: Any = hybrid if f"{prefix}stem.norm.weight" in shapes else {}
+    blocks = shapes.count_units(prefix + "stages.{}.blocks.{}.conv1.weight")
     return ResNetConfig(
-        blocks=shapes.count_units(prefix + "stages.{}.blocks.{}.conv1.weight"),
-        factor=width / 64,
-        channels=channels,
-        classes=0,
-        unit="postactivation" if post else "preactivation",
-        standardisation_eps=1e-8,
-        padding="same" if post else "symmetric",
-        pool_padding="infinity" if post else "zero",
+        blocks=blocks, factor=width / 64, channels=channels, classes=0, standardisation_eps=1e-8, **unit
     )
 
 
@@ -161,10 +156,8 @@ def build_settings(c: ModelConfig, p: Preprocessing, class_names: tuple[str, ...
     """The `config.json` of a folder that `timm.create_model("local-dir:FOLDER", pretrained=True)` reads."""
     name, args = architecture(c)
     classes = args.pop("num_classes")
-    pretrained: dict[str, Any] = {
-        "input_size": [c.channels, *c.image],
-        "mean": list(p.mean),
-        "std": list(p.std),
+    pretrained: dict[str, Any] = {"input_size": [c.channels, *c.image], "mean": list(p.mean), "std": list(p.std)}
+    pretrained |= {
         "interpolation": "box" if p.interpolation == "area" else p.interpolation,
         "crop_pct": 1.0 if p.resize is None else min(p.image) / p.resize,
         "crop_mode": "squash" if p.resize is None else "center",

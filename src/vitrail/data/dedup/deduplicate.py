@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,36 +95,23 @@ class DedupResult:
     pairs: PairArray
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class SharedWork:
-    """What each worker process needs, sent to it once."""
-
-    sources: Sequence[ImageDataset]
-    prints: Sequence[BlockFiles]
-    parts: BlockFiles
-    method: MatchRule
-    within: bool
-
-    def describe_loss(self, tasks: Sequence[BlockTask]) -> str:
-        _, source, block = tasks[0]
-        first, last = self.prints[source].span(block)
-        place = f"samples {first} to {last - 1} ({self.sources[source].name(first)} ...) or later"
-        return f"a process was killed, perhaps for lack of memory, at {place}; try fewer workers or smaller blocks"
+# What each worker process needs: data sets, their fingerprints, the files of pairs, and how to compare.
+SharedWork: TypeAlias = tuple[Sequence[ImageDataset], Sequence[BlockFiles], BlockFiles, MatchRule, bool]
 
 
 def run_task(work: SharedWork, task: BlockTask) -> None:
     """Computes one block; the result is a file."""
-    kind, source, block = task
-    prints = work.prints[source]
+    (sources, prints, parts, method, within), (kind, source, block) = work, task
+    path = prints[source].path(block)
     if kind == "fingerprint":
-        fp.save_fingerprints(prints.path(block), fp.compute_fingerprints(work.sources[source], *prints.span(block)))
+        fp.save_fingerprints(path, fp.compute_fingerprints(sources[source], *prints[source].span(block)))
         return
-    train = load_fingerprints(prints.path(block))
+    train = load_fingerprints(path)
 
     def compare(source: int, other: int, where: int) -> PairArray:
-        return match.match_blocks(train, load_fingerprints(work.prints[source].path(other)), work.method, where)
+        return match.match_blocks(train, load_fingerprints(prints[source].path(other)), method, where)
 
-    write_arrays(work.parts.path(block), {"pairs": match.match_all(block, work.prints, work.within, compare)})
+    write_arrays(parts.path(block), {"pairs": match.match_all(block, prints, within, compare)})
 
 
 def deduplicate(job: DedupJob) -> DedupResult:
@@ -136,7 +123,7 @@ def deduplicate(job: DedupJob) -> DedupResult:
     key = json.dumps([[blocks.folder.name for blocks in prints], asdict(job.method), job.within, VERSION])
     folder = job.out / "parts" / sha256(key.encode()).hexdigest()[:16]
     parts = BlockFiles(folder=folder, length=len(job.train), size=job.block)
-    work = SharedWork(sources=job.sources, prints=prints, parts=parts, method=job.method, within=job.within)
+    work = job.sources, prints, parts, job.method, job.within
     order = [*range(1, len(prints)), 0]  # test sets first, because every rank waits for them
     run_tasks(job, work, "reading images", [("fingerprint", s, b) for s in order for b in job.share(prints[s])])
     for blocks in prints if job.within else prints[1:]:
@@ -149,7 +136,13 @@ def deduplicate(job: DedupJob) -> DedupResult:
 
 
 def run_tasks(job: DedupJob, work: SharedWork, stage: str, tasks: list[BlockTask]) -> None:
-    results = map_in_processes(run_task, work, tasks, workers=job.workers, describe_loss=work.describe_loss)
+    def describe_loss(tasks: Sequence[BlockTask]) -> str:
+        _, source, block = tasks[0]
+        first, last = work[1][source].span(block)
+        place = f"samples {first} to {last - 1} ({job.sources[source].name(first)} ...) or later"
+        return f"a process was killed, perhaps for lack of memory, at {place}; try fewer workers or smaller blocks"
+
+    results = map_in_processes(run_task, work, tasks, workers=job.workers, describe_loss=describe_loss)
     for done, _ in enumerate(results, 1):
         job.progress(stage, done, len(tasks))
 
@@ -194,18 +187,10 @@ def conclude(job: DedupJob, prints: list[BlockFiles], pairs: PairArray) -> Dedup
         name, source, unreadable = names[where + 1], job.sources[where + 1], len(bad[where + 1])
         counts = len(source), unreadable, *count_duplicates(pairs, where, going), len(going)
         checked.append(ComparedSet(name, source.fingerprint, *counts, within=where == WITHIN))
-    record = DedupRecord(
-        train=job.called,
-        fingerprint=job.train.fingerprint,
-        filtered=selection.apply(job.train).fingerprint,
-        images=len(job.train),
-        unreadable=len(bad[0]),
-        checked=tuple(checked),
-        method=job.method,
-        selection=selection.hash,
-        dropped=len(gone),
-        bad={name: tuple(reasons[:LISTED]) for name, reasons in zip(names, bad, strict=True) if reasons},
-    )
+    listed = {name: tuple(reasons[:LISTED]) for name, reasons in zip(names, bad, strict=True) if reasons}
+    filtered, counts = selection.apply(job.train).fingerprint, (len(job.train), len(bad[0]))
+    result = tuple(checked), job.method, selection.hash, len(gone), listed
+    record = DedupRecord(job.called, job.train.fingerprint, filtered, *counts, *result)
     if job.rank == 0:
         selection.save(job.out / "drop.json")
         write_csv(job.out / "pairs.csv", job, pairs)

@@ -36,7 +36,7 @@ class ComparedSet:
     within: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class DedupRecord:
     """The contents of dedup.json. `filtered` is the fingerprint of the training set without what the selection drops.
     On disk the number of images is called "pictures"."""
@@ -79,19 +79,13 @@ class DedupRecord:
         """The table, under COLUMNS: one row per pair of sets, as BiT counts them; a dash for kinds not searched for."""
         rule = self.method
         searched = {"exact": rule.exact, "near": rule.near, "flipped": rule.near, "embedding": bool(rule.embedding)}
-        return [
-            (
-                self.train,
-                "itself" if one.within else one.name,
-                f"{one.images:,}",
-                f"{one.duplicates:,}",
-                f"{100 * one.duplicates / max(1, one.images):.2f}%",
-                *(f"{one.kinds[kind]:,}" if searched[kind] else "-" for kind in KINDS),
-                f"{one.dropped:,}",
-                f"{one.unreadable:,}",
-            )
-            for one in self.checked
-        ]
+        rows: list[tuple[str, ...]] = []
+        for one in self.checked:
+            counts = f"{one.images:,}", f"{one.duplicates:,}", f"{100 * one.duplicates / max(1, one.images):.2f}%"
+            kinds = [f"{one.kinds[kind]:,}" if searched[kind] else "-" for kind in KINDS]
+            name, ends = "itself" if one.within else one.name, (f"{one.dropped:,}", f"{one.unreadable:,}")
+            rows.append((self.train, name, *counts, *kinds, *ends))
+        return rows
 
 
 def rename_key(body: dict[str, Any], old: str, new: str) -> dict[str, Any]:

@@ -222,15 +222,10 @@ def make_sheet(collection: Collection, split: str) -> "Image":
     most = int(np.median(counts[present]))  # images per class; a few larger classes do not make room for all
     chosen = space_evenly(present, MOST_CLASSES if most >= 3 else MOST_IMAGES // most)
     members = pick_samples(source.labels, chosen, choose_layout(len(chosen), most).tiles)
-    groups = [
-        SheetGroup(
-            name=printable_name(classes[k]),
-            said=f"{counts[k]:,}",
-            weight=float(counts[k]),
-            pictures=[load_tile(source, int(i)) for i in members[int(k)]],
-        )
-        for k in chosen
-    ]
+    tiles = [[load_tile(source, int(i)) for i in members[int(k)]] for k in chosen]
+    names = [printable_name(classes[k]) for k in chosen]
+    rows = zip(names, counts[chosen].tolist(), tiles, strict=True)
+    groups = [SheetGroup(name=name, said=f"{n:,}", weight=float(n), pictures=images) for name, n, images in rows]
     left = len(classes) - len(chosen)
     footer = f"and {pluralise(left, 'more class', 'more classes')}" if left else ""
     return draw_contact_sheet(title, subtitle, groups, footer=footer)
