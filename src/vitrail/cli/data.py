@@ -236,9 +236,8 @@ def run_pack(options: PackOptions) -> int:
 
 
 def run_dedup(options: DedupOptions) -> int:
-    from vitrail.data.dedup.deduplicate import DedupJob, deduplicate
+    from vitrail.data.dedup.deduplicate import COLUMNS, DedupJob, deduplicate, write_page
     from vitrail.data.dedup.match import MatchRule
-    from vitrail.data.dedup.record import COLUMNS, write_page
 
     if not (options.against or options.within):
         raise ConfigError("nothing to compare with; name test sets with --against, or use --within")

@@ -15,10 +15,9 @@ from tests.data.dedup.planted import COPIES, Files, encoded, mirrored, plant, sc
 from vitrail.core.errors import ConfigError, DataError, WorkerDied
 from vitrail.data.dataset import ArrayDataset, ImageDataset
 from vitrail.data.dedup import deduplicate as module
-from vitrail.data.dedup.deduplicate import DedupJob, DedupResult, deduplicate
+from vitrail.data.dedup.deduplicate import DedupJob, DedupRecord, DedupResult, deduplicate, write_page
 from vitrail.data.dedup.fingerprints import Fingerprints, compute_fingerprints
 from vitrail.data.dedup.match import KINDS, MatchRule
-from vitrail.data.dedup.record import DedupRecord, write_page
 from vitrail.data.splits import Selection
 
 

@@ -20,7 +20,7 @@ import struct
 import warnings
 import zipfile
 from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Final, cast
 
@@ -180,7 +180,7 @@ def _load(path: Path, file: BinaryIO, size: int) -> dict[str, Tensor]:
     except Exception as error:  # eleven types have been seen to come out of it
         raise corrupt(path, f"torch.load refuses it ({type(error).__name__}: {shorten(error, 120)})") from None
     state = _state(path, content)
-    _check_views(path, size, state)
+    check_budget(path, size, sum(tensor.nbytes for tensor in state.values()))
     return {name: tensor.detach().contiguous() for name, tensor in state.items()}
 
 
@@ -213,19 +213,11 @@ def _tensors(path: Path, table: Mapping[Any, object], holder: str) -> dict[str, 
         if value.layout != torch.strided or value.is_quantized or value.is_meta:
             cause = f"tensor {quote(name)} is {value.layout} {value.dtype} on {value.device}"
             raise refuse(MismatchedWeights, path, cause, "save it dense, dequantised and with its data")
-    return cast(dict[str, Tensor], table)
-
-
-def _check_views(path: Path, size: int, state: dict[str, Tensor]) -> None:
-    """A view may show one stored number many times over; copied out, it would fill the memory."""
-    total = 0
-    for name, tensor in state.items():
-        wanted, held = tensor.nbytes, tensor.untyped_storage().nbytes()
-        if wanted > held:
-            cause = f"tensor {quote(name)} of shape {tuple(tensor.shape)} repeats a storage of {held} bytes"
+        # A view may show one stored number many times over; copied out, it would fill the memory.
+        if value.nbytes > (held := value.untyped_storage().nbytes()):
+            cause = f"tensor {quote(name)} of shape {tuple(value.shape)} repeats a storage of {held} bytes"
             raise refuse(UnsafeWeights, path, cause, "re-save it after .contiguous()")
-        total += wanted
-    check_budget(path, size, total)
+    return cast(dict[str, Tensor], table)
 
 
 MOST_STEPS: Final = 2_000_000  # instructions; a ViT-L with its optimiser takes under a hundred thousand
@@ -264,18 +256,9 @@ class _Tuple:
 _PLACEHOLDER: Final = object()  # stands for every value that the scan need not tell apart
 
 
-@dataclass(kw_only=True, slots=True)
-class Scan:
-    """What a pickle was found to ask for."""
-
-    storages: dict[str, int] = field(default_factory=dict)  # key -> bytes
-    texts: list[str] = field(default_factory=list)  # every text pushed, in order
-    value: object = None  # the result where it is a number or a text
-
-
-def scan_pickle(path: Path, stream: io.BytesIO) -> Scan:
+def scan_pickle(path: Path, stream: io.BytesIO) -> "PickleScan":
     """Walk through one pickle up to its end; refuse all that plain weights do not need."""
-    machine = _Machine(path)
+    machine = PickleScan(path)
     try:
         for steps, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
             if steps > MOST_STEPS:
@@ -285,15 +268,17 @@ def scan_pickle(path: Path, stream: io.BytesIO) -> Scan:
         raise
     except Exception as error:  # a damaged pickle provokes ValueError, IndexError, KeyError, UnicodeDecodeError, ...
         raise corrupt(path, f"its pickle is damaged ({shorten(error)})") from None
-    return machine.scan
+    return machine
 
 
-class _Machine:
-    """The instructions that torch's restricted unpickler knows, on placeholders."""
+class PickleScan:
+    """The instructions that torch's restricted unpickler knows, on placeholders; and what a pickle asks for."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.scan = Scan()
+        self.storages: dict[str, int] = {}  # key -> bytes
+        self.texts: list[str] = []  # every text pushed, in order
+        self.value: object = None  # the result where it is a number or a text
         self.stack: list[object] = []
         self.outer: list[list[object]] = []  # stacks set aside at a mark
         self.memo: dict[int, object] = {}
@@ -301,7 +286,7 @@ class _Machine:
     def step(self, name: str, argument: object) -> None:
         """One instruction."""
         if name in ("BINUNICODE", "SHORT_BINSTRING"):
-            self.scan.texts.append(str(argument))
+            self.texts.append(str(argument))
             self.stack.append(argument)
         elif name in ("BININT", "BININT1", "BININT2", "LONG1"):
             self.stack.append(argument)
@@ -331,7 +316,7 @@ class _Machine:
             self._storage(self.stack.pop())
             self.stack.append(_PLACEHOLDER)
         elif name == "STOP":
-            self.scan.value = self.stack.pop()
+            self.value = self.stack.pop()
         elif name != "PROTO":
             # Newer protocols reach other ways for code; torch does not write them, so none is followed.
             cause = f"its pickle holds the instruction {name}, which torch.save does not write"
@@ -369,7 +354,7 @@ class _Machine:
         item = STORAGE_ITEM.get(kind.name) if isinstance(kind, _Global) else None
         if item is None or not isinstance(key, str) or not isinstance(count, int) or count < 0:
             raise refuse(CorruptWeights, self.path, f"storage of {self._owner()} has no type or size", RESAVE)
-        if self.scan.storages.setdefault(key, count * item) != count * item:
+        if self.storages.setdefault(key, count * item) != count * item:
             raise refuse(CorruptWeights, self.path, f"storage {quote(key)} is declared with two sizes", RESAVE)
 
     def _owner(self) -> str:
