@@ -41,20 +41,15 @@ class CheckpointShard:
     entries: tuple[TensorEntry, ...]
     seal: Seal
 
-    def read(self, entry: TensorEntry) -> Tensor:
-        """A whole entry, compared with its checksum."""
+    def read(self, entry: TensorEntry, first: int = 0, count: int | None = None) -> Tensor:
+        """An entry, compared with its checksum, or some of its rows, which cannot be."""
+        whole = count is None or not entry.shape or count == entry.shape[0]
+        if count is not None and not whole:
+            row = math.prod(entry.shape[1:]) * entry.dtype.itemsize
+            begin = entry.start + first * row
+            entry = replace(entry, shape=(count, *entry.shape[1:]), start=begin, stop=begin + count * row)
         with self.path.open("rb") as file:
-            return read_tensor(self.path, file, self.data, entry, self.seal)
-
-    def read_rows(self, entry: TensorEntry, first: int, count: int) -> Tensor:
-        """Some rows of an entry; all of them together are compared with the checksum, a few cannot be."""
-        if not entry.shape or count == entry.shape[0]:
-            return self.read(entry)
-        row = math.prod(entry.shape[1:]) * entry.dtype.itemsize
-        begin = entry.start + first * row
-        part = replace(entry, shape=(count, *entry.shape[1:]), start=begin, stop=begin + count * row)
-        with self.path.open("rb") as file:
-            return read_tensor(self.path, file, self.data, part, None)
+            return read_tensor(self.path, file, self.data, entry, self.seal if whole else None)
 
 
 class Rows(NamedTuple):
@@ -93,7 +88,7 @@ class SavedCheckpoint(Manifest):
         while at < stop:
             rows = _holding(self.path, name, self.rows[name], at)
             count = min(rows.stop, stop) - at
-            found.append(rows.shard.read_rows(rows.entry, at - rows.start, count))
+            found.append(rows.shard.read(rows.entry, at - rows.start, count))
             at += count
         return found[0] if len(found) == 1 else torch.cat([torch.empty((0, *spec.shape[1:]), dtype=spec.dtype), *found])
 

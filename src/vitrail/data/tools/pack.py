@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -34,7 +35,7 @@ from vitrail.core.errors import BadLabels, ConfigError, DataError, describe_erro
 from vitrail.core.locks import try_lock
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.readers.shards import DESCRIPTION, INDEX, JOURNAL, read
-from vitrail.data.tools.shard_writer import Peek, SampleEncoder, ShardInfo, encode_samples, write_shard
+from vitrail.data.tools.shard_writer import SampleEncoder, ShardInfo, encode_samples, write_shards
 
 KIND: Final = "vitrail pack 1"
 SMALLEST: Final = 10_240  # of a shard, in bytes
@@ -88,12 +89,11 @@ def pack(
             for split, source in source_splits.items():
                 mine = [shard for shard in kept if shard.split == split]
                 start = mine[-1].next if mine else 0
-                samples = encode_samples(source, start, encoder, workers)
-                stream = Peek(samples, lambda sample, done=done: progress and progress(done + sample.index + 1, total))
-                while stream.head is not None:
-                    shard = write_shard(out, split, len(mine), start, len(source), stream, shard_size)
+                heard = partial(lambda done, index: progress and progress(done + index + 1, total), done)
+                samples = encode_samples(source, start, encoder, workers, heard)
+                for shard in write_shards(out, split, len(mine), start, len(source), samples, shard_size):
                     append(file, shard.line().encode())
-                    mine, start, written = [*mine, shard], shard.next, [*written, shard]
+                    written.append(shard)
                 done += len(source)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):

@@ -139,19 +139,6 @@ def make_key(index: int, name: str) -> str:
     return f"{index:09d}-{short}" if short else f"{index:09d}"
 
 
-class Peek:
-    """Samples, the next of which is visible as `head`; `heard` is called with each as it comes."""
-
-    def __init__(self, samples: Iterator[Sample], heard: Callable[[Sample], object]) -> None:
-        self.samples, self.heard = samples, heard
-        self.step()
-
-    def step(self) -> None:
-        self.head = next(self.samples, None)
-        if self.head is not None:
-            self.heard(self.head)
-
-
 @dataclass(frozen=True, slots=True)
 class ShardInfo:
     """A finished shard: samples `first` to `next` of a split, except unreadable ones."""
@@ -225,28 +212,31 @@ class TarWriter:
         return self.digest.hexdigest()
 
 
-def write_shard(
-    folder: Path, split: str, number: int, first: int, stop: int, stream: Peek, shard_size: int
-) -> ShardInfo:
-    """Takes samples from the stream until the next one would make the file too large, or the stream ends."""
-    name = f"{split}-{number:05d}.tar"
-    skipped: list[SkippedSample] = []
-    with replace_on_success(folder / name) as file:
-        tar = TarWriter(file)
-        while stream.head is not None:
-            if isinstance(stream.head, PackedSample):
-                if tar.images and tar.size_with(stream.head) > shard_size:
+def write_shards(
+    folder: Path, split: str, number: int, first: int, stop: int, samples: Iterator[Sample], shard_size: int
+) -> Iterator[ShardInfo]:
+    """Writes one shard after the other, from sample `first` on; each ends where the next sample would make the file too
+    large."""
+    sample = next(samples, None)
+    while sample is not None:
+        name, skipped = f"{split}-{number:05d}.tar", list[SkippedSample]()
+        with replace_on_success(folder / name) as file:
+            tar = TarWriter(file)
+            while sample is not None:
+                if isinstance(sample, SkippedSample):
+                    skipped.append(sample)
+                elif tar.images and tar.size_with(sample) > shard_size:
                     break
-                tar.add(stream.head)
-            else:
-                skipped.append(stream.head)
-            stream.step()
-        if not tar.images:
-            reason = f"; {skipped[0].name}: {skipped[0].reason}" if skipped else ""
-            raise DataError(f"no image of the split {split} is readable{reason}")
-        digest = tar.finish()
-    end = stop if stream.head is None else stream.head.index
-    return ShardInfo(split, name, first, end, len(tar.images), tar.reencoded, tar.size, digest, tuple(skipped))
+                else:
+                    tar.add(sample)
+                sample = next(samples, None)
+            if not tar.images:
+                reason = f"; {skipped[0].name}: {skipped[0].reason}" if skipped else ""
+                raise DataError(f"no image of the split {split} is readable{reason}")
+            digest = tar.finish()
+        end = stop if sample is None else sample.index
+        yield ShardInfo(split, name, first, end, len(tar.images), tar.reencoded, tar.size, digest, tuple(skipped))
+        number, first = number + 1, end
 
 
 def pad(size: int) -> int:
@@ -263,8 +253,11 @@ def encode_chunk(shared: tuple[ImageDataset, SampleEncoder], first: int) -> list
     return [encode(source, index) for index in range(first, min(first + CHUNK, len(source)))]
 
 
-def encode_samples(source: ImageDataset, start: int, encode: SampleEncoder, workers: int | None) -> Iterator[Sample]:
-    """Samples from `start` on, in order, encoded by several processes; with one worker, here."""
+def encode_samples(
+    source: ImageDataset, start: int, encode: SampleEncoder, workers: int | None, heard: Callable[[int], object]
+) -> Iterator[Sample]:
+    """Samples from `start` on, in order, encoded by several processes; with one worker, here. `heard` is called with
+    the index of each."""
     workers = available_cores() if workers is None else workers
 
     def describe_loss(firsts: Sequence[int]) -> str:
@@ -274,4 +267,6 @@ def encode_samples(source: ImageDataset, start: int, encode: SampleEncoder, work
 
     firsts, workers = range(start, len(source), CHUNK), workers if workers > 1 else 0
     for chunk in map_in_processes(encode_chunk, (source, encode), firsts, workers=workers, describe_loss=describe_loss):
-        yield from chunk
+        for sample in chunk:
+            heard(sample.index)
+            yield sample
