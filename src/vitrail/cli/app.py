@@ -30,7 +30,7 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "demo": Command("Start here", "train a small ViT on digits, then at a higher resolution", "train.runs", "train"),
+    "demo": Command("Start here", "train a small ViT on digits, then at higher resolution", "train.training", "train"),
     "doctor": Command("Start here", "check the installation", "doctor", "look"),
     "predict": Command("Use a model", "classify images and show attention", "use.predict", "use"),
     "fit": Command("Use a model", "build a classifier from your images", "use.fit", "use"),
@@ -38,9 +38,9 @@ COMMANDS = {
     "inspect": Command("Use a model", "show where a network looks and what it has learned", "use.inspect", "use"),
     "finetune": Command("Train", "fine-tune weights on your images", "train.training", "train"),
     "pretrain": Command("Train", "train a network from scratch following a recipe", "train.training", "train"),
-    "recipes": Command("Train", "list the recipes, or show every setting of one", "train.runs", "train"),
-    "report": Command("Train", "show a run's status", "train.runs", "train"),
-    "replay": Command("Train", "repeat one training step and show its images", "train.runs", "train"),
+    "recipes": Command("Train", "list the recipes, or show every setting of one", "train.training", "train"),
+    "report": Command("Train", "show a run's status", "train.training", "train"),
+    "replay": Command("Train", "repeat one training step and show its images", "train.training", "train"),
     "evaluate": Command("Evaluate", "score weights on labelled images", "evaluate.evaluate", "evaluate"),
     "fewshot": Command("Evaluate", "few-shot accuracy of frozen features", "evaluate.frozen", "evaluate"),
     "probe": Command("Evaluate", "logistic regression on frozen features", "evaluate.frozen", "evaluate"),

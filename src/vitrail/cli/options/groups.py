@@ -21,9 +21,7 @@ EPOCHS_HELP = "passes over the training images; not with --steps"
 STEPS_HELP = "updates of the weights; not with --epochs"
 BATCH_HELP = "images per update"
 MINUTES = "time budget: fewer steps and fewer trained layers if the recipe takes longer; none for the whole recipe"
-REFERENCE = (
-    "preprocess as the reference evaluator does (resize to 8/7 of the size, crop the centre), not as the weights ask"
-)
+REFERENCE = "preprocess as the reference evaluator does (resize to 8/7, crop the centre), not as the weights ask"
 SWEEP = "try every point of a grid on a dev split, then train the best on all images"
 RESUME = "resume the run in this folder with its own settings"
 LR_HELP = "peak learning rate"
