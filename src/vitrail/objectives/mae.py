@@ -26,7 +26,7 @@ EPS = 1e-6  # on the variance of a patch, as published
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MAE(ObjectiveConfig):
     """round(mask·N) patches of each image are hidden. The decoder's MLP is four times as wide as the decoder. With
-    `normalise` each hidden patch is told as it is after its own mean and deviation are taken out."""
+    `normalise` each hidden patch is predicted as it is after its own mean and deviation are taken out."""
 
     def build(self, network: Backbone, context: ObjectiveContext) -> Objective:
         return MAEObjective(network, self, context)
@@ -175,7 +175,7 @@ class MAEObjective(ops.ViTObjective):
         mean, std = self.patch_moments(ops.gather_tokens(ops.cut_patches(images, patch), masked))
         drawn = predicted * std + mean  # [B, M, P·P·3], normalised as the images are
         drawn = drawn.unflatten(2, (-1, 3)) * self.std.view(3) + self.mean.view(3)
-        known, told = ops.cut_patches(pixels, patch), ops.to_bytes(drawn.flatten(2))
-        fills = (torch.full_like(told, ops.GREY), told)
+        known, predicted_bytes = ops.cut_patches(pixels, patch), ops.to_bytes(drawn.flatten(2))
+        fills = (torch.full_like(predicted_bytes, ops.GREY), predicted_bytes)
         seen, whole = (ops.join_patches(ops.scatter_patches(known, masked, fill), patch, grid) for fill in fills)
         return pixels, seen, whole

@@ -195,20 +195,20 @@ class MaskedPatchesObjective(ops.ViTObjective):
         sample = torch.arange(len(pixels), device=pixels.device)
         source, corrupted = self.draw(seed=seed, step=0, epoch=torch.zeros_like(sample), sample=sample)
         with eval_mode(self):
-            told = self.predict(pixels, source, corrupted)
+            outputs = self.predict(pixels, source, corrupted)
         patch, grid = self.model.patch, self.model.grid
         truth, masked = ops.cut_patches(pixels, patch), (source == self.model.patches)[:, :, None]
         seen = ops.cut_patches(self.swap_patches(pixels, source), patch).masked_fill(masked, ops.GREY)
         unseen = source != torch.arange(self.model.patches, device=source.device)
-        drawn = torch.where(unseen[:, :, None], ops.scatter_patches(truth, corrupted, self.as_patches(told)), truth)
+        drawn = torch.where(unseen[:, :, None], ops.scatter_patches(truth, corrupted, self.as_patches(outputs)), truth)
         return pixels, ops.join_patches(seen, patch, grid), ops.join_patches(drawn, patch, grid)
 
-    def as_patches(self, told: Tensor) -> Tensor:
-        """What was told [B, M, outputs] as bytes [B, M, P·P·3]; a colour class is the middle of its bin."""
+    def as_patches(self, outputs: Tensor) -> Tensor:
+        """Predictions [B, M, outputs] as bytes [B, M, P·P·3]; a colour class is the middle of its bin."""
         if self.config.target == "pixels":
-            return ops.to_bytes(told)
-        classes = told.unflatten(2, (-1, COLOURS)).argmax(-1)  # [B, M, cells]
+            return ops.to_bytes(outputs)
+        classes = outputs.unflatten(2, (-1, COLOURS)).argmax(-1)  # [B, M, cells]
         small = bin_centres(classes).flatten(0, 1)  # [B M, cells, 3]
         side = SIDES[self.config.target]
         blown = F.interpolate(small.mT.unflatten(2, (side, side)), self.model.patch)
-        return ops.to_bytes(blown.permute(0, 2, 3, 1).flatten(1).unflatten(0, told.shape[:2]))
+        return ops.to_bytes(blown.permute(0, 2, 3, 1).flatten(1).unflatten(0, outputs.shape[:2]))
