@@ -1,4 +1,4 @@
-"""`vitrail pretrain` and `finetune`: how runs are started, resumed and reported; `recipes`, `report`, `replay`, `demo`."""
+"""`vitrail pretrain` and `finetune`: how runs are started, resumed and reported; recipes, report, replay and demo."""
 
 import csv
 import io
