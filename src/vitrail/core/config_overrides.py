@@ -12,8 +12,7 @@ import contextlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
-from dataclasses import field as dataclass_field
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -153,85 +152,70 @@ class ConfigLine(NamedTuple):
     default: bool
 
 
-@dataclass(slots=True)
-class FieldChange:
-    """A requested change of one field: a text for its value, and changes of the fields inside it."""
-
-    text: str | None = None
-    inside: "dict[str, FieldChange]" = dataclass_field(default_factory=dict[str, "FieldChange"])
-
-
 def apply_settings(config: T, settings: Iterable[str], makers: Mapping[str, Maker] | None = None) -> T:
     """A new config with "dotted.name=value" settings applied; of two for one field the later counts. A class is chosen
     by its name and takes over what the old value has under the same name and type. `makers` know more texts for some
     fields, by dotted name; one that does not know a text says NotImplemented."""
-    root = FieldChange()
+    texts: dict[str, str] = {}
     for setting in settings:
         name, equals, text = setting.partition("=")
         if not equals or not name.strip():
             raise ConfigError(f"{setting!r} is not a setting; write NAME=VALUE, as in optim.lr=3e-4")
-        at = root
-        for part in name.strip().split("."):
-            at = at.inside.setdefault(part, FieldChange())
-        at.text = text
+        texts[name.strip()] = text
     names = [line.name for line in list_fields(config)]
-    return rebuild(config, root, Location(names=names, makers=makers or {})) if root.inside else config
+    return Overrides(texts, names, makers or {}).rebuild(config, "") if texts else config
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Location:
-    """A position in the config tree, and what errors and makers need to know about the whole."""
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """The texts of settings by dotted name, and what errors and makers need to know about the whole config."""
 
-    path: str = ""
+    texts: Mapping[str, str]
     names: list[str]
     makers: Mapping[str, Maker]
 
-    def inner(self, name: str) -> "Location":
-        return replace(self, path=f"{self.path}.{name}" if self.path else name)
+    def inside(self, path: str) -> list[str]:
+        """The fields to change in the value at a path, which ends in a dot unless it is that of the whole config."""
+        inner = (name.removeprefix(path) for name in self.texts if name.startswith(path))
+        return list(dict.fromkeys(name.partition(".")[0] for name in inner))
 
+    def rebuild(self, old: T, path: str, kind: "type[T] | None" = None) -> T:
+        """The fields inside first, then the value itself: again, or as another class where `kind` is one. That starts
+        with the fields of the same name and type."""
+        kind = kind or type(old)
+        before, after = field_types(type(old)) if is_dataclass(old) else {}, field_types(kind)
+        values = {name: getattr(old, name) for name, hint in before.items() if after.get(name) == hint}
+        if unknown := [name for name in self.inside(path) if name not in after]:
+            raise unknown_field(path + unknown[0], [*(path + known for known in after), *self.names])
+        for name in self.inside(path):
+            values[name] = self.change_value(after[name], values.get(name), path + name)
+        return construct(kind, values, path.rstrip("."))
 
-def rebuild(old: T, change: FieldChange, where: Location, kind: "type[T] | None" = None) -> T:
-    """The fields inside first, then the value itself: again, or as another class where `kind` is one."""
-    kind = kind or type(old)
-    kinds = field_types(kind)
-    for name in change.inside:
-        if name not in kinds:
-            raise unknown_field(where.inner(name).path, [*(where.inner(known).path for known in kinds), *where.names])
-    values = carry_fields(old, kind)
-    for name, inner in change.inside.items():
-        values[name] = change_value(kinds[name], values.get(name), inner, where.inner(name))
-    return construct(kind, values, where.path)
+    def change_value(self, hint: Any, old: Any, path: str) -> Any:
+        """A field's new value."""
+        text, classes, inner = self.texts.get(path), classes_of(hint), f"{path}."
+        if text is not None and path in self.makers:
+            made = self.makers[path](old, text)
+            if made is not NotImplemented:
+                return self.rebuild(made, inner) if self.inside(inner) else made
+        if text is None:
+            if is_dataclass(old) or (old is None and len(classes) == 1):
+                return self.rebuild(old, inner, None if is_dataclass(old) else classes[0])
+            raise self.no_fields_inside(old, classes, path)
+        chosen = next((kind for kind in classes if kind.__name__.lower() == text.strip().lower()), None)
+        if chosen is not None:
+            return self.rebuild(old, inner, chosen)
+        value = parse_value(hint, text, path)
+        if self.inside(inner):
+            raise self.no_fields_inside(value, classes, path)
+        return value
 
-
-def change_value(hint: Any, old: Any, change: FieldChange, where: Location) -> Any:
-    """A field's new value."""
-    make = where.makers.get(where.path)
-    made = NotImplemented if make is None or change.text is None else make(old, change.text)
-    if made is not NotImplemented:
-        return rebuild(made, change, where) if change.inside else made
-    classes = classes_of(hint)
-    if change.text is None:
-        if old is None and len(classes) == 1:
-            return rebuild(None, change, where, classes[0])
-        if not is_dataclass(old):
-            raise no_fields_inside(old, classes, change, where)
-        return rebuild(old, change, where)
-    chosen = next((kind for kind in classes if kind.__name__.lower() == change.text.strip().lower()), None)
-    if chosen is not None:
-        return rebuild(old, change, where, chosen)
-    value = parse_value(hint, change.text, where.path)
-    if change.inside:
-        raise no_fields_inside(value, classes, change, where)
-    return value
-
-
-def carry_fields(old: Any, kind: type) -> dict[str, Any]:
-    """What a value of a class starts with: all of an old value of that class; of one of another class, or of none, the
-    fields of the same name and type."""
-    if not is_dataclass(old):
-        return {}
-    before, after = field_types(type(old)), field_types(kind)
-    return {name: getattr(old, name) for name, hint in before.items() if after.get(name) == hint}
+    def no_fields_inside(self, value: Any, classes: list[type[Any]], path: str) -> ConfigError:
+        inner = f"{path}.{self.inside(f'{path}.')[0]}"
+        if not classes:
+            return ConfigError(f"{inner}: {path} is a plain value and has no fields")
+        choice = " or ".join(f"{path}={kind.__name__}" for kind in classes)
+        return ConfigError(f"{inner}: {path} is {format_value(value)} now; set {choice} too")
 
 
 def construct(kind: type[T], values: dict[str, Any], path: str) -> T:
@@ -255,14 +239,6 @@ def unknown_field(path: str, names: list[str]) -> UnknownName:
     return unknown_name("setting", path, dict.fromkeys(alike or names))
 
 
-def no_fields_inside(value: Any, classes: list[type[Any]], change: FieldChange, where: Location) -> ConfigError:
-    inner = where.inner(next(iter(change.inside))).path
-    if not classes:
-        return ConfigError(f"{inner}: {where.path} is a plain value and has no fields")
-    choice = " or ".join(f"{where.path}={kind.__name__}" for kind in classes)
-    return ConfigError(f"{inner}: {where.path} is {format_value(value)} now; set {choice} too")
-
-
 def default_of(field: "Field[Any]") -> Any:
     """MISSING where there is none."""
     return field.default if field.default_factory is MISSING else field.default_factory()
@@ -273,8 +249,7 @@ def list_fields(config: Any, path: str = "") -> list[ConfigLine]:
     classes has a line of its own, with the name of the class, before those of its fields."""
     lines: list[ConfigLine] = []
     for field in fields(config):
-        value, name = getattr(config, field.name), f"{path}{field.name}"
-        default = default_of(field)
+        value, name, default = getattr(config, field.name), f"{path}{field.name}", default_of(field)
         if is_dataclass(value):
             if is_choice(field_types(type(config))[field.name]):
                 lines.append(ConfigLine(name, format_value(value), type(value) is type(default)))
