@@ -110,7 +110,10 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title:
     from rich.text import Text
 
     cells = [[*map(escape_line, row), *[""] * (len(columns) - len(row))] for row in rows]
-    console = open_console()
+    # As wide as the terminal, or as COLUMNS says; whatever reads a pipe takes lines of any length.
+    wide = os.environ.get("COLUMNS", "")
+    width = int(wide) if wide.isascii() and wide.isdecimal() else 0
+    console = make_console(width=None if sys.stdout.isatty() else width or 10**6, highlight=False)
     room = console.width
     if title:
         console.print(Text(title, style="bold"))
@@ -127,13 +130,6 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title:
         draw_below(console, columns, cells, left, widths)
     else:
         draw_stacked(console, columns, cells)
-
-
-def open_console() -> "Console":
-    """As wide as the terminal, or as COLUMNS says; whatever reads a pipe takes lines of any length."""
-    columns = os.environ.get("COLUMNS", "")
-    width = int(columns) if columns.isascii() and columns.isdecimal() else 0
-    return make_console(width=None if sys.stdout.isatty() else width or 10**6, highlight=False)
 
 
 def fit_columns(

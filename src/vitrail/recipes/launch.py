@@ -122,8 +122,11 @@ def apply_budget(
     budget = kept
     if budget is None or budget.minutes != minutes:
         splits = open_splits(plan.run.data, task_of(plan.run.objective))
-        if asked.minutes is None and surely_fits(plan.run, splits, minutes):
-            return plan, None
+        if asked.minutes is None:
+            images = count_steps(plan.run, splits) * plan.run.batch
+            flops = training_flops(plan.run.objective.macs_per_image(plan.run.model), images)
+            if flops / SURE_FLOPS + images * SURE_READ_S < 60 * minutes:  # even on a slow machine: nothing to measure
+                return plan, None
         image_s = measure(plan.run, splits, world)
         budget = choose_budget(plan.run, splits, minutes=minutes, image_s=image_s, typed=setting_names(asked.settings))
     run = with_changes(plan.run, budget.settings)
@@ -144,13 +147,6 @@ def find_minutes(asked: RunCommand, world: World, kept: TimeBudget | None, *, st
     if started:
         return 0.0 if kept is None else kept.minutes
     return CPU_MINUTES if asked.verb == "finetune" and not asked.recipe and world.device.type == "cpu" else 0.0
-
-
-def surely_fits(run: Run, splits: DataSplits, minutes: float) -> bool:
-    """Whether even a slow machine is done in time, so that nothing need be measured."""
-    images = count_steps(run, splits) * run.batch
-    flops = training_flops(run.objective.macs_per_image(run.model), images)
-    return flops / SURE_FLOPS + images * SURE_READ_S < 60 * minutes
 
 
 def choose_budget(

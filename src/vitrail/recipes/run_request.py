@@ -1,5 +1,6 @@
 """From what a person typed to a run: the recipe or what fits the data, the weights, the size, the settings."""
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -74,21 +75,13 @@ def build_plan(asked: RunCommand) -> RunPlan:
         run = configure(request)
     else:
         raise ConfigError(f"{asked.recipe} is a fine-tuning recipe: vitrail finetune WEIGHTS --recipe {asked.recipe}")
-    task = asked.task or detect_task(run, asked.data)
+    task = asked.task
+    if not task and asked.data and task_of(run.objective) is CLASSIFICATION:
+        with contextlib.suppress(VitrailError):  # data that cannot be opened say why when the run starts
+            task = recognise_task(open_collection(asked.data)).name  # what data without labels are annotated for
     run = apply_command(change.with_task(run, task) if task else run, asked)
     check_classes(run, asked.settings)
     return RunPlan(run=run, base=base)
-
-
-def detect_task(run: Run, data: str) -> str:
-    """The task that data without labels are annotated for, where the recipe is one of classification; else nothing.
-    Data that cannot be opened say why when the run starts."""
-    if not data or task_of(run.objective) is not CLASSIFICATION:
-        return ""
-    try:
-        return recognise_task(open_collection(data)).name
-    except VitrailError:
-        return ""
 
 
 def plan_finetune(asked: RunCommand) -> RunPlan:

@@ -7,7 +7,7 @@ and every cell some seconds before its first step.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
@@ -67,22 +67,20 @@ def estimate_speed(name: str, *, for_gpu: bool) -> DeviceSpeed:
 
 def estimate_costs(cells: Sequence[Cell], speed: DeviceSpeed) -> dict[str, CellCost]:
     """The cost of every cell, by its name."""
-    by_name = {cell.name: cell for cell in cells}
+    by_name, costs = {cell.name: cell for cell in cells}, dict[str, CellCost]()
     find_size.cache_clear()  # a folder may have grown since
-    return {cell.name: estimate_cost(cell, by_name, speed) for cell in cells}
-
-
-def estimate_cost(cell: Cell, cells: Mapping[str, Cell], speed: DeviceSpeed) -> CellCost:
-    run = cell.run
-    size, model = find_size(run.data.source, run.data.train), find_model(cell, cells)
-    images = None if size is None else max(round(size[0] * run.data.part * (1 - run.data.dev)), 1)
-    steps = run.steps or (None if images is None else max(round(run.epochs * images / run.batch), 1))
-    if model is not None and size is not None and run.objective.labelled and size[1]:
-        model = adapt_config(model, classes=size[1])
-    if model is None or steps is None:
-        return CellCost("?" if model is None else network_name(model), images, steps)
-    flops = training_flops(run.objective.macs_per_image(model), steps * run.batch)
-    return CellCost(network_name(model), images, steps, flops / 1e18, speed.hours(flops, steps))
+    for name, cell in by_name.items():
+        run = cell.run
+        size, model = find_size(run.data.source, run.data.train), find_model(cell, by_name)
+        images = None if size is None else max(round(size[0] * run.data.part * (1 - run.data.dev)), 1)
+        steps = run.steps or (None if images is None else max(round(run.epochs * images / run.batch), 1))
+        if model is not None and size is not None and run.objective.labelled and size[1]:
+            model = adapt_config(model, classes=size[1])
+        costs[name] = CellCost("?" if model is None else network_name(model), images, steps)
+        if model is not None and steps is not None:
+            flops = training_flops(run.objective.macs_per_image(model), steps * run.batch)
+            costs[name] = replace(costs[name], exaflops=flops / 1e18, hours=speed.hours(flops, steps))
+    return costs
 
 
 def find_model(cell: Cell, cells: Mapping[str, Cell]) -> ModelConfig | None:

@@ -31,12 +31,12 @@ from vitrail.checkpoint.store.layout import list_checkpoints
 from vitrail.core.config_overrides import diff_plain, drop_fields, from_plain, to_plain
 from vitrail.core.errors import ConfigError
 from vitrail.core.text import join_words
-from vitrail.data.collection import Collection, open_collection
+from vitrail.data.collection import open_collection
 from vitrail.distributed.process_group import World
 from vitrail.recipes.run_overrides import start_from
 from vitrail.studies.definition import Scale, Study
 from vitrail.tasks.registry import task_of
-from vitrail.train.config import Run, RunRequest, configure
+from vitrail.train.config import RunRequest, configure
 from vitrail.train.data import split_collection
 from vitrail.train.grid import plan as grid
 from vitrail.train.grid.engine import run_grid
@@ -122,30 +122,25 @@ class StudyJob:
     go_on: str = ""
 
     def prepare(self, cell: Cell) -> PreparedCell:
-        run = self.with_weights(cell)
+        """If the grid names no network, it is that of the weights (3.2)."""
+        if cell.after:
+            weights = str(cell_folder(self.out, cell.after) / LAST)
+            bundle = find_weights(weights)
+            run = start_from(cell.run, weights, bundle.config, bundle.card.preprocessing)
+            run = replace(run, model=cell.run.model or run.model)
+        else:
+            run = configure(cell.run)
         splits = None
         if run.data.source:
             splits = split_collection(open_cached(run.data.source), run.data, task_of(run.objective))
         command = {"study": self.study, "cell": cell.name, "after": cell.after, "go_on": self.go_on}
         return PreparedCell(run=run, splits=splits, command={**command, REQUESTED: to_plain(cell.run)})
 
-    def with_weights(self, cell: Cell) -> Run:
-        """The run with the weights it starts from. If the grid names no network, it is that of the weights (3.2)."""
-        if not cell.after:
-            return configure(cell.run)
-        weights = str(cell_folder(self.out, cell.after) / LAST)
-        bundle = find_weights(weights)
-        started = start_from(cell.run, weights, bundle.config, bundle.card.preprocessing)
-        return started if cell.run.model is None else replace(started, model=cell.run.model)
-
     def read(self, cell: Cell, folder: Path) -> Mapping[str, float]:
         return read_values(folder)
 
 
-@lru_cache(maxsize=2)
-def open_cached(source: str) -> Collection:
-    """The cells of a grid mostly share their source; reading it takes seconds."""
-    return open_collection(source)
+open_cached = lru_cache(maxsize=2)(open_collection)  # cells mostly share their source; reading it takes seconds
 
 
 def run_study(

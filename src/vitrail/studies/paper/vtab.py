@@ -180,14 +180,6 @@ def check_folder(study: VtabStudy) -> None:
         raise ConfigError(f"{study.out} holds a run, not a study of VTAB; give another --out")
 
 
-def check_run(study: VtabStudy, world: World) -> None:
-    """Refuses a recipe that cannot work, by the first task whose images are here, before anything is written."""
-    for name in study.tasks:
-        if not is_done(study.folder(name)) and not isinstance(splits := open_task(study, VTAB_TASKS[name]), str):
-            resolve(build_task_run(study, VTAB_TASKS[name]), splits, world)
-            return
-
-
 def read_score(folder: Path, task: VtabTask) -> VtabScore | None:
     """The test score of a finished run; None if the task is not done."""
     rows = [row for row in read_metrics(folder / METRICS)[0] if row["kind"] == "test"] if is_done(folder) else []
@@ -218,8 +210,11 @@ def run_vtab_tasks(
     called after each. A signal ends the task after its step, and the study with it."""
     if places and world.size > 1:
         raise ConfigError(f"--jobs starts processes from one process, and torchrun has started {world.size}")
-    check_run(study, world)
     tasks = [VTAB_TASKS[name] for name in study.tasks]
+    for task in tasks:  # a recipe that cannot work is refused before anything is written, by the first images here
+        if not is_done(study.folder(task.name)) and not isinstance(splits := open_task(study, task), str):
+            resolve(build_task_run(study, task), splits, world)
+            break
     plan = GridPlan(
         cells=tuple(Cell(name=task.name, at={"group": task.group}, run=build_task_run(study, task)) for task in tasks),
         out=study.out,
