@@ -136,17 +136,15 @@ def describe_error(error: BaseException) -> str:
         return error.strerror or "it cannot be read"
     if isinstance(error, KeyError):
         return f"{error.args[0]} is missing" if error.args else "a part is missing"
-    if isinstance(error, UnicodeError):
-        return "it is not text in UTF-8"
-    kinds: dict[type[BaseException], str] = {
-        MemoryError: "it takes more memory than there is",
-        RecursionError: "it is nested too deeply",
-        EOFError: "it ends too early",
-        IndexError: "it ends too early",
-    }
-    known = next((words for kind, words in kinds.items() if isinstance(error, kind)), None)
-    if known is not None:
-        return known
+    kinds = (
+        (UnicodeError, "it is not text in UTF-8"),
+        (MemoryError, "it takes more memory than there is"),
+        (RecursionError, "it is nested too deeply"),
+        ((EOFError, IndexError), "it ends too early"),
+    )
+    for kind, words in kinds:
+        if isinstance(error, kind):
+            return words
     if type(error).__name__ == "JSONDecodeError":
         return "it is not JSON"
     return "its content is malformed" if not text or INTERNAL.search(text) else text

@@ -28,11 +28,17 @@ class FileLock:
     def __init__(self, path: Path, *, patience_s: float = 0.0) -> None:
         self.obstacle: str | None = None
         self.file: FileIO | None = open(path, "ab+", buffering=0)  # noqa: SIM115
+        deadline = time.monotonic() + patience_s
         try:
-            self._take(patience_s)
-        except BaseException:
-            self.release()
-            raise
+            while not try_lock(self.file.fileno()):
+                if time.monotonic() >= deadline:
+                    raise LockTaken
+                time.sleep(0.05)
+        except BaseException as error:
+            if not isinstance(error, OSError) or error.errno not in UNSUPPORTED:
+                self.release()
+                raise
+            self.obstacle = error.strerror or str(error)
         # A forked loader process would keep the lock when this one is killed. Closing its copy does not unlock.
         forgotten = weakref.WeakMethod(self.release)
         if hasattr(os, "register_at_fork"):
@@ -42,22 +48,6 @@ class FileLock:
         if self.file is not None:
             self.file.close()
             self.file = None
-
-    def _take(self, patience_s: float) -> None:
-        assert self.file is not None
-        deadline = time.monotonic() + patience_s
-        while True:
-            try:
-                if try_lock(self.file.fileno()):
-                    return
-            except OSError as error:
-                if error.errno not in UNSUPPORTED:
-                    raise
-                self.obstacle = error.strerror or str(error)
-                return
-            if time.monotonic() >= deadline:
-                raise LockTaken
-            time.sleep(0.05)
 
 
 def try_lock(handle: int, *, shared: bool = False) -> bool:

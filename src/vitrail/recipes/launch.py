@@ -212,9 +212,9 @@ def read_budget(out: Path) -> TimeBudget | None:
 
 def explain_budget(budget: TimeBudget, run: Run, asked: RunCommand) -> tuple[str, ...]:
     """What the budget changes, and why."""
-    default = asked.minutes is None
-    whence = " (the default on a CPU; --minutes N sets another, --minutes none lifts it)" if default else ""
-    head = f"time budget {budget.minutes:g} min{whence}"
+    head = f"time budget {budget.minutes:g} min"
+    if asked.minutes is None:
+        head += " (the default on a CPU; --minutes N sets another, --minutes none lifts it)"
     if not budget.settings:
         return (f"{head}: the full recipe fits, about {format_duration(budget.full_seconds)}",)
     cuts, changed = [f"{budget.steps:,} of {budget.full_steps:,} steps"], setting_names(budget.settings)

@@ -123,8 +123,7 @@ def plan_finetune(asked: RunCommand) -> RunPlan:
 
 
 def apply_command(run: Run, asked: RunCommand) -> Run:
-    if asked.seed is not None:
-        run = replace(run, seed=asked.seed)
+    run = run if asked.seed is None else replace(run, seed=asked.seed)
     return change.with_changes(run, asked.settings)
 
 

@@ -89,16 +89,12 @@ def dino_s16_imagenet() -> Run:
     from 0.04 to 0.4, ours stays at 0.1; they write weights of the teacher, and so do we."""
     crop = InceptionCrop(size=(224, 224), area=(0.4, 1.0), interpolation="bicubic")
     objective = DINO(outputs=65_536, local_size=96, teacher_start=0.04, teacher_temperature=0.07)
-    return replace(
-        mae_b16_imagenet(),
-        name="selfsup/dino-s16-imagenet",
-        model=model_config("ViT-S/16", classes=0, stochastic_depth=0.1),
-        augmentation=Augmentation(crop=crop, policy=Distort()),
-        objective=replace(objective, warmup=30 / 800, freeze_last=1 / 800),
-        optim=Optim(kind="adamw", lr=2e-3, weight_decay=0.1, clip=3.0),
-        schedule=Schedule(decay="cosine", warmup=12_500, end=1e-6),
-        batch=1024,
-    )
+    objective = replace(objective, warmup=30 / 800, freeze_last=1 / 800)
+    model = model_config("ViT-S/16", classes=0, stochastic_depth=0.1)
+    optim = Optim(kind="adamw", lr=2e-3, weight_decay=0.1, clip=3.0)
+    run = replace(mae_b16_imagenet(), name="selfsup/dino-s16-imagenet", model=model, objective=objective, optim=optim)
+    augmentation, schedule = Augmentation(crop=crop, policy=Distort()), replace(run.schedule, end=1e-6)
+    return replace(run, augmentation=augmentation, schedule=schedule, batch=1024)
 
 
 def masked_cifar10() -> Run:
@@ -142,17 +138,12 @@ def dino_cifar10() -> Run:
     """DINO on CIFAR-10 without its labels, 100 epochs: ViT-Mini/4 with a class token; two views of 32 px, four of 16.
 
     Adam at 5e-4 for 256 images. The features are those of the class token, whose attention shows what it looks at."""
-    return replace(
-        masked_cifar10(),
-        name="selfsup/dino-cifar10",
-        model=model_config("ViT-Mini/4", classes=0, position="sincos2d"),
-        augmentation=_small_views(),
-        objective=DINO(hidden=1024, bottleneck=128, local_views=4, local_scale=(0.1, 0.4)),
-        optim=Optim(kind="adamw", lr=5e-4, weight_decay=0.1, clip=3.0),
-        schedule=Schedule(decay="cosine", warmup=2000, end=1e-6),
-        batch=256,
-        epochs=100,
-    )
+    model = model_config("ViT-Mini/4", classes=0, position="sincos2d")
+    objective = DINO(hidden=1024, bottleneck=128, local_views=4, local_scale=(0.1, 0.4))
+    optim = Optim(kind="adamw", lr=5e-4, weight_decay=0.1, clip=3.0)
+    schedule = Schedule(decay="cosine", warmup=2000, end=1e-6)
+    run = replace(masked_cifar10(), name="selfsup/dino-cifar10", model=model, objective=objective, optim=optim)
+    return replace(run, augmentation=_small_views(), schedule=schedule, batch=256, epochs=100)
 
 
 def _small_views() -> Augmentation:

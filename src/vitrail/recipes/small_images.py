@@ -91,16 +91,11 @@ def fashion_mnist() -> Run:
     On one H200: 94.96 ± 0.04 over three seeds (95.00, 94.97, 94.91), 9.1 minutes each with all three on one card;
     on the way 91.4 after 38 epochs, 93.2 after 64, 94.5 after 115, 94.7 after 140 (more in docs/results.md). 0.017
     exaFLOPs and 0.15 device-hours a seed. Public plain ViTs stand at 92.3 to 94."""
-    return replace(
-        cifar10(),
-        name="fashion-mnist",
-        model=_network("ViT-Mini/4", classes=10, image_size=28),
-        augmentation=replace(cifar(28, padding=2), erase=RandomErasing(probability=0.25)),
-        data=Data(source="fashion-mnist", watch="any"),
-        mix=Mix(mixup=0.2, cutmix=1.0, probability=0.5),
-        schedule=Schedule(decay="cosine", warmup=4700),
-        epochs=255,
-    )
+    model, mix = _network("ViT-Mini/4", classes=10, image_size=28), Mix(mixup=0.2, cutmix=1.0, probability=0.5)
+    augmentation = replace(cifar(28, padding=2), erase=RandomErasing(probability=0.25))
+    data, schedule = Data(source="fashion-mnist", watch="any"), Schedule(decay="cosine", warmup=4700)
+    run = replace(cifar10(), name="fashion-mnist", model=model, augmentation=augmentation, epochs=255)
+    return replace(run, data=data, mix=mix, schedule=schedule)
 
 
 def mnist() -> Run:

@@ -27,9 +27,7 @@ STUDIES: Final = {
     "data-size": StudyEntry("data_size", "How much data a ViT needs", "4.3, Figures 3 and 4"),
     "scaling": StudyEntry("scaling", "Accuracy against compute", "4.4, Figure 5, Table 6"),
     "positions": StudyEntry("positions", "Position embeddings", "D.4, Table 8"),
-    "head": StudyEntry(
-        "class_token_vs_pooling", "The class token and mean pooling, each at its own learning rate", "D.3"
-    ),
+    "head": StudyEntry("class_token_vs_pooling", "Class token and mean pooling, each at its own learning rate", "D.3"),
     "shape": StudyEntry("depth_width_patch", "Depth, width, MLP width and patch size from one base", "D.2, Figure 8"),
     "optimizer": StudyEntry("adam_vs_sgd", "ResNets trained with Adam and with SGD", "D.1, Table 7"),
     "axial": StudyEntry("axial", "Axial attention in ViTs and ResNets, against compute and speed", "D.6, Figure 13"),

@@ -105,7 +105,15 @@ def draw_panel(axes: "Axes", panel: Panel, colours: Mapping[str, str], theme: Th
     style_axes(axes, panel.along, panel.up)
     axes.set_title(make_legible(panel.title, 60), loc="left", pad=8)
     for line in panel.lines:
-        draw_line(axes, line, colours[line.family or line.name], panel.scale, theme)
+        points = sorted(((x, y) for x, y in line.points if y is not None), key=lambda point: point[0])
+        bars, colour = [panel.scale * (y.deviation or 0.0) for _, y in points], colours[line.family or line.name]
+        if points:
+            axes.errorbar(
+                [x for x, _ in points], [panel.scale * y.mean for _, y in points], yerr=bars if any(bars) else None,
+                color=colour, linestyle=line.stroke if line.stroke != "none" else "", linewidth=1.6, elinewidth=1.1,
+                marker="o" if line.dots else "", markersize=5, markerfacecolor=theme.paper if line.hollow else colour,
+                capsize=2.5, label=make_legible(line.name, 40) if line.name else "_",
+            )  # fmt: skip
     axes.margins(x=0.08, y=0.12)
     if panel.log:
         axes.set_xscale("log")
@@ -125,19 +133,6 @@ def label_log_axis(axis: Any) -> None:
     axis.set_minor_locator(NullLocator())
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high / low < 200 else (1.0,)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1000 else f"{value:g}"))
-
-
-def draw_line(axes: "Axes", line: SeedLine, colour: str, scale: float, theme: Theme) -> None:
-    points = sorted(((x, y) for x, y in line.points if y is not None), key=lambda point: point[0])
-    if not points:
-        return
-    bars = [scale * (y.deviation or 0.0) for _, y in points]
-    axes.errorbar(
-        [x for x, _ in points], [scale * y.mean for _, y in points], yerr=bars if any(bars) else None, color=colour,
-        linestyle=line.stroke if line.stroke != "none" else "", linewidth=1.6, elinewidth=1.1, capsize=2.5,
-        marker="o" if line.dots else "", markersize=5, markerfacecolor=theme.paper if line.hollow else colour,
-        label=make_legible(line.name, 40) if line.name else "_",
-    )  # fmt: skip
 
 
 def draw_dots(axes: "Axes", group: DotColumn, colours: Mapping[str, str], theme: Theme, *, labelled: bool) -> None:

@@ -85,11 +85,8 @@ def analyse(outcomes: Sequence[CellOutcome]) -> Findings:
         }
         for network, on in places
     }
-    gaps = {
-        place: gap
-        for place, pair in pairs.items()
-        if (gap := stats.compare(spread_of(pair["adam"]), spread_of(pair["sgd"]))) is not None
-    }
+    spreads = {place: (spread_of(pair["adam"]), spread_of(pair["sgd"])) for place, pair in pairs.items()}
+    gaps = {place: gap for place, both in spreads.items() if (gap := stats.compare(*both)) is not None}
     parts = [f"{network} on {on} {gap} ({gap.reading})" for (network, on), gap in gaps.items()]
     dots = [
         SeedDot(name=f"{network}, {on}, {name}", value=spread_of(pair[kind]), family=name)

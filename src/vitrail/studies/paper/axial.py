@@ -75,12 +75,8 @@ def cells(scale: Scale, source: str) -> Iterator[Cell]:
 
 def measure_speed(group: SeedGroup) -> Spread | None:
     """Training images per second and device."""
-    speeds = [
-        one.values["images"] / (3600 * one.values["device_hours"])
-        for one in group.outcomes
-        if "images" in one.values and one.values.get("device_hours", 0.0) > 0
-    ]
-    return Spread(tuple(speeds)) if speeds else None
+    known = [one.values for one in group.outcomes if "images" in one.values and one.values.get("device_hours", 0.0) > 0]
+    return Spread(tuple(one["images"] / (3600 * one["device_hours"]) for one in known)) if known else None
 
 
 def compare_pairs(groups: Sequence[SeedGroup], value: str) -> Iterator[tuple[str, Gap, str]]:

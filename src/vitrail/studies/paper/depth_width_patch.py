@@ -8,7 +8,7 @@ of one image, relative to the base.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from vitrail.core.text import pair
 from vitrail.models.vit_config import ViTConfig, vit_config
@@ -97,18 +97,11 @@ def cells(scale: Scale, source: str) -> Iterator[Cell]:
         yield from seed_cells(name, at, replace(run, name=f"shape {line} {shape}", model=network), grid.seeds)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Gain:
+class Gain(NamedTuple):
     """What a line has gained over the base at its last point, and per doubling of compute."""
 
-    compute: float
     gap: Gap
-
-    @property
-    def per_doubling(self) -> Gap:
-        doublings = math.log2(self.compute)
-        margin = None if self.gap.margin is None else self.gap.margin / doublings
-        return Gap(difference=self.gap.difference / doublings, margin=margin)
+    per_doubling: Gap
 
 
 def measure_gains(groups: Sequence[SeedGroup], value: str) -> dict[str, Gain]:
@@ -123,7 +116,8 @@ def measure_gains(groups: Sequence[SeedGroup], value: str) -> dict[str, Gain]:
         ]
         if points:
             compute, gap = max(points, key=lambda point: point[0])
-            out[line] = Gain(compute=compute, gap=gap)
+            margin = None if gap.margin is None else gap.margin / math.log2(compute)
+            out[line] = Gain(gap, Gap(difference=gap.difference / math.log2(compute), margin=margin))
     return out
 
 

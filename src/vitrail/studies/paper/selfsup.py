@@ -32,11 +32,7 @@ SCRATCH, LONGER, SUPERVISED = "scratch", "scratch-longer", "supervised"
 UNTRAINED: Final = (SCRATCH, LONGER)  # methods without pre-training
 REPEATED: Final = (*UNTRAINED, "masked-colour", "mae")
 LONGER_BY: Final = 3
-MASKED: Final[Mapping[str, Target]] = {
-    "masked-colour": "mean-colour",
-    "masked-small": "small-patch",
-    "masked-pixels": "pixels",
-}
+MASKED: dict[str, Target] = {"masked-colour": "mean-colour", "masked-small": "small-patch", "masked-pixels": "pixels"}
 NAMES: Final[Mapping[str, str]] = {
     SCRATCH: "from scratch",
     LONGER: "from scratch, 3x as long",
@@ -49,13 +45,7 @@ NAMES: Final[Mapping[str, str]] = {
     SUPERVISED: "supervised, all labels",
 }
 UNLABELLED: Final = tuple(name for name in NAMES if name not in (*UNTRAINED, SUPERVISED))
-LINE_STYLES: Final[Mapping[str, tuple[str, Stroke]]] = {  # family and stroke
-    SCRATCH: ("from scratch", "dashed"),
-    LONGER: ("from scratch", "dotted"),
-    "masked-colour": ("masked", "solid"),
-    "masked-small": ("masked", "dashed"),
-    "masked-pixels": ("masked", "dotted"),
-}
+STROKES: dict[str, Stroke] = {SCRATCH: "dashed", LONGER: "dotted", "masked-small": "dashed", "masked-pixels": "dotted"}
 # ImageNet after fine-tuning with all labels: Table 5 from scratch and from JFT-300M, and 4.6.
 PAPER: Final[Mapping[str, str]] = {SCRATCH: "77.91", "masked-colour": "79.9", SUPERVISED: "84.15"}
 
@@ -233,7 +223,7 @@ def build_table(scores: MethodScores) -> ResultTable:
 
 
 def build_line(scores: MethodScores, method: str, value: Callable[[str, float], Spread | None]) -> SeedLine:
-    family, stroke = LINE_STYLES.get(method, (NAMES[method], "solid"))
+    family = "masked" if method in MASKED else NAMES[SCRATCH if method in UNTRAINED else method]
     points = [(100 * budget, value(method, budget)) for budget in scores.budgets]
-    hollow = method in ("masked-small", "masked-pixels")
+    stroke, hollow = STROKES.get(method, "solid"), method in ("masked-small", "masked-pixels")
     return SeedLine(name=NAMES[method], family=family, points=points, stroke=stroke, hollow=hollow)

@@ -67,9 +67,6 @@ class VtabStudy:
     settings: tuple[str, ...] = ()
     go_on: str = ""  # the command that resumes the study
 
-    def folder(self, task: str) -> Path:
-        return self.out / task
-
     @property
     def facts(self) -> dict[str, Any]:
         """What must not change between two starts, as read back from study.json."""
@@ -192,7 +189,7 @@ def read_score(folder: Path, task: VtabTask) -> VtabScore | None:
 
 def read_progress(study: VtabStudy) -> VtabOutcome:
     """All tasks that are done in the folder, whichever are requested this time."""
-    scores = {name: read_score(study.folder(name), task) for name, task in VTAB_TASKS.items()}
+    scores = {name: read_score(study.out / name, task) for name, task in VTAB_TASKS.items()}
     found = {name: score for name, score in scores.items() if score is not None}
     states: dict[str, State] = {**dict.fromkeys(study.tasks, "waiting"), **dict.fromkeys(found, "done")}
     return VtabOutcome(states=states, scores=found)
@@ -212,7 +209,7 @@ def run_vtab_tasks(
         raise ConfigError(f"--jobs starts processes from one process, and torchrun has started {world.size}")
     tasks = [VTAB_TASKS[name] for name in study.tasks]
     for task in tasks:  # a recipe that cannot work is refused before anything is written, by the first images here
-        if not is_done(study.folder(task.name)) and not isinstance(splits := open_task(study, task), str):
+        if not is_done(study.out / task.name) and not isinstance(splits := open_task(study, task), str):
             resolve(build_task_run(study, task), splits, world)
             break
     plan = GridPlan(
@@ -308,11 +305,8 @@ def average_groups(scores: Mapping[str, VtabScore]) -> list[GroupMean]:
 def build_rows(outcome: VtabOutcome) -> list[list[str]]:
     """One row per task in the paper's order, then one per group and one for all."""
     rows: list[list[str]] = []
-    for name, task in VTAB_TASKS.items():
-        if name not in outcome.states:
-            continue
-        paper = [f"{table[name]:.1f}" for table in TABLE_9.values()]
-        score = outcome.scores.get(name)
+    for name, task in ((name, task) for name, task in VTAB_TASKS.items() if name in outcome.states):
+        score, paper = outcome.scores.get(name), [f"{table[name]:.1f}" for table in TABLE_9.values()]
         count = "" if score is None else f"{score.count:,}"
         value = [outcome.states[name], ""] if score is None else format_score(score.accuracy, score.interval)
         rows.append([task.title, task.group, count, *value, *paper])
@@ -373,7 +367,7 @@ def build_page(study: VtabStudy, outcome: VtabOutcome, name: str) -> str:
         note = " · ".join(f"{network} {mean.paper(network):.1f}" for network in TABLE_9)
         tiles.append(Tile(value=f"{100 * mean.value:.1f}", label=mean.title, note=note))
     rows = build_rows(outcome)
-    reports = [study.folder(task) / REPORT for task in VTAB_TASKS if task in outcome.states]
+    reports = [study.out / task / REPORT for task in VTAB_TASKS if task in outcome.states]
     links = [quote(path.relative_to(study.out).as_posix()) if path.exists() else "" for path in reports]
     links += [""] * (len(rows) - len(links))  # the means
     skipped = [
