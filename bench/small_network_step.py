@@ -59,7 +59,7 @@ def serve(run: Run, device: str, steps: int, pipe: Connection) -> None:
         train = pictures(run)
         run = resolve(run, train, world)
         with open_folder(Path(folder) / "run", run, train, world, command={}, force=False, log=str) as out:
-            training = Training(run, train, world, out, NullObserver())
+            training = Training(run, train, world, out, NullObserver(), micro=0)
             stream = training.parts.batches.iterate(0, run.steps)
             count = WARM
             while count:

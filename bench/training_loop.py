@@ -103,7 +103,7 @@ def measure(args: argparse.Namespace, folder: Path) -> Result:
     with join_world(args.device) as world:
         run = resolve(run, splits, world)
         with open_folder(folder / "run", run, splits, world, command={}, force=False, log=print) as out:
-            training = Training(run, splits, world, out, NullObserver())
+            training = Training(run, splits, world, out, NullObserver(), micro=0)
             parts = training.parts
             stream = parts.batches.iterate(0, run.steps)
             fixed = parts.objective.inputs(next(stream), seed=0, step=0)
@@ -129,7 +129,7 @@ def measure(args: argparse.Namespace, folder: Path) -> Result:
                 for warm in (bare, loop):
                     timed(warm, world.device)
                 pairs = [(timed(bare, world.device), timed(loop, world.device)) for _ in range(args.rounds)]
-            training.close()
+            training.store.close()
             stream.close()
         name = torch.cuda.get_device_name() if world.device.type == "cuda" else platform.machine()
     return Result(

@@ -236,7 +236,7 @@ def test_twenty_steps_are_bit_identical(tmp_path: Path, one_thread: None) -> Non
     start = build_fresh_network(run.model, SEED)
     generator = torch.Generator().manual_seed(3)
     with open_folder(tmp_path / "run", run, shown, world, command={}, force=False, log=lambda text: None) as folder:
-        training = Training(run, shown, world, folder, NullObserver())
+        training = Training(run, shown, world, folder, NullObserver(), micro=0)
         network = training.parts.objective.network
         for name, parameter in network.named_parameters():
             assert torch.equal(parameter, start.state_dict()[name])
@@ -250,7 +250,7 @@ def test_twenty_steps_are_bit_identical(tmp_path: Path, one_thread: None) -> Non
         losses: list[float] = []
         training.observer.progress = lambda row: losses.append(row["loss"]) if row["kind"] == "train" else None  # type: ignore[method-assign]
         training.run()
-        training.close()
+        training.store.close()
     tensors = torch.from_numpy(pixels).permute(0, 3, 1, 2)
     order = [int(number) for number in ORDER.split()]
     for step in range(STEPS):

@@ -47,10 +47,10 @@ def gradients(step: int, device: str = "cpu") -> list[Tensor]:
 
 def grouped(params: Sequence[nn.Parameter], weight_decay: float, rate: float = 0.5) -> list[ParameterGroup]:
     """The first two decay; the last two have another rate."""
-    names = tuple(f"p{at}" for at in range(len(params)))
+    named = [(f"p{at}", parameter) for at, parameter in enumerate(params)]
     return [
-        ParameterGroup(names=names[:2], params=tuple(params[:2]), weight_decay=weight_decay, rate=1.0),
-        ParameterGroup(names=names[2:], params=tuple(params[2:]), weight_decay=0.0, rate=rate),
+        ParameterGroup(params=dict(named[:2]), weight_decay=weight_decay, rate=1.0),
+        ParameterGroup(params=dict(named[2:]), weight_decay=0.0, rate=rate),
     ]
 
 

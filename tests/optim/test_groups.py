@@ -21,12 +21,12 @@ DISTINCT = {config: name for name, config in reversed(KINDS.items())}
 def decayed(module: nn.Module) -> set[str]:
     made = group_parameters(module, Optim(weight_decay=0.1))
     assert {group.weight_decay for group in made} <= {0.0, 0.1}
-    return {name for group in made if group.weight_decay for name in group.names}
+    return {name for group in made if group.weight_decay for name in group.params}
 
 
 def rates(module: nn.Module, decay: float) -> dict[str, float]:
     made = group_parameters(module, Optim(layer_decay=decay, weight_decay=0.1))
-    return {name: group.rate for group in made for name in group.names}
+    return {name: group.rate for group in made for name in group.params}
 
 
 def trainable(module: nn.Module) -> set[str]:
@@ -61,7 +61,7 @@ def test_kernels_decay_and_nothing_else(config):
     network = build(config)
     names = {name for name, _ in network.named_parameters()}
     assert decayed(network) == {name for name in names if name.endswith(".weight") and "norm" not in name}
-    assert {name for group in group_parameters(network, Optim(weight_decay=0.1)) for name in group.names} == names
+    assert {name for group in group_parameters(network, Optim(weight_decay=0.1)) for name in group.params} == names
 
 
 def test_by_name():
@@ -104,17 +104,16 @@ def test_a_hybrids_backbone_is_layer_0_and_without_layer_decay_two_groups_do():
     assert [group.weight_decay for group in group_parameters(network, Optim())] == [0.0]
 
 
-def test_what_an_objective_adds_comes_last_and_names_carry_the_prefix():
+def test_what_an_objective_adds_comes_last():
     objective = Around(build(VIT))
     found = rates(objective, 0.5)
     assert found["decoder.weight"] == found["norm.weight"] == found["mask_token"] == found["network.norm.bias"] == 1.0
     assert found["network.blocks.1.mlp.expand.bias"] == 0.5
     assert found["network.class_token"] == 0.5**3
     assert decayed(objective) == {"decoder.weight", *(f"network.{name}" for name in decayed(objective.network))}
-    for group in group_parameters(objective, Optim(), "objective."):
-        for name, parameter in zip(group.names, group.params, strict=True):
-            assert objective.get_parameter(name.removeprefix("objective.")) is parameter
-            assert name.startswith("objective.")
+    for group in group_parameters(objective, Optim()):
+        for name, parameter in group.params.items():
+            assert objective.get_parameter(name) is parameter
 
 
 def test_any_module_with_blocks():
@@ -142,7 +141,7 @@ def test_freezing(what, prefixes):
     freeze(network, Optim(freeze=what))
     wanted = {name for name, _ in network.named_parameters() if name.startswith(tuple(prefixes))}
     assert trainable(network) == wanted
-    assert {name for group in group_parameters(network, Optim()) for name in group.names} == wanted
+    assert {name for group in group_parameters(network, Optim()) for name in group.params} == wanted
     objective = Around(build(VIT))
     freeze(objective, Optim(freeze=what))
     around = {"decoder.weight", "decoder.bias", "norm.weight", "norm.bias", "mask_token"}

@@ -165,10 +165,10 @@ def test_an_explosion_and_an_unknown_error_are_told_in_words(tmp_path: Path, mon
     odd = Cell(name="odd", at={}, run=quick(seed=5))
     real = results.keep_outcome
 
-    def keep(cell: Cell, folder: Path, job: CellJob, *, checkpoints: bool) -> Mapping[str, float]:
+    def keep(cell: Cell, folder: Path, job: CellJob) -> Mapping[str, float]:
         if cell.name == "odd":
             raise RuntimeError("a thing nobody\nthought of")
-        return real(cell, folder, job, checkpoints=checkpoints)
+        return real(cell, folder, job)
 
     monkeypatch.setattr(worker, "keep_outcome", keep)
     report, _ = play(replace(plan_of(out), cells=(wild, odd)))
@@ -183,7 +183,7 @@ def test_a_record_that_cannot_be_written_ends_nothing(copy: Path, monkeypatch: p
     def full(record: Path, content: Mapping[str, Any]) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(board_module, "write_record", full)
+    monkeypatch.setattr(board_module, "write_json", full)
     report, recorder = play(plan_of(copy))
     assert set(report.states.values()) == {"done"}
     assert sum("No space left" in line for line in recorder.lines) == 1
@@ -194,7 +194,7 @@ def test_long_cells_come_first_and_none_before_what_it_starts_from(tmp_path: Pat
     board, order = board_of(plan), list[str]()
     while (cell := board.next()) is not None:
         order.append(cell.name)
-        board.begun(cell)
+        board.begin(cell)
         if cell.name == "first-0":
             board.states["first-0"] = "done"
     assert order == ["second-0", "first-0", "third-0"]
@@ -211,7 +211,7 @@ def test_a_seed_of_the_whole_grid_comes_before_the_next_seed(tmp_path: Path) -> 
     board, order = board_of(plan), list[str]()
     while (cell := board.next()) is not None:
         order.append(cell.name)
-        board.begun(cell)
+        board.begin(cell)
     assert order == ["first-00", "second-00", "third-00", "first-01", "second-01", "third-01"]
 
 
@@ -271,9 +271,9 @@ def test_a_study_that_is_killed_repeats_no_finished_cell(tmp_path: Path) -> None
 
 
 def test_where_the_processes_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "cores", lambda: 2)
+    monkeypatch.setattr(engine, "available_cores", lambda: 2)
     assert [place.on_machine for place in device_slots("cpu")] == [1]
-    monkeypatch.setattr(engine, "cores", lambda: 8)
+    monkeypatch.setattr(engine, "available_cores", lambda: 8)
     assert [place.on_machine for place in device_slots("cpu")] == [4, 4, 4, 4]
     assert len(device_slots("cpu", 3)) == 3
     with pytest.raises(ConfigError, match="--jobs -1"):

@@ -12,7 +12,7 @@ from vitrail.studies.definition import Findings, ResultTable, Scale, Study
 from vitrail.studies.run_study import StudyPlan, run_study
 from vitrail.train.config import Data, Keep, Run, RunRequest, to_stage
 from vitrail.train.grid.engine import GridState, device_slots
-from vitrail.train.grid.plan import Cell, CellOutcome, GridReport, present_nothing
+from vitrail.train.grid.plan import Cell, CellOutcome, GridReport
 from vitrail.train.observer import NullObserver, Observer
 
 STEPS = 4
@@ -75,7 +75,7 @@ def plan_of(out: Path, changed: Sequence[Cell] = (), *, force: bool = False) -> 
 
 
 def board_of(plan: StudyPlan, recorder: Recorder | None = None) -> GridState:
-    return GridState(plan.as_grid(), World(device=torch.device("cpu")), recorder or Recorder(), present_nothing)
+    return GridState(plan.as_grid(), World(device=torch.device("cpu")), recorder or Recorder(), lambda report: None)
 
 
 def play(plan: StudyPlan, jobs: int = 1, recorder: Recorder | None = None) -> tuple[GridReport, Recorder]:

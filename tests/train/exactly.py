@@ -63,16 +63,10 @@ def learnt(world: World, run: Run, dtype: torch.dtype, nudge: float = 0.0) -> di
         for parameter in objective.parameters() if nudge else ():
             parameter += nudge * (2 * torch.randint(2, parameter.shape, generator=draw) - 1)
     optimiser: Any = PlainSGD(objective, run.optim.momentum)
-    step = TrainingStep(objective, made, optimiser, None, world=world, seed=run.seed, clip=0.0)
-    feed = TrainBatches(
-        splits.train,
-        objective.views(run.augmentation),
-        replace(run.data, resident="off"),
-        batch=run.batch,
-        seed=run.seed,
-        world=world,
-        ledger=UnreadableLog(),
-    )
+    run = replace(run, optim=replace(run.optim, clip=0.0))
+    step = TrainingStep(objective, made, optimiser, None, world, run)
+    run = replace(run, data=replace(run.data, resident="off"))
+    feed = TrainBatches(run, splits.train, objective.views(run.augmentation), world, UnreadableLog())
     for batch in feed.iterate(0, run.steps):
         step(batch, step=batch.step, rate=run.optim.lr, micro=run.micro)
     return {

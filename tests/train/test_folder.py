@@ -24,10 +24,9 @@ from vitrail.core.errors import ConfigError
 from vitrail.data.datasets.file_formats import masked_crc, read_records
 from vitrail.evaluation.result import describe_working_tree
 from vitrail.train.run_folder import files as lock
-from vitrail.train.run_folder import run
 from vitrail.train.run_folder.describe_run import describe_run
 from vitrail.train.run_folder.files import is_done, read_command, read_rows
-from vitrail.train.run_folder.run import RunFolder
+from vitrail.train.run_folder.run import NullRunFolder, RunFolder
 
 CONFIG: dict[str, Any] = {"name": "tiny", "optim": {"lr": 0.001, "betas": (0.9, 0.999)}, "data": {"workers": 2}}
 COMMAND = {"verb": "pretrain", "go_on": "vitrail pretrain --resume runs/tiny"}
@@ -70,13 +69,13 @@ class TestOpening:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
         with monkeypatch.context() as patch:
-            patch.setattr(run, "replace_on_success", refuse)
+            patch.setattr(lock, "replace_on_success", refuse)
             with pytest.raises(ConfigError, match=r"cannot be written \(Permission denied\); .* another --out"):
                 opened(tmp_path)
         opened(tmp_path).close()  # the lock was given back
 
     def test_the_other_processes_write_nothing(self, tmp_path: Path) -> None:
-        with opened(tmp_path / "run", rank=1) as folder:
+        with NullRunFolder(tmp_path / "run") as folder:
             folder.note("hello")
             folder.record({"step": 1})
             folder.set_status("running", step=1)
@@ -126,7 +125,7 @@ class TestConfig:
             folder.write_tables()
         assert load(tmp_path / "config.json") == other
 
-    @pytest.mark.parametrize("free", [{"data.workers"}, {"data"}, {"data.*"}])
+    @pytest.mark.parametrize("free", [{"data.workers"}, {"data"}])
     def test_a_field_that_may_change(self, free: set[str], tmp_path: Path) -> None:
         opened(tmp_path).close()
         other = {**CONFIG, "data": {"workers": 5}}

@@ -332,8 +332,8 @@ def test_out_of_memory_halves_odd_micro_batches_too(tmp_path: Path, monkeypatch:
     ("run", "from_step", "said"),
     [
         (tiny_run(steps=12, micro=16), 10, "at step 10 with 16 images at once; resume with .* --set micro=8"),
-        (tiny_run(steps=12, micro=1), 0, "at step 0 with 1 image at once; not even one fits"),
-        (selfsup_run("moco"), 0, "at step 0 with 16 images at once; its images are compared with each other"),
+        (tiny_run(steps=12, micro=1), 0, "at step 0 with 1 image at once; use --set recompute"),
+        (selfsup_run("moco"), 0, "at step 0 with 16 images at once; they cannot be split"),
     ],
     ids=["late", "one", "compared"],
 )
@@ -484,7 +484,7 @@ def test_an_objective_that_compares_samples_refuses_accumulation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Classification, "needs_whole_batch", True)
-    with pytest.raises(ConfigError, match="compares the samples"):
+    with pytest.raises(ConfigError, match="which this objective compares"):
         go(tiny_run(steps=8), tmp_path / "run")
     assert go(tiny_run(steps=8, micro=16), tmp_path / "whole").state == "done"
 

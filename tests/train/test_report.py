@@ -23,7 +23,6 @@ from vitrail.report.confusion_matrix import ConfusionSection
 from vitrail.report.sections import Galleries, Status, Tiles
 from vitrail.tasks.classification.task import CLASSIFICATION
 from vitrail.tasks.registry import TASKS
-from vitrail.train.observer import describe_ending
 from vitrail.train.report.page import (
     RunFacts,
     cost_rows,
@@ -37,6 +36,7 @@ from vitrail.train.report.page import (
 from vitrail.train.run_folder.metric_rows import read_metrics
 
 FACTS = RunFacts(title="A run")
+TUNED = replace(FACTS, config={"weights": "vit-b16"})
 SCORE = ClassificationScore(
     count=15,
     correct=15,
@@ -173,11 +173,11 @@ def test_the_numbers_are_those_of_the_rows() -> None:
 
 def test_a_fine_tuning_on_a_cpu_has_no_units_of_the_paper() -> None:
     rows = [{name: value for name, value in row.items() if name != "memory_gb"} for row in whole_run()]
-    shown = {tile.label: tile.note for tile in make_tiles(rows, tuned=True)}
+    shown = {tile.label: tile.note for tile in make_tiles(rows, TUNED)}
     assert shown["images per second"] == ""
     assert shown["device time"] == ""
     assert not any("FLOPs" in label for label in shown)
-    named = dict(cost_rows([row for row in rows if row["kind"] == "train"], tuned=True))
+    named = dict(cost_rows([row for row in rows if row["kind"] == "train"], TUNED))
     assert not {"core-days", "exaFLOPs of training", "model FLOP/s utilisation, median"} & set(named)
     assert "images seen" in named
 
@@ -213,7 +213,7 @@ def test_every_field_may_be_missing_or_null() -> None:
             [train_row(10), train_row(20, **{name: math.nan}), train_row(30, **{name: math.inf})],
         ):
             make_sections(rows, 0, full_facts())
-            assert cost_rows(rows)
+            assert cost_rows(rows, FACTS)
 
 
 def test_a_diverged_run_says_so_and_still_draws(tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_a_running_run_shows_how_far_it_is() -> None:
 def test_an_interrupted_run_names_one_step() -> None:
     """The metrics may be some steps behind the step that was saved."""
     rows = [train_row(step) for step in range(10, 260, 10)]
-    message = describe_ending("interrupted", 257, 1000, 0)
+    message = "stopped by a signal after step 257 of 1,000, saved"
     status = make_sections(rows, 0, full_facts(status="interrupted", message=message, step=257))[0]
     assert isinstance(status, Status)
     assert set(re.findall(r"step (\d+)", status.text)) == {"257"}
@@ -348,7 +348,7 @@ def test_a_task_shows_its_own_numbers_and_sections(tmp_path: Path, monkeypatch: 
     facts = replace(
         FACTS, criteria=task.criteria, panels=task.report_sections(0.03125, None, ("temperature",), "dev, last weights")
     )
-    tiles = {tile.label: (tile.value, tile.note) for tile in make_tiles(rows, criteria=task.criteria)}
+    tiles = {tile.label: (tile.value, tile.note) for tile in make_tiles(rows, facts)}
     assert tiles["best dev error"] == ("0.031", "2,000 images, within 1 °C 75.00%, step 20")
     assert tiles["training loss"][1].startswith("error ")
     charts = charts_of(rows, facts)

@@ -14,7 +14,7 @@ from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import ZOO, model_config, network_name
 from vitrail.train.data import open_splits
 from vitrail.train.dry_run import dry_run
-from vitrail.train.resolve import balance_micro_batch, fit_micro_batch, resolve, summarise_run
+from vitrail.train.resolve import balance_micro_batch, resolve, summarise_run
 
 ALONE = World(device=torch.device("cpu"))
 
@@ -34,7 +34,6 @@ ALONE = World(device=torch.device("cpu"))
 )
 def test_a_batch_is_taken_in_parts_that_are_as_even_as_can_be(local: int, most: int, taken: int) -> None:
     assert balance_micro_batch(local, most) == taken
-    assert fit_micro_batch(local, each=100, room=int(100 * most / 0.85) + 1, most=most) == taken
 
 
 @pytest.mark.parametrize("micro", range(1, 17))

@@ -317,7 +317,7 @@ def test_cost_and_memory_are_those_of_the_objective(kind: str) -> None:
     trained = sum(parameter.numel() for parameter in parts.objective.parameters() if parameter.requires_grad)
     assert state == 16 * trained + 4 * (held - trained)  # value, gradient and two moments; of a teacher the value
     assert each >= estimate_memory(replace(run, objective=Classification()), ALONE)[1]
-    assert len(parts.batches.augmentations) == {"moco": 2, "dino": 3}.get(kind, 1)
+    assert len(parts.batches.views) == {"moco": 2, "dino": 3}.get(kind, 1)
     assert not run.objective.labelled
 
 

@@ -20,11 +20,9 @@ LAST = ("norm", "head")  # names of the modules after the blocks
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParameterGroup:
-    """Parameters that share weight decay and rate. `rate` multiplies the learning rate; names are those of
-    `named_parameters()`, with a prefix."""
+    """Parameters, by name, that share weight decay and rate. `rate` multiplies the learning rate."""
 
-    names: tuple[str, ...]
-    params: tuple[nn.Parameter, ...]
+    params: dict[str, nn.Parameter]
     weight_decay: float
     rate: float
 
@@ -38,26 +36,19 @@ def freeze(module: nn.Module, optim: Optim) -> None:
         raise ConfigError(f"optim.freeze={optim.freeze!r} leaves nothing to train: the network has no head")
 
 
-def group_parameters(module: nn.Module, optim: Optim, prefix: str = "") -> list[ParameterGroup]:
+def group_parameters(module: nn.Module, optim: Optim) -> list[ParameterGroup]:
     """The trainable parameters of a network, or of an objective around its `network`, by decay and rate. Only kernels
     decay: not biases, norms, tokens, position tables or relative offsets."""
-    layers, kernels = _layers(module), _kernels(module)
+    layers = _layers(module)
+    kernels = {part.weight for part in module.modules() if isinstance(part, KERNELS)}
     last = len(list_blocks(unwrap_network(module))) + 1
-    found: dict[tuple[float, float], list[tuple[str, nn.Parameter]]] = {}
+    found: dict[tuple[float, float], dict[str, nn.Parameter]] = {}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
             decay = optim.weight_decay if parameter in kernels else 0.0
             rate = optim.layer_decay ** (last - layers.get(parameter, last))
-            found.setdefault((decay, rate), []).append((prefix + name, parameter))
-    return [
-        ParameterGroup(
-            names=tuple(name for name, _ in members),
-            params=tuple(parameter for _, parameter in members),
-            weight_decay=decay,
-            rate=rate,
-        )
-        for (decay, rate), members in found.items()
-    ]
+            found.setdefault((decay, rate), {})[name] = parameter
+    return [ParameterGroup(params=params, weight_decay=decay, rate=rate) for (decay, rate), params in found.items()]
 
 
 def unwrap_network(module: nn.Module) -> nn.Module:
@@ -93,10 +84,8 @@ def _frozen(network: nn.Module, what: str) -> set[nn.Parameter]:
     count = re.fullmatch(r"blocks:([0-9]+)", what)
     upto = 0 if what == "embedding" else int(count[1]) if count else -1
     if upto < 0 or upto > depth:
-        raise ConfigError(
-            f"optim.freeze={what!r} must be empty, 'embedding', 'blocks:N' with N from 0 to {depth}, "
-            "or 'all' for everything but the head"
-        )
+        known = f"'embedding', 'blocks:N' with N from 0 to {depth}, or 'all' for everything but the head"
+        raise ConfigError(f"optim.freeze={what!r} must be empty, {known}")
     return {parameter for parameter, layer in _layers(network).items() if layer <= upto}
 
 
@@ -105,8 +94,3 @@ def _parts(network: nn.Module, *names: str) -> Iterator[nn.Module]:
         part = getattr(network, name, None)
         if isinstance(part, nn.Module):
             yield part
-
-
-def _kernels(module: nn.Module) -> set[nn.Parameter]:
-    weights = (part.weight for part in module.modules() if isinstance(part, KERNELS))
-    return {weight for weight in weights if isinstance(weight, nn.Parameter)}

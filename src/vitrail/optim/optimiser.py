@@ -12,9 +12,10 @@ a sharded tensor, and writing to it changes the sharded tensor.
 Polyak averaging of the weights (Section 4.1, with a factor of 0.9999).
 """
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -63,100 +64,48 @@ def chunk(tensors: Sequence[Tensor], limit: int = 1 << 26) -> Iterator[slice]:
             start, size = at, 0
 
 
-def copy_(into: Tensors, tensors: Tensors) -> None:
-    if into:
-        aten._foreach_copy_(into, tensors)
-
-
-def scale_(tensors: Tensors, factor: Tensor) -> None:
-    aten._foreach_mul_.Tensor(tensors, factor)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UpdateInputs:
-    """The tensors of one update, as this process holds them. `moments` are Adam's two or SGD's one; `counts` has the
-    number of earlier updates of each parameter; if `skip`, 0-dim and float32, is 1 instead of 0, nothing may change."""
-
-    params: Tensors
-    grads: Tensors
-    moments: tuple[Tensors, ...]
-    counts: Tensors
-    lr: float | Tensor  # a tensor is 0-dim and on the device
-    weight_decay: float
-    divisor: Tensor
-    skip: Tensor
-
-    def take(self, where: slice) -> "UpdateInputs":
-        return replace(
-            self,
-            params=self.params[where],
-            grads=self.grads[where],
-            moments=tuple(moment[where] for moment in self.moments),
-            counts=self.counts[where],
-        )
-
-
-def apply_update(work: UpdateInputs, optim: Optim) -> None:
-    """Applies the optimiser's rule once. Modifies gradients and counts in place."""
-    rule = _adamw if optim.kind == "adamw" else _sgd
+def apply_update(
+    tensors: Sequence[Tensors], optim: Optim, lr: float | Tensor, weight_decay: float, divisor: Tensor, skip: Tensor
+) -> None:
+    """Applies the optimiser's rule once to tensors as this process holds them: parameters, gradients, the number of
+    earlier updates of each parameter, and Adam's two moments or SGD's one. If `skip`, 0-dim and float32, is 1 instead
+    of 0, nothing changes. Modifies gradients and counts in place."""
+    rule = partial(
+        _adamw if optim.kind == "adamw" else _sgd, lr=lr, weight_decay=weight_decay, divisor=divisor, skip=skip
+    )
     if optim.momentum_type == "float32":
-        rule(work, optim)
+        rule(*tensors, optim=optim)
         return
-    for where in chunk(work.params):
-        part = work.take(where)
-        narrow, *others = part.moments
+    decay = float(torch.tensor(optim.momentum, dtype=torch.bfloat16))
+    for where in chunk(tensors[0]):
+        params, grads, counts, narrow, *others = (part[where] for part in tensors)
         wide = [torch.empty_like(tensor, dtype=torch.float32) for tensor in narrow]
-        copy_(wide, narrow)
-        decay = float(torch.tensor(optim.momentum, dtype=torch.bfloat16))
+        aten._foreach_copy_(wide, narrow)
         if optim.kind == "adamw" and optim.momentum:  # the kernel uses one β for both the gradient and the correction
-            scale_(wide, 1 + (decay / optim.momentum - 1) * (1 - work.skip))
-            rule(replace(part, moments=(wide, *others)), optim)
+            aten._foreach_mul_.Tensor(wide, 1 + (decay / optim.momentum - 1) * (1 - skip))
+            rule(params, grads, counts, wide, *others, optim=optim)
         else:
-            rule(replace(part, moments=(wide, *others)), replace(optim, momentum=decay))
-        copy_(narrow, wide)
+            rule(params, grads, counts, wide, *others, optim=replace(optim, momentum=decay))
+        aten._foreach_copy_(narrow, wide)
 
 
-def _adamw(work: UpdateInputs, optim: Optim) -> None:
+def _adamw(
+    params: Tensors, grads: Tensors, counts: Tensors, first: Tensors, second: Tensors, optim: Optim, **step: Any
+) -> None:
     """θ ← θ - lr·λ·θ - lr·m̂/(√v̂ + ε)."""
-    first, second = work.moments
-    adamw(
-        work.params,
-        work.grads,
-        first,
-        second,
-        [],
-        work.counts,
-        fused=True,
-        grad_scale=work.divisor,
-        found_inf=work.skip,
-        amsgrad=False,
-        beta1=optim.momentum,
-        beta2=optim.second,
-        lr=work.lr,
-        weight_decay=work.weight_decay,
-        eps=optim.eps,
-        maximize=False,
-    )
+    rule: dict[str, Any] = {"beta1": optim.momentum, "beta2": optim.second, "eps": optim.eps, "amsgrad": False}
+    rule |= {"lr": step["lr"], "weight_decay": step["weight_decay"], "maximize": False}
+    kernel: dict[str, Any] = {"fused": True, "grad_scale": step["divisor"], "found_inf": step["skip"]}
+    adamw(params, grads, first, second, [], counts, **kernel, **rule)
 
 
-def _sgd(work: UpdateInputs, optim: Optim) -> None:
+def _sgd(params: Tensors, grads: Tensors, counts: Tensors, moment: Tensors, optim: Optim, **step: Any) -> None:
     """m ← μ·m + g, θ ← θ - lr·λ·θ - lr·m: no Nesterov, and weight decay that bypasses m."""
-    if work.weight_decay:
-        scale_(work.params, 1 - (1 - work.skip) * (work.lr * work.weight_decay))
-    sgd(
-        work.params,
-        work.grads,
-        list(work.moments[0]),
-        fused=True,
-        grad_scale=work.divisor,
-        found_inf=work.skip,
-        weight_decay=0.0,
-        momentum=optim.momentum,
-        lr=cast(float, work.lr),  # a tensor works too, despite the annotation
-        dampening=0.0,
-        nesterov=False,
-        maximize=False,
-    )
+    if step["weight_decay"]:
+        aten._foreach_mul_.Tensor(params, 1 - (1 - step["skip"]) * (step["lr"] * step["weight_decay"]))
+    rule: dict[str, Any] = {"momentum": optim.momentum, "lr": step["lr"], "weight_decay": 0.0, "dampening": 0.0}
+    kernel: dict[str, Any] = {"fused": True, "grad_scale": step["divisor"], "found_inf": step["skip"]}
+    sgd(params, grads, list(moment), nesterov=False, maximize=False, **kernel, **rule)
 
 
 MOMENTS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum",)}
@@ -169,9 +118,7 @@ class Optimiser:
 
     def __init__(self, groups: Sequence[ParameterGroup], optim: Optim) -> None:
         self.groups, self.optim = list(groups), optim
-        self.params = {
-            name: parameter for group in groups for name, parameter in zip(group.names, group.params, strict=True)
-        }
+        self.params = {name: parameter for group in groups for name, parameter in group.params.items()}
         if not self.params:
             raise ConfigError(f"nothing to train; optim.freeze={optim.freeze!r} leaves no parameter")
         for name, parameter in self.params.items():
@@ -195,19 +142,15 @@ class Optimiser:
         # The kernels increment the counts, and want one per tensor.
         counts = list(self._count.expand(len(self.params)).clone().unbind())
         for group in self.groups:
-            names = [name for name in group.names if self.params[name].grad is not None]
+            names = [name for name in group.params if self.params[name].grad is not None]
             if names:
-                work = UpdateInputs(
-                    params=[local(self.params[name]) for name in names],
-                    grads=[local(gradient) for name in names if (gradient := self.params[name].grad) is not None],
-                    moments=tuple([local(moment[name]) for name in names] for moment in self._moments.values()),
-                    counts=[counts.pop() for _ in names],
-                    lr=lr * group.rate,
-                    weight_decay=group.weight_decay,
-                    divisor=divisor,
-                    skip=skip,
-                )
-                apply_update(work, self.optim)
+                tensors = [
+                    [local(self.params[name]) for name in names],
+                    [local(gradient) for name in names if (gradient := self.params[name].grad) is not None],
+                    [counts.pop() for _ in names],
+                    *([local(moment[name]) for name in names] for moment in self._moments.values()),
+                ]
+                apply_update(tensors, self.optim, lr * group.rate, group.weight_decay, divisor, skip)
         self._count.add_(ok)
 
     def zero_grad(self) -> None:
@@ -221,10 +164,8 @@ class Optimiser:
     def state(self) -> dict[str, Tensor]:
         """Everything a resume needs, under names like "exp_avg/blocks.0.mlp.expand.weight"; the tensors themselves, not
         copies, sharded as the parameters are."""
-        moments = {
-            f"{kind}/{name}": tensor for kind, tensors in self._moments.items() for name, tensor in tensors.items()
-        }
-        return {"count": self._count, **moments}
+        moments = ((f"{kind}/{name}", one) for kind, named in self._moments.items() for name, one in named.items())
+        return {"count": self._count, **dict(moments)}
 
 
 class Average:
@@ -247,27 +188,26 @@ class Average:
     def update(self) -> None:
         """Follows the parameters by one step."""
         if self._params:
-            self._follow(_local(self._averages), _local(self._params), None)
+            params = [local(parameter) for parameter in self._params.values()]
+            self._follow([local(average) for average in self._averages.values()], params, None)
 
     @contextmanager
     def swap_in(self) -> Generator[None]:
         """Puts the averages in place of the parameters, and the parameters back, to the bit, however the block ends.
         Do not update the averages inside."""
         with torch.no_grad():
-            params = _local(self._params)
-            kept = [parameter.clone() for parameter in params]
+            kept = [local(parameter).clone() for parameter in self._params.values()]
         try:
-            with torch.no_grad():
-                copy_(params, _local(self._averages))
+            self._put(map(local, self._averages.values()))
             yield
         finally:
-            with torch.no_grad():
-                copy_(params, kept)
+            self._put(kept)
+
+    @torch.no_grad()
+    def _put(self, values: Iterable[Tensor]) -> None:
+        for parameter, value in zip(self._params.values(), values, strict=True):
+            local(parameter).copy_(value)
 
     def state(self) -> dict[str, Tensor]:
         """The averages under names like "average/blocks.0.mlp.expand.weight"; the tensors themselves, not copies."""
         return {f"average/{name}": tensor for name, tensor in self._averages.items()}
-
-
-def _local(tensors: Mapping[str, Tensor]) -> list[Tensor]:
-    return [local(tensor) for tensor in tensors.values()]

@@ -40,7 +40,7 @@ from vitrail.train.config import RunRequest, configure
 from vitrail.train.data import split_collection
 from vitrail.train.grid import plan as grid
 from vitrail.train.grid.engine import run_grid
-from vitrail.train.grid.plan import OUTCOME, Cell, CellOutcome, PreparedCell, read_outcome
+from vitrail.train.grid.plan import OUTCOME, Cell, CellJob, CellOutcome, PreparedCell, read_outcome
 from vitrail.train.grid.workers import DeviceSlot
 from vitrail.train.run_folder.files import BEST, COMMAND, CONFIG, LAST, METRICS, is_done, read_json
 from vitrail.train.run_folder.metric_rows import best_of, headline, read_metrics, scores
@@ -78,13 +78,11 @@ class StudyPlan:
             out=self.out,
             cells_in=self.out / CELLS,
             record=self.out / STUDY,
-            job=StudyJob(out=self.out, study=self.study.name, go_on=self.go_on),
+            job=StudyJob(out=self.out, study=self.study.name, go_on=self.go_on, force=self.force, few_threads=True),
             open=self.check_folder,
             facts=lambda outcomes: {"study": self.study.name, "scale": self.scale, "data": self.data},
             work=self.work,
             go_on=self.go_on,
-            force=self.force,
-            few_threads=True,
         )
 
     def check_folder(self, tell: Callable[[str], None]) -> None:
@@ -114,7 +112,7 @@ class StudyPlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StudyJob:
+class StudyJob(CellJob):
     """Trains a cell of the study in `out`, from the weights of another cell if it comes after one."""
 
     out: Path

@@ -29,9 +29,9 @@ from vitrail.objectives.objective import Objective, ObjectiveContext
 from vitrail.objectives.registry import build_objective
 from vitrail.optim.groups import freeze, group_parameters
 from vitrail.optim.optimiser import Average, Optimiser
-from vitrail.tasks.registry import targets_of, task_of
-from vitrail.train.closed_form_baseline import put_head
-from vitrail.train.config import RECORDED, ResolvedRun
+from vitrail.tasks.registry import task_of
+from vitrail.train.closed_form_baseline import HeadWeights
+from vitrail.train.config import ResolvedRun
 from vitrail.train.data import DataSplits, TrainBatches
 from vitrail.train.metrics import RunCost, peak_flops
 from vitrail.train.resume import collect_state, restore_state
@@ -41,7 +41,7 @@ REGULARISERS = ("dropout", "attention_dropout", "stochastic_depth")
 InitialValues: TypeAlias = Callable[[nn.Module], None]  # fills a module whose storage is still empty
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Parts:
     """Everything a run consists of, from its configuration to its optimiser."""
 
@@ -76,7 +76,7 @@ def assemble(
     ledger: UnreadableLog,
     *,
     saved: SavedCheckpoint | None,
-    head: tuple[Tensor, Tensor] | None = None,
+    head: HeadWeights | None = None,
 ) -> Parts:
     """Builds everything, with the values of a checkpoint if there is one; `head` is what the last layer starts with
     instead of zeros."""
@@ -86,34 +86,15 @@ def assemble(
     average = Average(dict(objective.named_parameters()), run.average) if run.average else None
     if saved is not None:
         restore_state(collect_state(objective, optimiser, average), saved)
-    graphs, views, targets = run.compile in RECORDED, objective.views(run.augmentation), targets_of(run.objective)
-    seeded: dict[str, Any] = {"world": world, "seed": run.seed}
-    return Parts(
-        run=run,
-        splits=splits,
-        world=world,
-        ledger=ledger,
-        objective=objective,
-        parallel=parallel,
-        optimiser=optimiser,
-        average=average,
-        step=TrainingStep(objective, parallel, optimiser, average, clip=run.optim.clip, graphs=graphs, **seeded),
-        batches=TrainBatches(splits.train, views, run.data, batch=run.batch, ledger=ledger, targets=targets, **seeded),
-        cost=RunCost(
-            macs=run.objective.macs_per_image(run.model),
-            samples=len(splits.train),
-            devices=world.size,
-            peak=peak_flops(world.device),
-        ),
-    )
+    step = TrainingStep(objective, parallel, optimiser, average, world, run)
+    batches = TrainBatches(run, splits.train, objective.views(run.augmentation), world, ledger)
+    macs, peak = run.objective.macs_per_image(run.model), peak_flops(world.device)
+    cost = RunCost(macs=macs, samples=len(splits.train), devices=world.size, peak=peak)
+    return Parts(run, splits, world, ledger, objective, parallel, optimiser, average, step, batches, cost)
 
 
 def make_network(
-    run: ResolvedRun,
-    splits: DataSplits,
-    world: World,
-    saved: SavedCheckpoint | None,
-    head: tuple[Tensor, Tensor] | None,
+    run: ResolvedRun, splits: DataSplits, world: World, saved: SavedCheckpoint | None, head: HeadWeights | None
 ) -> tuple[Model, InitialValues | None]:
     """The network that the run starts from, with the card that its weights will carry, in training mode. A network that
     will be sharded has no storage yet, and comes with a function that fills it."""
@@ -132,7 +113,10 @@ def make_network(
         run.objective.prepare_head(network)
     network.card = Card(preprocessing=run.preprocessing, labels=labels or None, provenance=provenance, **facts)
     if head is not None:
-        put_head(network, head)
+        last: Any = getattr(network.head, "classifier", network.head)
+        with torch.no_grad():
+            last.weight.copy_(head[0])
+            last.bias.copy_(head[1])
     return network.train(), values
 
 
@@ -185,20 +169,13 @@ def place_objective(
     network.class_token_only = True
     context = ObjectiveContext(len(splits.class_names), run.preprocessing, run.mix, run.steps, world)
     objective = build_objective(run.objective, network, context, seed=run.seed)
-    if objective.config.needs_whole_batch and run.batch // world.size > run.micro:
-        raise ConfigError(
-            f"micro={run.micro} would split the {run.batch // world.size} samples of a process's batch, but this "
-            "objective compares the samples of a batch; use a smaller batch, more processes or recompute=on"
-        )
+    local = run.batch // world.size
+    if objective.config.needs_whole_batch and local > run.micro:
+        reason = f"micro={run.micro} would split a process's {local} samples, which this objective compares"
+        raise ConfigError(f"{reason}; use a smaller batch, more processes or recompute=on")
     freeze(objective, run.optim)
-    parallel = parallelise(
-        objective,
-        world=world,
-        sharding=run.sharding,
-        precision=run.precision,
-        compile=run.compile in ("on", "graphs"),
-        recompute=run.recompute,
-        values=values,
-    )
+    settings: dict[str, Any] = {"sharding": run.sharding, "precision": run.precision, "recompute": run.recompute}
+    compiled = run.compile in ("on", "graphs")
+    parallel = parallelise(objective, world=world, compile=compiled, values=values, **settings)
     objective.on_start()
     return objective, parallel

@@ -6,6 +6,7 @@ run ends with the same bits with and without it. `RUN/baseline.safetensors` keep
 from the metrics. With start=closed-form it is also the head that the run starts with.
 """
 
+import contextlib
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitrail import __version__
 from vitrail.checkpoint.files.read_weights import read_weights
@@ -44,18 +45,7 @@ LEARNT: Final = 10_000  # training images, at most
 SCORED: Final = 5_000  # images of a split, at most
 
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Baseline:
-    """Rows of metrics, one per scored split, and the head to start with: weight [K, D] and bias [K]."""
-
-    rows: tuple[Row, ...] = ()
-    head: tuple[Tensor, Tensor] | None = None
-
-    @property
-    def by_split(self) -> dict[str, Row]:
-        return {row["split"]: row for row in self.rows}
+HeadWeights = tuple[Tensor, Tensor]  # weight [K, D] and bias [K] of the last layer
 
 
 def is_enabled(run: Run, splits: DataSplits) -> bool:
@@ -92,55 +82,62 @@ def compare_scores(closed: Mapping[str, Row], scores: Iterable[Row | None], run:
             if row["accuracy"] >= beaten["accuracy"]:
                 return ""
             fit = f"vitrail fit {shlex.quote(run.weights)} {shlex.quote(run.data.source)} --out fitted.safetensors"
-            return (
-                f"a linear classifier on the frozen features beats this fine-tuning on {row['split']}: "
-                f"{beaten['accuracy']:.2%} against {row['accuracy']:.2%}. To get it: {fit}"
-            )
+            both = f"{beaten['accuracy']:.2%} against {row['accuracy']:.2%}"
+            better = f"a linear classifier on the frozen features beats this fine-tuning on {row['split']}"
+            return f"{better}: {both}. To get it: {fit}"
     return ""
 
 
 def prepare_baseline(
     run: ResolvedRun, splits: DataSplits, world: World, folder: RunFolder, observer: Any, *, resumed: bool
-) -> Baseline:
-    """The baseline of a new run, computed or kept from an earlier start; for a resumed run, from its metrics."""
+) -> tuple[dict[str, Row], HeadWeights | None]:
+    """The baseline of a new run, computed or kept from an earlier start; for a resumed run, from its metrics: a row by
+    scored split, and the head to start with, if the run does."""
     known = [row for row in read_metrics(folder.path / METRICS)[0] if row.get("kind") == "baseline"]
     if resumed:
-        return Baseline(rows=tuple(world.broadcast(known)))
-    found, problem = Baseline(), ""
+        return {row["split"]: row for row in world.broadcast(known)}, None
+    rows, tensors, problem = list[Row](), dict[str, Tensor](), ""
     if run.baseline == "on" and world.is_main:
         try:
-            found = compute_baseline(run, splits, world, folder.path, observer)
+            rows, tensors = compute_baseline(run, splits, world, folder.path, observer)
         except (VitrailError, torch.OutOfMemoryError) as error:
             problem = " ".join(str(error).split())
-    found, problem = world.broadcast((found, problem))
+    rows, tensors, problem = world.broadcast((rows, tensors, problem))
     if problem and run.start == "closed-form":
         raise TrainingError(f"the head to start with could not be computed ({problem}); start=zero does without it")
     if problem:
         folder.note(f"no closed-form baseline: {problem}")
-    for row in found.rows:
+    for row in rows:
         if row["split"] not in {row["split"] for row in known}:
             folder.record(row, describe_score(row))
         observer.progress(row)
-    return found
+    head = (tensors["weight"], tensors["bias"]) if tensors and run.start == "closed-form" else None
+    return {row["split"]: row for row in rows}, head
 
 
-def compute_baseline(run: ResolvedRun, splits: DataSplits, world: World, folder: Path, observer: Any) -> Baseline:
+def compute_baseline(
+    run: ResolvedRun, splits: DataSplits, world: World, folder: Path, observer: Any
+) -> tuple[list[Row], dict[str, Tensor]]:
+    """A row by scored split, and the weight and bias of the classifier: from the folder, or computed."""
     model = load_frozen_network(run)
-    facts = describe_inputs(run, splits, model)
-    try:
+    facts = {  # everything the baseline depends on
+        "network": hash_network(model),
+        "preprocessing": [str(value) for value in run.preprocessing.to_dict().items()],
+        "pictures": splits.fingerprint,
+        "splits": list(splits.scored),
+        "limits": [LEARNT, SCORED],
+        "versions": [__version__, torch.__version__],
+    }
+    with contextlib.suppress(WeightsError):  # missing or damaged: computed again
         kept = read_weights(folder / FILE)
         if kept.description is not None and kept.description.get("facts") == facts:
-            return baseline_from(run, kept.tensors, kept.description["rows"])
-    except WeightsError:  # missing or damaged: computed again
-        pass
+            return kept.description["rows"], kept.tensors
     learnt = sample_stratified(splits.train, LEARNT)
     scored = {name: sample_stratified(source, SCORED) for name, source in splits.scored.items()}
     counts = ((len(learnt), len(splits.train)), (sum(map(len, scored.values())), sum(map(len, splits.scored.values()))))
     images, to_score = (f"{some:,}" if some == total else f"{some:,} of {total:,}" for some, total in counts)
-    observer.log(
-        f"first a linear classifier on the frozen features, to compare with: {images} images to learn from, {to_score} "
-        "to score; --set baseline=off skips it"
-    )
+    what = f"{images} images to learn from, {to_score} to score; --set baseline=off skips it"
+    observer.log(f"first a linear classifier on the frozen features, to compare with: {what}")
     extractor = FeatureExtractor(run=run, model=model.to(world.device), world=world, advance=get_advance(observer))
     features, labels = extractor.features(learnt)
     labels = keep_single_labels(labels)
@@ -154,25 +151,13 @@ def compute_baseline(run: ResolvedRun, splits: DataSplits, world: World, folder:
         write_sealed(folder / FILE, tensors, {"kind": KIND, "facts": facts, "rows": rows})
     except WeightsError as error:  # a resumed run computes it again
         observer.log(f"the closed form could not be saved: {error}")
-    return baseline_from(run, tensors, rows)
-
-
-def baseline_from(run: ResolvedRun, tensors: dict[str, Tensor], rows: list[Row]) -> Baseline:
-    warm = run.start == "closed-form"
-    return Baseline(rows=tuple(rows), head=(tensors["weight"], tensors["bias"]) if warm else None)
+    return rows, tensors
 
 
 def score_head(split: str, head: RidgeHead, learnt: int, features: Tensor, labels: Tensor) -> Row:
     right, count = score_predictions(head.predict(features)[0], labels)
-    return {
-        "kind": "baseline",
-        "step": 0,
-        "split": split,
-        "accuracy": right / count,
-        "count": count,
-        "penalty": head.penalty,
-        "learnt_from": learnt,
-    }
+    row: Row = {"kind": "baseline", "step": 0, "split": split, "accuracy": right / count, "count": count}
+    return row | {"penalty": head.penalty, "learnt_from": learnt}
 
 
 def load_frozen_network(run: ResolvedRun) -> Model:
@@ -182,18 +167,6 @@ def load_frozen_network(run: ResolvedRun) -> Model:
     if getattr(bundle.config, "head", "") == "tanh":
         bundle = replace_head_and_resize(bundle, 0)
     return build_network(bundle)
-
-
-def describe_inputs(run: ResolvedRun, splits: DataSplits, model: Model) -> dict[str, Any]:
-    """Everything the baseline depends on, as plain data."""
-    return {
-        "network": hash_network(model),
-        "preprocessing": [str(value) for value in run.preprocessing.to_dict().items()],
-        "pictures": splits.fingerprint,
-        "splits": list(splits.scored),
-        "limits": [LEARNT, SCORED],
-        "versions": [__version__, torch.__version__],
-    }
 
 
 @dataclass(kw_only=True, slots=True)
@@ -219,10 +192,8 @@ class FeatureExtractor:
         return features[mine], labels[mine]
 
     def extract(self, source: ImageDataset) -> tuple[Tensor, Tensor, Tensor]:
-        prepared, world = self.run.preprocessing, self.world
-        found = load_or_extract(
-            self.model, source, prepared, world.device, batches=self.batches, folder=cache_folder("features")
-        )
+        prepared, device, cache = self.run.preprocessing, self.world.device, cache_folder("features")
+        found = load_or_extract(self.model, source, prepared, device, batches=self.batches, folder=cache)
         return found.features, found.labels, found.samples
 
     def batches(self, source: ImageDataset) -> Iterator[Batch]:
@@ -234,15 +205,7 @@ class FeatureExtractor:
         return count_batches(found, "closed form", len(source), self.advance)
 
 
-def read_head(folder: Path) -> tuple[Tensor, Tensor]:
+def read_head(folder: Path) -> HeadWeights:
     """The head that the run in a folder started with."""
     found = read_weights(folder / FILE)
     return found.tensors["weight"], found.tensors["bias"]
-
-
-def put_head(model: nn.Module, head: tuple[Tensor, Tensor]) -> None:
-    """Sets the last layer of a network built for the same number of classes."""
-    last: Any = getattr(model.head, "classifier", model.head)
-    with torch.no_grad():
-        last.weight.copy_(head[0])
-        last.bias.copy_(head[1])

@@ -82,9 +82,7 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         if self.every < 0 or self.patience < 0:
-            raise ConfigError(
-                f"evaluation.every={self.every} and evaluation.patience={self.patience} must not be below 0"
-            )
+            raise ConfigError(f"evaluation.every={self.every}, evaluation.patience={self.patience} must not be below 0")
         if not self.shots or min(self.shots) < 1:
             raise ConfigError(f"evaluation.shots={self.shots} must be one number or more, each at least 1")
 
@@ -99,10 +97,8 @@ class Keep:
 
     def __post_init__(self) -> None:
         if self.steps < 0 or self.minutes <= 0 or self.last < 1:
-            raise ConfigError(
-                f"keep.steps={self.steps} must not be below 0, keep.minutes={self.minutes} must be above 0, "
-                f"keep.last={self.last} at least 1"
-            )
+            rule = f"keep.steps={self.steps} must not be below 0, keep.minutes={self.minutes} must be above 0"
+            raise ConfigError(f"{rule}, keep.last={self.last} at least 1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,23 +140,17 @@ class RunRequest:
         if (self.steps > 0) == (self.epochs > 0) or self.steps < 0 or self.epochs < 0:
             raise ConfigError(f"steps={self.steps} and epochs={self.epochs}: give one of them, above 0")
         if self.batch < 1 or self.micro < 0 or self.log < 1 or self.bad_steps < 1:
-            raise ConfigError(
-                f"batch={self.batch}, log={self.log} and bad_steps={self.bad_steps} must be at least 1, "
-                f"micro={self.micro} not below 0"
-            )
+            rule = f"batch={self.batch}, log={self.log} and bad_steps={self.bad_steps} must be at least 1"
+            raise ConfigError(f"{rule}, micro={self.micro} not below 0")
         if not 0 <= self.average < 1:
             raise ConfigError(f"average={self.average} must be at least 0 and below 1")
         size = self.augmentation.size
         if self.model is not None and self.model.image != size:
-            raise ConfigError(
-                f"the network takes {format_size(self.model.image)} but the augmentation gives {format_size(size)}; "
-                "--image-size sets both"
-            )
+            sizes = f"the network takes {format_size(self.model.image)} but the augmentation gives {format_size(size)}"
+            raise ConfigError(f"{sizes}; --image-size sets both")
         if self.preprocessing is not None and self.preprocessing.image != size:
-            raise ConfigError(
-                f"preprocessing.image={format_size(self.preprocessing.image)} but the network is trained at "
-                f"{format_size(size)}"
-            )
+            image = format_size(self.preprocessing.image)
+            raise ConfigError(f"preprocessing.image={image} but the network is trained at {format_size(size)}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,9 +172,8 @@ class ResolvedData(Data):
     def __post_init__(self) -> None:
         Data.__post_init__(self)
         if "auto" in (self.watch, self.test, self.resident) or self.watch == "any":
-            raise ConfigError(
-                f"data.watch={self.watch}, data.test={self.test} and data.resident={self.resident} must be chosen"
-            )
+            names = f"data.watch={self.watch}, data.test={self.test} and data.resident={self.resident}"
+            raise ConfigError(f"{names} must be chosen")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,10 +192,8 @@ class ResolvedRun(Run):
     def __post_init__(self) -> None:
         RunRequest.__post_init__(self)
         if self.steps < 1 or self.micro < 1 or self.evaluation.every < 1:
-            raise ConfigError(
-                f"steps={self.steps}, micro={self.micro} and evaluation.every={self.evaluation.every} must be at least "
-                "1 in a resolved run"
-            )
+            names = f"steps={self.steps}, micro={self.micro} and evaluation.every={self.evaluation.every}"
+            raise ConfigError(f"{names} must be at least 1 in a resolved run")
 
 
 AnyRun = TypeVar("AnyRun", bound=RunRequest)

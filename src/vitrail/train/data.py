@@ -11,7 +11,7 @@ from vitrail.checkpoint.bundle import record_renaming
 from vitrail.checkpoint.store.reader import SavedCheckpoint
 from vitrail.core.errors import BadLabels, ConfigError, DataError
 from vitrail.core.processes import available_cores
-from vitrail.data import loader
+from vitrail.data import loader, training_record
 from vitrail.data.collection import Collection, open_collection
 from vitrail.data.dataset import ImageDataset, total_bytes
 from vitrail.data.device_dataset import DeviceDataset, fits_on_device
@@ -19,23 +19,15 @@ from vitrail.data.loader import Batch, BatchStream, EvalView, Views
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.splits import Selection, dev_split, share_split
 from vitrail.data.targets import CLASS_LABELS, Targets
-from vitrail.data.training_record import (
-    KEY,
-    MOST_BYTES,
-    MOST_IMAGES,
-    Hashes,
-    find_exposure,
-    hash_contents,
-    interleave,
-    record_training,
-)
+from vitrail.data.training_record import KEY, MOST_BYTES, MOST_IMAGES
 from vitrail.data.transforms.augmentation import Augmentation, check_geometries
 from vitrail.data.transforms.batched import find_unsupported
 from vitrail.data.unreadable_log import UnreadableLog
 from vitrail.distributed.process_group import World
 from vitrail.tasks.classification.task import CLASSIFICATION
+from vitrail.tasks.registry import targets_of
 from vitrail.tasks.task import Task
-from vitrail.train.config import Data
+from vitrail.train.config import Data, ResolvedRun
 from vitrail.train.observer import Advance, ignore_advance
 
 READING: Final = "reading the images"
@@ -178,9 +170,8 @@ def choose_split(requested: str, parts: Mapping[str, ImageDataset], usual: tuple
     if requested in ("", "none"):
         return ""
     if requested not in parts:
-        raise ConfigError(
-            f"{field}={requested} is not a split here; use {', '.join(parts)}, none or auto (--set {field}=auto)"
-        )
+        names = f"{', '.join(parts)}, none or auto"
+        raise ConfigError(f"{field}={requested} is not a split here; use {names} (--set {field}=auto)")
     return requested
 
 
@@ -198,18 +189,12 @@ def record_training_images(
     current = (splits.train.fingerprint, splits.train.content_digest)
     if world.broadcast(any((record["fingerprint"], record["digest"]) == current for record in before)):
         return before
-    selection = {
-        "source": data.source,
-        "split": data.train,
-        "part": data.part,
-        "part_seed": data.part_seed,
-        "dev": data.dev,
-        "without": "" if splits.without is None else splits.without.hash,
-    }
-    record = record_training(
+    share = {"part": data.part, "part_seed": data.part_seed, "dev": data.dev}
+    without = "" if splits.without is None else splits.without.hash
+    record = training_record.record_training(
         splits.train,
         out_of=splits.out_of or len(splits.train),
-        selection=selection,
+        selection={"source": data.source, "split": data.train, **share, "without": without},
         others=splits.others,
         hashing=lambda source: hash_images(source, world, advance),
     )
@@ -217,19 +202,14 @@ def record_training_images(
 
 
 def warn_of_seen_images(
-    splits: DataSplits,
-    records: list[dict[str, Any]],
-    start: Mapping[str, Any],
-    world: World,
-    log: Callable[[str], None],
+    splits: DataSplits, provenance: Mapping[str, Any], world: World, log: Callable[[str], None]
 ) -> None:
-    """Reports scored images that are also trained on, by the run itself or by the weights it starts from, whose
-    provenance is `start`. Skips splits that are too large to record."""
-    provenance = {**start, KEY: records}
+    """Reports scored images that are also trained on, by the run itself or by the weights it starts from, according to
+    their provenance. Skips splits that are too large to record."""
     for name, split in splits.scored.items():
         if len(split) > MOST_IMAGES or total_bytes(split) > MOST_BYTES:
             continue
-        count = find_exposure(provenance, split, lambda source: hash_images(source, world)).count
+        count = training_record.find_exposure(provenance, split, lambda source: hash_images(source, world)).count
         if count:
             log(
                 f"{count:,} of the {len(split):,} images of {name} are also trained on, by this run or by the weights "
@@ -237,20 +217,19 @@ def warn_of_seen_images(
             )
 
 
-def hash_images(source: ImageDataset, world: World, advance: Advance = ignore_advance) -> Hashes:
+def hash_images(source: ImageDataset, world: World, advance: Advance = ignore_advance) -> training_record.Hashes:
     """The content hashes of a dataset; the processes share the reading."""
     report = lambda done: advance(READING, done, len(source))  # noqa: E731
-    return interleave(world.gather(hash_contents(source, rank=world.rank, world=world.size, advance=report)))
+    mine = training_record.hash_contents(source, rank=world.rank, world=world.size, advance=report)
+    return training_record.interleave(world.gather(mine))
 
 
 def can_reside(
     source: ImageDataset, augmentations: Sequence[Augmentation], device: torch.device, targets: Targets = CLASS_LABELS
 ) -> tuple[bool, str]:
     """Whether a dataset fits on the device and can be augmented there, and why not."""
-    cuda = device.type == "cuda"
-    can, reason = fits_on_device(
-        source, int(torch.cuda.mem_get_info(device)[0] * GPU_SHARE) if cuda else HOST_BYTES, targets
-    )
+    limit = int(torch.cuda.mem_get_info(device)[0] * GPU_SHARE) if device.type == "cuda" else HOST_BYTES
+    can, reason = fits_on_device(source, limit, targets)
     missing = next(filter(None, map(find_unsupported, augmentations)), "") if can else ""
     return (False, missing) if missing else (can, reason)
 
@@ -268,46 +247,28 @@ class TrainBatches:
     device."""
 
     def __init__(
-        self,
-        source: ImageDataset,
-        augmentations: tuple[Augmentation, ...],
-        data: Data,
-        *,
-        batch: int,
-        seed: int,
-        world: World,
-        ledger: UnreadableLog,
-        targets: Targets = CLASS_LABELS,
+        self, run: ResolvedRun, source: ImageDataset, views: Sequence[Augmentation], world: World, ledger: UnreadableLog
     ) -> None:
+        targets = targets_of(run.objective)
         if targets.moves:
-            check_geometries(augmentations)
-        self.source, self.augmentations, self.data, self.world = source, augmentations, data, world
-        self.batch, self.seed = batch, seed
+            check_geometries(views)
+        self.run, self.source, self.views, self.world = run, source, views, world
         self.reading: dict[str, Any] = {"ledger": ledger, "targets": targets}
         self.resident: DeviceDataset | None = None
         self.batches: Iterator[Batch] | None = None  # a reference, because they know what a dead process was reading
 
     def iterate(self, start: int, stop: int) -> Iterator[Batch]:
         """This process's part of the global steps `start` to `stop - 1`."""
-        world, device = self.world, self.world.device
-        stream = BatchStream(
-            batch=self.batch,
-            seed=self.seed,
-            start=start,
-            stop=stop,
-            rank=world.rank,
-            world=world.size,
-            repeats=self.data.repeats,
-        )
-        if self.data.resident == "on":
+        run, world, device = self.run, self.world, self.world.device
+        shared: dict[str, int] = {"rank": world.rank, "world": world.size, "repeats": run.data.repeats}
+        stream = BatchStream(batch=run.batch, seed=run.seed, start=start, stop=stop, **shared)
+        if run.data.resident == "on":
             if self.resident is None:
                 self.resident = DeviceDataset(self.source, device=device, **self.reading)
-            yield from self.resident.train_batches(self.augmentations, stream)
+            yield from self.resident.train_batches(self.views, stream)
             return
-        workers, pin = count_workers(self.data, world), device.type == "cuda"
-        self.batches = loader.train_batches(
-            self.source, self.augmentations, stream, workers=workers, pin=pin, **self.reading
-        )
+        workers, pin = count_workers(run.data, world), device.type == "cuda"
+        self.batches = loader.train_batches(self.source, self.views, stream, workers=workers, pin=pin, **self.reading)
         for batch in self.batches:
             yield batch.to(device)
 
@@ -316,22 +277,15 @@ class EvalBatches:
     """A split to score, batch by batch; a small one stays on the device after the first pass."""
 
     def __init__(
-        self,
-        source: ImageDataset,
-        views: Preprocessing | Views,
-        data: Data,
-        *,
-        batch: int,
-        world: World,
-        ledger: UnreadableLog,
-        targets: Targets = CLASS_LABELS,
+        self, data: Data, source: ImageDataset, views: Preprocessing | Views, batch: int, world: World, **reading: Any
     ) -> None:
+        """`reading` is a ledger and targets, as the loader takes them."""
         self.source, self.world, self.batch = source, world, batch * world.size
         self.views = EvalView(views) if isinstance(views, Preprocessing) else views
         cuda, pixels = world.device.type == "cuda", sum(height * width for height, width in self.views.sizes)
         self.is_small = len(source) * 3 * pixels <= KEPT_BYTES * (16 if cuda else 1)
         workers = 0 if self.is_small and data.resident == "on" else count_workers(data, world)
-        self.loading: dict[str, Any] = {"workers": workers, "pin": cuda, "ledger": ledger, "targets": targets}
+        self.loading: dict[str, Any] = {"workers": workers, "pin": cuda, **reading}
         self.kept: list[Batch] | None = None
         self.batches: Iterator[Batch] | None = None  # a reference, because they know what a dead process was reading
 
@@ -340,14 +294,11 @@ class EvalBatches:
             yield from self.kept
             return
         kept: list[Batch] = []
-        world = self.world
-        self.batches = loader.eval_batches(
-            self.source, self.views, batch=self.batch, rank=world.rank, world=world.size, **self.loading
-        )
+        shared = {"batch": self.batch, "rank": self.world.rank, "world": self.world.size}
+        self.batches = loader.eval_batches(self.source, self.views, **shared, **self.loading)
         for batch in self.batches:
-            moved = batch.to(world.device)
+            moved = batch.to(self.world.device)
             if self.is_small:
                 kept.append(moved)
             yield moved
-        if self.is_small:
-            self.kept = kept
+        self.kept = kept if self.is_small else None

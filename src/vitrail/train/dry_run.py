@@ -32,18 +32,11 @@ from vitrail.train.assemble import Parts, assemble
 from vitrail.train.closed_form_baseline import read_head
 from vitrail.train.config import ResolvedRun, Run, RunRequest
 from vitrail.train.data import DataSplits
-from vitrail.train.resolve import (
-    COMPILED,
-    count_micro_batches,
-    describe_micro_batch,
-    describe_targets,
-    estimate_memory,
-    free_bytes,
-    resolve,
-)
+from vitrail.train.resolve import COMPILED, count_micro_batches, describe_targets, estimate_memory, free_bytes, resolve
 from vitrail.train.step import seed_generators, split_micro_batches
 
 WARM_UP = 2
+TIMED_STEPS = 20
 TIMED_S = 8.0
 SAMPLED = 64  # images that are decoded
 TRIAL_BATCH: Final = 8  # images per process and step when timing an image
@@ -67,10 +60,15 @@ def dry_run(run: Run, splits: DataSplits, world: World, *, base: RunRequest | No
     resolved = resolve(run, splits, world)
     forecast = Forecast(run=resolved)
     forecast.warnings += [*splits.notes, *data_warnings(resolved, splits), *weights_warnings(resolved)]
-    forecast.warnings += rate_warnings(resolved, base) + length_warnings(resolved, splits)
+    forecast.warnings += schedule_warnings(resolved, splits, base)
     describe_run(forecast, splits, world)
     parts = assemble(resolved, splits, world, UnreadableLog(), saved=None)
-    time_steps(forecast, parts, world)
+    seconds = time_steps(parts, warm=WARM_UP, most=TIMED_STEPS, limit_s=TIMED_S)
+    forecast.images_per_s, forecast.seconds = resolved.batch / seconds, seconds * resolved.steps
+    forecast.figures["speed"] = f"{forecast.images_per_s:,.0f} images/s, {seconds * 1e3:,.0f} ms per step"
+    if world.device.type == "cuda":
+        forecast.figures["speed"] += f", MFU {parts.cost.utilisation(forecast.images_per_s):.0%}"
+        forecast.figures["memory"] += f"; {torch.cuda.max_memory_allocated() / 1e9:.2f} GB measured"
     return forecast
 
 
@@ -82,62 +80,48 @@ def describe_run(forecast: Forecast, splits: DataSplits, world: World) -> None:
     watched = f", {len(splits.watch):,} watched ({splits.watch_name})" if splits.watch is not None else ""
     tested = f", {len(splits.test):,} for the final test ({splits.test_name})" if splits.test is not None else ""
     figures["images"] = f"{samples:,} to train on{watched}{tested}; {describe_targets(run, splits)}"
-    figures["network"] = (
-        f"{network_name(run.model)}: {run.model.parameters:,} parameters, {macs / 1e9:.3g} GMAC per image "
-        f"of {format_size(run.model.image)}"
-    )
+    size = f"{run.model.parameters:,} parameters, {macs / 1e9:.3g} GMAC per image of {format_size(run.model.image)}"
+    figures["network"] = f"{network_name(run.model)}: {size}"
     processes = pluralise(world.size, "process", "processes")
     parts = pluralise(count_micro_batches(local, run.micro), "micro-batch", "micro-batches")
-    figures["batch"] = f"{run.batch}: {processes} x {parts} x {describe_micro_batch(local, run.micro)} images"
+    each = f"at most {run.micro}" if local % run.micro else str(run.micro)
+    figures["batch"] = f"{run.batch}: {processes} x {parts} x {each} images"
     figures["steps"] = f"{run.steps:,}, which is {run.steps * run.batch / samples:,.1f} epochs"
-    state, each = estimate_memory(run, world)
-    need, free = state + each * run.micro, free_bytes(world.device)
-    figures["memory"] = (
-        f"about {format_bytes(need)} ({format_bytes(state)} for the network, {format_bytes(each * run.micro)} for "
-        f"{run.micro} images) of {format_bytes(free)} free"
-    )
+    state, image = estimate_memory(run, world)
+    need, free = state + image * run.micro, free_bytes(world.device)
+    parts = f"{format_bytes(state)} for the network, {format_bytes(image * run.micro)} for {run.micro} images"
+    figures["memory"] = f"about {format_bytes(need)} ({parts}) of {format_bytes(free)} free"
     if need > free:
-        forecast.warnings.append(
-            f"the run needs about {format_bytes(need)} and {format_bytes(free)} are free; try recompute=on, or "
-            "sharding=fsdp on several devices"
-        )
+        reason = f"the run needs about {format_bytes(need)} and {format_bytes(free)} are free"
+        forecast.warnings.append(f"{reason}; try recompute=on, or sharding=fsdp on several devices")
     figures["compute"] = f"{training_flops(macs, run.batch) / 1e12:,.3g} TFLOP per step"
     if not run.weights:  # to compare with Table 6
         figures["compute"] += f", {training_flops(macs, run.batch * run.steps) / 1e18:,.3g} exaFLOPs in all"
     figures["numbers"] = f"{run.precision}{COMPILED[run.compile]}, sharding {run.sharding}"
 
 
-def time_steps(forecast: Forecast, parts: Parts, world: World) -> None:
-    """Runs a few real steps: their speed, and from it the duration of the run."""
-    run = forecast.run
+def time_steps(parts: Parts, *, warm: int, most: int, limit_s: float) -> float:
+    """Seconds of a real step after `warm` ones: reading, forward and backward, on the main process's clock."""
+    run, world = parts.run, parts.world
     batches = parts.batches.iterate(0, run.steps)
-    if run.steps <= WARM_UP:  # too short to time: repeats its steps
+    if run.steps <= warm:  # too short to time: repeats its steps
         batches = itertools.cycle(list(batches))
-    for batch in itertools.islice(batches, WARM_UP):
-        parts.step(batch, step=batch.step, rate=0.0, micro=run.micro)
-    synchronise(world.device)
     start, count = time.perf_counter(), 0
-    for batch in batches:
+    for count, batch in enumerate(batches, start=1 - warm):
         parts.step(batch, step=batch.step, rate=0.0, micro=run.micro)
         synchronise(world.device)
-        count += 1
-        if time.perf_counter() - start > TIMED_S or count >= 20:
+        if count == 0:
+            start = time.perf_counter()
+        elif count > 0 and world.broadcast(count == most or time.perf_counter() - start > limit_s):
             break
-    seconds = (time.perf_counter() - start) / max(count, 1)
-    forecast.images_per_s, forecast.seconds = run.batch / seconds, seconds * run.steps
-    forecast.figures["speed"] = f"{forecast.images_per_s:,.0f} images/s, {seconds * 1e3:,.0f} ms per step"
-    if world.device.type == "cuda":
-        forecast.figures["speed"] += f", MFU {parts.cost.utilisation(forecast.images_per_s):.0%}"
-        forecast.figures["memory"] += f"; {torch.cuda.max_memory_allocated() / 1e9:.2f} GB measured"
+    return world.broadcast((time.perf_counter() - start) / max(count, 1))
 
 
 def data_warnings(run: ResolvedRun, splits: DataSplits) -> list[str]:
     """Decodes some images with their targets, and compares their size with that of the network."""
-    found: list[str] = []
     task, train = task_of(run.objective), splits.train
     samples = np.linspace(0, len(train) - 1, min(SAMPLED, len(train))).astype(int).tolist()
-    bad: list[str] = []
-    sides: list[int] = []
+    found, bad, sides = list[str](), list[str](), list[int]()
     for index in samples:
         try:
             image = train.open_image(index)
@@ -168,10 +152,8 @@ def weights_warnings(run: ResolvedRun) -> list[str]:
     found: list[str] = []
     theirs, ours = bundle.card.preprocessing, run.preprocessing
     if (ours.mean, ours.std) != (theirs.mean, theirs.std):
-        found.append(
-            f"the weights were trained on pixels with mean {theirs.mean} and std {theirs.std}, this run uses mean "
-            f"{ours.mean} and std {ours.std}"
-        )
+        before, now = (f"mean {one.mean} and std {one.std}" for one in (theirs, ours))
+        found.append(f"the weights were trained on pixels with {before}, this run uses {now}")
     task, before, outputs = task_of(run.objective), TASKS.get(bundle.card.task), bundle.config.classes
     old = f"{outputs:,} outputs" if before is None else before.describe_outputs([""] * outputs)
     new = "" if task is None else task.describe_outputs([""] * run.model.classes)
@@ -180,27 +162,20 @@ def weights_warnings(run: ResolvedRun) -> list[str]:
     return found
 
 
-def rate_warnings(run: ResolvedRun, base: RunRequest | None) -> list[str]:
-    """Whether the batch was changed but not the learning rate that goes with it."""
-    if base is None or base.batch == run.batch:
-        return []
-    factor = run.batch / base.batch
-    usual = base.optim.lr * (factor if run.optim.kind == "sgd" else math.sqrt(factor))
-    if 0.4 < run.optim.lr / usual < 2.5:
-        return []
-    return [
-        f"optim.lr={run.optim.lr:g} at batch {run.batch} is far from the recipe's {base.optim.lr:g} at batch "
-        f"{base.batch}; about {usual:.2g} would match"
-    ]
-
-
-def length_warnings(run: ResolvedRun, splits: DataSplits) -> list[str]:
+def schedule_warnings(run: ResolvedRun, splits: DataSplits, base: RunRequest | None) -> list[str]:
+    """Whether the batch was changed but not the learning rate that goes with it, and whether the run is too short."""
     found: list[str] = []
+    if base is not None and base.batch != run.batch:
+        factor = run.batch / base.batch
+        usual = base.optim.lr * (factor if run.optim.kind == "sgd" else math.sqrt(factor))
+        if not 0.4 < run.optim.lr / usual < 2.5:
+            rate = f"optim.lr={run.optim.lr:g} at batch {run.batch}"
+            recipe = f"the recipe's {base.optim.lr:g} at batch {base.batch}"
+            found.append(f"{rate} is far from {recipe}; about {usual:.2g} would match")
     if run.average and run.average**run.steps > 0.05:
-        found.append(
-            f"average={run.average} over {run.steps:,} steps leaves {run.average**run.steps:.0%} of the initial "
-            f"weights in the average; {1 - 5 / run.steps:.4g} or less would fit"
-        )
+        left = f"leaves {run.average**run.steps:.0%} of the initial weights in the average"
+        fit = f"{1 - 5 / run.steps:.4g} or less would fit"
+        found.append(f"average={run.average} over {run.steps:,} steps {left}; {fit}")
     if run.steps * run.batch < len(splits.train):
         found.append("the run ends before it has seen every image once")
     last = learning_rate(run.steps - 1, run.schedule, base=run.optim.lr, total=run.steps)
@@ -210,35 +185,15 @@ def length_warnings(run: ResolvedRun, splits: DataSplits) -> list[str]:
 
 
 def seconds_per_image(run: Run, splits: DataSplits, world: World) -> float:
-    """The time to train on one image: reading, forward and backward, on the main process's clock, after one step."""
-    short = replace(
-        run,
-        batch=TRIAL_BATCH * world.size,
-        micro=0,
-        steps=1 + TRIAL_STEPS,
-        epochs=0.0,
-        mix=Mix(),
-        schedule=Schedule(),
-        start="zero",
-        baseline="off",
-        compile="off",
-        evaluation=replace(run.evaluation, patience=0),
-    )
+    """The time to train on one image, after one step."""
+    short = replace(run, batch=TRIAL_BATCH * world.size, micro=0, steps=1 + TRIAL_STEPS, epochs=0.0, compile="off")
+    short = replace(short, mix=Mix(), schedule=Schedule(), start="zero", baseline="off")
+    short = replace(short, evaluation=replace(run.evaluation, patience=0))
     trial = resolve(short, splits, world)
     cuda = world.device.type == "cuda"
     with torch.random.fork_rng(devices=[world.device] if cuda else []):
         parts = assemble(trial, splits, world, UnreadableLog(), saved=None)
-        images, begun = 0, time.perf_counter()
-        for batch in parts.batches.iterate(0, trial.steps):
-            parts.step(batch, step=batch.step, rate=0.0, micro=trial.micro)
-            synchronise(world.device)
-            if batch.step == 0:
-                begun = time.perf_counter()
-                continue
-            images += trial.batch
-            if world.broadcast(time.perf_counter() - begun > TRIAL_S):
-                break
-    return world.broadcast((time.perf_counter() - begun) / images)
+        return time_steps(parts, warm=1, most=TRIAL_STEPS, limit_s=TRIAL_S) / trial.batch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -283,28 +238,17 @@ def replay(run: Run, splits: DataSplits, folder: Path, step: int, world: World) 
     norm = total_norm(parts.optimiser.gradients()) / count
     parts.optimiser.zero_grad()
     loss = float(output.total / count)
-    images: list[ReplayedImage] = []
     labels = [""] * len(batch)
     if isinstance(targets_of(run.objective), ClassTargets):  # the first class of each image
         first: list[int] = batch.target.reshape(len(batch), -1)[:, 0].tolist()
         labels = [splits.class_names[label] if label >= 0 else "none" for label in first]
+    images: list[ReplayedImage] = []
     with torch.no_grad():
         for at, part in enumerate(split_micro_batches(inputs, 1)):
             seed_generators(world.device, resolved.seed, step, world.rank, at)
             alone = loss if resolved.objective.needs_whole_batch else float(parts.objective(*part).total)
-            images.append(
-                ReplayedImage(
-                    name=splits.train.name(int(batch.sample[at])),
-                    label=labels[at],
-                    loss=alone,
-                    pixels=part[0][0].permute(1, 2, 0).cpu().numpy(),
-                )
-            )
+            name, pixels = splits.train.name(int(batch.sample[at])), part[0][0].permute(1, 2, 0).cpu().numpy()
+            images.append(ReplayedImage(name=name, label=labels[at], loss=alone, pixels=pixels))
     images.sort(key=lambda one: (np.isfinite(one.loss), -one.loss if np.isfinite(one.loss) else 0.0))
-    return Replay(
-        step=step,
-        weights_step=-1 if saved is None else saved.step,
-        loss=loss,
-        norm=float(norm),
-        images=tuple(images),
-    )
+    weights_step = -1 if saved is None else saved.step
+    return Replay(step=step, weights_step=weights_step, loss=loss, norm=float(norm), images=tuple(images))

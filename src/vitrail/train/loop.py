@@ -9,16 +9,19 @@ The same call again resumes: on a CPU it ends with the same weights, bit for bit
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
 
+from vitrail.checkpoint.bundle import get_card
+from vitrail.checkpoint.store.layout import FOLDER
 from vitrail.checkpoint.store.reader import SavedCheckpoint
 from vitrail.checkpoint.store.writer import CheckpointWriter
 from vitrail.core.errors import DataError, Diverged, OutOfMemory, TrainingError, VitrailError
+from vitrail.core.text import pluralise
 from vitrail.data.loader import Batch, name_dead_worker
 from vitrail.data.randomness import EpochOrder
 from vitrail.data.training_record import KEY
@@ -27,7 +30,6 @@ from vitrail.distributed.process_group import FlagSync, World
 from vitrail.optim.schedules import learning_rate
 from vitrail.report.sections import State
 from vitrail.tasks.registry import task_of
-from vitrail.train import observer as messages
 from vitrail.train.assemble import Parts, assemble
 from vitrail.train.closed_form_baseline import compare_scores, find_obstacle, prepare_baseline
 from vitrail.train.config import ResolvedRun, Run
@@ -39,11 +41,12 @@ from vitrail.train.resolve import balance_micro_batch, count_micro_batches, reso
 from vitrail.train.resume import find_checkpoint, find_non_finite, open_folder, own_pieces
 from vitrail.train.run_folder.files import BEST, LAST, METRICS, to_json_value
 from vitrail.train.run_folder.metric_rows import describe_score, read_metrics
-from vitrail.train.run_folder.run import RunFolder, get_provenance, set_provenance, write_weights
+from vitrail.train.run_folder.run import RunFolder, write_weights
 from vitrail.train.scoring import Best, Scorer, SplitScore, TrainingResult, check_fewshot, score_final_weights
 
 FIRST_STEPS = 3  # in these, running out of memory leads to smaller micro-batches
 REPORT_S = 60.0  # between two reports while nothing is scored
+GENTLER = "Start again, or resume with --force, with a lower optim.lr, a longer schedule.warmup, or optim.clip=1"
 
 
 def train(
@@ -74,22 +77,21 @@ def train(
             training = Training(resolved, splits, world, folder, observer, micro=run.micro)
             folder.write_tables()
             result = training.run()
-            training.close()
+            training.store.close()
             return result
         except Diverged as error:
             folder.set_status("diverged", message=str(error))
             world.barrier()  # all processes raise this; one that left would end the one that still writes
             raise
         except KeyboardInterrupt:  # does not wait for a checkpoint in progress: it will be complete or absent
-            early = "stopped before the first step"
-            late = "stopped at once by a second signal, without saving"
-            folder.set_status("interrupted", message=early if training is None else late)
+            how = "before the first step" if training is None else "at once by a second signal, without saving"
+            folder.set_status("interrupted", message=f"stopped {how}")
             raise
         except BaseException as error:
             cause = name_dead_worker(error)
             if training is not None:
-                training.close()  # finishes a checkpoint in progress before the folder is released
-            message = messages.describe_failure(cause, world.size)
+                training.store.close()  # finishes a checkpoint in progress before the folder is released
+            message = describe_failure(cause, world.size)
             if folder.exists():
                 folder.set_status("failed", message=message)
                 if training is not None and not isinstance(cause, TrainingError):  # those have reported already
@@ -102,35 +104,33 @@ def train(
             raise
 
 
+def describe_failure(error: BaseException, processes: int) -> str:
+    """An error in one line. With several processes, the first to notice a loss rarely knows which one it was."""
+    text = str(error) if isinstance(error, VitrailError) else f"{type(error).__name__}: {error}"
+    if processes > 1 and isinstance(error, RuntimeError) and any(name in text.lower() for name in ("gloo", "nccl")):
+        return f"another process of the job was lost, and the job's output says which ({text})"
+    return text
+
+
 class Training:
     """A run in progress: its parts, its position and its results so far."""
 
     def __init__(
-        self,
-        config: ResolvedRun,
-        splits: DataSplits,
-        world: World,
-        folder: RunFolder,
-        observer: Observer,
-        micro: int = 0,
+        self, config: ResolvedRun, splits: DataSplits, world: World, folder: RunFolder, observer: Observer, micro: int
     ) -> None:
         """`micro` is as requested, 0 for automatic: a resumed run keeps its own unless another one is requested."""
         self.config, self.splits, self.world, self.folder, self.observer = config, splits, world, folder, observer
         self.advance = get_advance(observer)
         tell = lambda entry: folder.note(f"skipped an unreadable image: {entry}")  # noqa: E731
         self.ledger = UnreadableLog(folder.path if world.is_main else None, strict=config.data.strict, tell=tell)
+        token, keep = world.broadcast(f"{time.time_ns():x}"), config.keep.last
         self.store = CheckpointWriter(
-            folder.path / "checkpoints",
-            rank=world.rank,
-            world=world.size,
-            token=world.broadcast(f"{time.time_ns():x}"),
-            keep=config.keep.last,
-            tell=folder.note,
+            folder.path / FOLDER, rank=world.rank, world=world.size, token=token, keep=keep, tell=folder.note
         )
         saved = find_checkpoint(folder, world)
         self.trained_on = record_training_images(config.data, splits, world, saved, self.advance)
-        self.baseline = prepare_baseline(config, splits, world, folder, observer, resumed=saved is not None)
-        self.parts: Parts = assemble(config, splits, world, self.ledger, saved=saved, head=self.baseline.head)
+        self.baseline, head = prepare_baseline(config, splits, world, folder, observer, resumed=saved is not None)
+        self.parts: Parts = assemble(config, splits, world, self.ledger, saved=saved, head=head)
         self.micro, self.best, self.step = config.micro, Best(), 0
         self.meter, self.throughput = Meter(world.device), Throughput(self.parts.cost, config.batch)
         self.scorer = Scorer(self.parts, self.advance)
@@ -138,15 +138,15 @@ class Training:
         self.rows: dict[str, dict[str, Any]] = {}  # the last scores, by kind
         self.shown: SplitScore | None = None  # what the report shows: the best weights, once there are some
         if saved is None:
-            start = get_provenance(self.network)
-            warn_of_seen_images(splits, self.trained_on, start, world, folder.note)
+            provenance = {**get_card(self.network).provenance, KEY: self.trained_on}
+            warn_of_seen_images(splits, provenance, world, folder.note)
             self.folder.rewind(0)  # a start that was killed before its first checkpoint may have left rows
             if world.is_main:
                 (folder.path / BEST).unlink(missing_ok=True)  # or best weights
         else:
             self.restore_from(saved, micro)
         self.saved_at, self.reported_at = time.monotonic(), time.monotonic()
-        self.skipped_before, self.empty_steps, self.report_failed = 0, 0, False
+        self.skipped_before, self.empty_steps = 0, 0
 
     @property
     def network(self) -> Any:
@@ -155,7 +155,7 @@ class Training:
     def restore_from(self, saved: SavedCheckpoint, micro: int) -> None:
         """Restores everything but the tensors, which `assemble` has restored already."""
         facts = saved.facts
-        set_provenance(self.network, facts["provenance"])
+        self.network.card = replace(get_card(self.network), provenance=facts["provenance"])  # the first may be gone
         self.step, self.best = saved.step, Best.from_facts(facts["best"])
         self.micro = int(facts["micro"]) if micro in (0, facts["chosen"]) else micro
         self.parts.cost.restore(facts["cost"])
@@ -180,7 +180,10 @@ class Training:
                 if self.step % self.config.evaluation.every == 0 or self.step == self.config.steps:
                     self.evaluate()
                 stopping, save = self.flags(self.step, (bool(stop), self.world.is_main and self.is_save_due()))
-                ending = self.choose_ending(stopping)
+                if self.step == self.config.steps or self.is_out_of_patience:
+                    ending = "done" if self.step == self.config.steps else "early"
+                elif stopping:
+                    ending = "interrupted"
                 if ending or save or (self.config.keep.steps and self.step % self.config.keep.steps == 0):
                     self.save()
                 if ending:
@@ -214,13 +217,18 @@ class Training:
             except torch.OutOfMemoryError as error:
                 micro, couples = min(self.micro, len(batch)), self.parts.objective.config.needs_whole_batch
                 if self.throughput.steps >= FIRST_STEPS or self.world.size > 1 or micro == 1 or couples:
-                    message = messages.describe_out_of_memory(batch.step, micro, couples=couples)
-                    raise OutOfMemory(message) from error
+                    remedy = f"resume with the same command and --set micro={micro // 2}"
+                    if couples:
+                        remedy = "they cannot be split: use a smaller batch, more processes or --set recompute=true"
+                    elif micro == 1:
+                        remedy = "use --set recompute=true, --set sharding=fsdp on several devices, or fewer tokens"
+                    fault = f"out of memory at step {batch.step:,} with {pluralise(micro, 'image')} at once"
+                    raise OutOfMemory(f"{fault}; {remedy}") from error
                 self.parts.optimiser.zero_grad()
                 torch.cuda.empty_cache()
                 self.micro = balance_micro_batch(len(batch), micro // 2)
-                parts = count_micro_batches(len(batch), self.micro)
-                self.folder.note(messages.describe_smaller_micro(micro, self.micro, parts))
+                how = f"{self.micro}, in {count_micro_batches(len(batch), self.micro)} micro-batches per step"
+                self.folder.note(f"out of memory with {micro} images at once: continuing with {how}")
         self.meter.add(batch.step, result.names, result.sums, result.norm, result.ok)
         self.step = batch.step + 1
         self.throughput.count_step()
@@ -239,42 +247,36 @@ class Training:
         if (snapshot := self.meter.read()) is not None:
             self.record(snapshot, last=last)
 
-    def record(self, snapshot: MetricsSnapshot, *, last: bool = False) -> None:
-        """Writes a row of metrics to the file, to TensorBoard and to the observer."""
+    def record(self, snapshot: MetricsSnapshot, *, last: bool) -> None:
+        """Writes a row of metrics to the file, to TensorBoard and to the observer. DataError if a whole epoch had no
+        usable image: all were unreadable or without a target."""
         speed = self.throughput.update(snapshot.steps, last=last)
-        row: dict[str, Any] = {
-            "kind": "train",
-            "step": snapshot.step,
-            "epoch": snapshot.step * self.config.batch / len(self.splits.train),
-            "loss": snapshot.loss,
-            **{name: snapshot.mean(name) for name in snapshot.values if name not in ("total", "count")},
-            "lr": self.learning_rate(snapshot.step - 1),
-            "norm": snapshot.norm,
-            "skipped": snapshot.skipped,
-            **speed,
-            **self.parts.cost.row(),
-        }
+        row: dict[str, Any] = {"kind": "train", "step": snapshot.step}
+        row |= {"epoch": snapshot.step * self.config.batch / len(self.splits.train), "loss": snapshot.mean("total")}
+        row |= {name: snapshot.mean(name) for name in snapshot.values if name not in ("total", "count")}
+        row |= {"lr": self.learning_rate(snapshot.step - 1), "norm": snapshot.norm, "skipped": snapshot.skipped}
+        row |= speed | self.parts.cost.row()
         self.folder.record(row)
         left = (self.config.steps - self.step) * self.config.batch
         left_s = left / speed["images_per_s"] if speed.get("images_per_s") else float("nan")
         self.observer.progress({**row, "steps": self.config.steps, "best": self.best.values, "left_s": left_s})
-        self.check_samples(snapshot)
-        if snapshot.skipped > self.skipped_before:
-            more = snapshot.skipped - self.skipped_before
+        more, images = snapshot.skipped - self.skipped_before, len(self.splits.train)
+        self.empty_steps = 0 if snapshot.values["count"] or more else self.empty_steps + snapshot.steps
+        if self.empty_steps * self.config.batch >= images:
+            ignored = "all of their labels or pixels are ignored"
+            why = f"see {self.folder.path / 'unreadable.jsonl'}" if len(self.ledger) else ignored
+            raise DataError(f"none of the {images:,} training images could be used: {why}")
+        if more > 0:
             self.skipped_before = snapshot.skipped
-            self.folder.note(messages.describe_skipped_updates(more, snapshot, self.config.bad_steps))
+            which = f"first at step {snapshot.first_bad:,}, counted from 0; {snapshot.skipped} in all"
+            self.folder.note(
+                f"skipped {pluralise(more, 'update')} up to step {snapshot.step:,}: loss or gradient was not finite "
+                f"({which}, {self.config.bad_steps} end the run)"
+            )
         if snapshot.skipped >= self.config.bad_steps:
             self.diverge(snapshot)
         if time.monotonic() - self.reported_at > REPORT_S:
             self.report("running")
-
-    def check_samples(self, snapshot: MetricsSnapshot) -> None:
-        """DataError if a whole epoch had no usable image: all were unreadable or without a target."""
-        is_empty = not snapshot.values["count"] and snapshot.skipped == self.skipped_before
-        self.empty_steps = self.empty_steps + snapshot.steps if is_empty else 0
-        if self.empty_steps * self.config.batch >= len(self.splits.train):
-            images, unreadable = len(self.splits.train), len(self.ledger)
-            raise DataError(messages.describe_unusable_images(images, unreadable, self.folder.path))
 
     def evaluate(self) -> None:
         """Scores the watched split, keeps the best weights, and computes the few-shot accuracy."""
@@ -307,27 +309,13 @@ class Training:
             return self.store.retry_due()
         return not self.config.keep.steps and time.monotonic() - self.saved_at > 60 * self.config.keep.minutes
 
-    def choose_ending(self, stopping: bool) -> str:
-        """Why the run ends at this step; "" if it does not."""
-        if self.step == self.config.steps:
-            return "done"
-        if self.is_out_of_patience:
-            return "early"
-        return "interrupted" if stopping else ""
-
     def save(self) -> None:
         """Hands a copy of the state to the writer, which works while the run continues."""
         self.check_folder()
         self.record_sent()  # a kill would lose a row that is on its way
-        facts = {
-            "micro": self.micro,
-            "chosen": self.config.micro,
-            "provenance": get_provenance(self.network),
-            KEY: self.trained_on,
-            "best": asdict(self.best),
-            "cost": self.throughput.cost_so_far().state(),
-            "meter": self.meter.state(),
-        }
+        cost, meter = self.throughput.cost_so_far().state(), self.meter.state()
+        facts = {"micro": self.micro, "chosen": self.config.micro, "best": asdict(self.best), "cost": cost}
+        facts |= {"meter": meter, "provenance": get_card(self.network).provenance, KEY: self.trained_on}
         self.store.save(self.step, own_pieces(self.parts.state(), self.world), facts)
         self.saved_at = time.monotonic()
         self.folder.set_status("running", step=self.step, total=self.config.steps)
@@ -343,59 +331,54 @@ class Training:
         if not self.world.broadcast(is_written and is_saved):
             self.fail(is_written)
         if state == "done":
-            row, self.shown = score_final_weights(
-                self.scorer, self.folder, step=self.step, current=current, shown=self.shown
-            )
+            row, self.shown = score_final_weights(self.scorer, self.folder, self.step, current, self.shown)
             if row is not None:
                 self.folder.record(row, describe_score(row))
                 if self.splits.watch_name != self.splits.test_name:
                     self.observer.progress(row)
                 self.rows["test"] = row
             best = self.best.apply_to(watched) if self.splits.can_select_best else watched
-            if worse := compare_scores(self.baseline.by_split, (row, best), self.config):
+            if worse := compare_scores(self.baseline, (row, best), self.config):
                 self.folder.note(worse)
-        message = messages.describe_ending(ending, self.step, self.config.steps, self.best.since)
+        messages = {
+            "interrupted": f"stopped by a signal after step {self.step:,} of {self.config.steps:,}, saved",
+            "early": f"stopped early at step {self.step:,}: {self.best.since} scorings without a better one",
+        }
+        message = messages.get(ending, f"all {self.config.steps:,} steps done")
         self.folder.set_status(state, step=self.step, total=self.config.steps, message=message)
         self.report(state, "" if ending == "done" else message)
         self.folder.log(message)
-        return TrainingResult(
-            folder=self.folder.path,
-            state=state,
-            step=self.step,
-            best=self.best,
-            test=self.rows.get("test"),
-            watch=self.rows.get("watch"),
-            baseline=self.baseline.by_split,
-        )
+        watched, tested = self.rows.get("watch"), self.rows.get("test")
+        return TrainingResult(self.folder.path, state, self.step, self.best, tested, watched, self.baseline)
 
     def fail(self, is_written: bool) -> None:
         """Raises if the end could not be written: Diverged if the weights are not finite, else TrainingError."""
         self.check_folder()
         kept = self.world.broadcast(self.store.newest())
         faults = self.world.gather(find_non_finite(self.parts.state()))
+        intact = "there is no earlier checkpoint" if kept is None else f"the checkpoint of step {kept:,} is intact"
+        reached = f"step {self.step:,} of {self.config.steps:,} was reached, but its"
         if fault := next(filter(None, faults), ""):
-            self.raise_diverged(messages.describe_overflow(self.step, self.config.steps, fault, kept))
-        message = messages.describe_failed_write(self.step, self.config.steps, kept, weights=is_written)
+            reason = f"weights have overflowed ({fault}), so they were not written"
+            self.raise_diverged(f"{reached} {reason}; {intact}. {GENTLER}")
+        what = f"checkpoint could not be written ({LAST} was)" if is_written else "weights could not be written"
+        message = f"{reached} {what}; {intact}. The log says why. Free some disk space and resume with the same command"
         self.report("failed", message)
         raise TrainingError(message)
 
     def check_folder(self) -> None:
         """TrainingError if the run folder was removed or moved: nothing could be saved any more."""
         if self.world.broadcast(not self.folder.exists()):
-            raise TrainingError(messages.describe_missing_folder(self.folder.path, self.step, self.config.steps))
+            when = f"while the run was at step {self.step:,} of {self.config.steps:,}"
+            raise TrainingError(f"{self.folder.path} was removed or moved {when}; start again with the same command")
 
     def write(self, name: str, row: dict[str, Any] | None) -> bool:
         """Writes a weight file with its provenance and the cost so far; returns whether that worked."""
-        provenance = {
-            "run": self.config.name,
-            "data": self.config.data.source,
-            "seed": self.config.seed,
-            "step": self.step,
-            "cost": self.throughput.cost_so_far().row(),
-            **self.splits.provenance,
-            KEY: self.trained_on,
-            **({} if row is None else {"score": to_json_value(self.scorer.summarise(row))}),
-        }
+        run, cost = self.config, self.throughput.cost_so_far().row()
+        provenance = {"run": run.name, "data": run.data.source, "seed": run.seed, "step": self.step, "cost": cost}
+        provenance |= {**self.splits.provenance, KEY: self.trained_on}
+        if row is not None:
+            provenance["score"] = to_json_value(self.scorer.summarise(row))
         with self.scorer.use_average():
             try:
                 write_weights(self.folder.path / name, self.network, self.world, provenance)
@@ -411,14 +394,8 @@ class Training:
             return
         chosen = self.best.step if (self.folder.path / BEST).exists() else -1
         cost = self.throughput.cost_so_far()
-        try:
+        with self.folder.failures.note_once("report.html could not be written", "the run continues"):
             present(self.folder, self.parts, self.shown, cost, state, message, step=self.step, chosen=chosen)
-        except OSError as error:
-            if not self.report_failed:
-                self.folder.note(f"report.html could not be written ({error.strerror or error}); the run continues")
-            self.report_failed = True
-        else:
-            self.report_failed = False
 
     def diverge(self, snapshot: MetricsSnapshot) -> None:
         """Too many updates were skipped: saves the weights, which these never touched, and names the bad batch."""
@@ -429,12 +406,12 @@ class Training:
         self.save()
         kept = self.step if self.store.wait() else self.store.last
         self.write(LAST, None)
-        self.raise_diverged(messages.describe_divergence(snapshot, kept, self.folder.path))
+        weights = "nothing had been saved" if kept is None else f"the weights of step {kept} are kept"
+        again = f"`vitrail replay {self.folder.path} --step {snapshot.first_bad}` runs that batch again"
+        bad = f"loss or gradient was not finite in {snapshot.skipped} updates, first at step {snapshot.first_bad}"
+        self.raise_diverged(f"{bad}; {weights}. {again}; its images are in bad_batch.json. {GENTLER}")
 
     def raise_diverged(self, message: str) -> NoReturn:
         self.folder.log(message)
         self.report("diverged", message)
         raise Diverged(message)
-
-    def close(self) -> None:
-        self.store.close()

@@ -24,20 +24,9 @@ from vitrail.evaluation.speed import tpuv3_core_days, training_flops
 PRODUCTS = 8  # timed at least, however busy the machine; the fastest counts
 
 # Dense bfloat16 peaks, as published by the makers.
-PEAKS = {
-    "B200": 2250e12,
-    "H200": 989e12,
-    "H100 PCIe": 756e12,
-    "H100": 989e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-    "L4": 121e12,
-    "A10": 125e12,
-    "RTX 4090": 165e12,
-    "RTX 3090": 71e12,
-    "V100": 125e12,
-    "T4": 65e12,
-}
+SERVER_PEAKS = {"B200": 2250e12, "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "V100": 125e12}
+OTHER_PEAKS = {"L40S": 362e12, "L4": 121e12, "A10": 125e12, "RTX 4090": 165e12, "RTX 3090": 71e12, "T4": 65e12}
+PEAKS = SERVER_PEAKS | OTHER_PEAKS  # by a part of the device's name; the first that fits counts
 
 
 def peak_flops(device: torch.device) -> float:
@@ -105,7 +94,7 @@ class RunCost:
         self.device_seconds, self.flops = float(state["device_seconds"]), float(state["flops"])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class MetricsSnapshot:
     """The sums of the steps up to `step`, since the previous snapshot."""
 
@@ -115,10 +104,6 @@ class MetricsSnapshot:
     norm: float  # of the last step's gradient
     skipped: int  # updates skipped since this start
     first_bad: int  # the step of the first of them, -1 for none
-
-    @property
-    def loss(self) -> float:
-        return self.mean("total")
 
     def mean(self, name: str) -> float:
         """Over the samples of the steps that were not skipped; NaN if all were."""
@@ -185,9 +170,7 @@ class Meter:
         *sums, norm, skipped, first_bad = packed.tolist()
         self.sent = None
         values = dict(zip(self.names, sums, strict=True))
-        return MetricsSnapshot(
-            step=step, steps=steps, values=values, norm=norm, skipped=int(skipped), first_bad=int(first_bad)
-        )
+        return MetricsSnapshot(step, steps, values, norm, int(skipped), int(first_bad))
 
 
 class Throughput:

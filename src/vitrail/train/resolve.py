@@ -49,33 +49,27 @@ def resolve(run: Run, splits: DataSplits, world: World) -> ResolvedRun:
     steps = run.steps or max(round(run.epochs * len(splits.train) / run.batch), 1)
     check_warmup(run.schedule, steps)
     if run.batch % world.size:
-        raise ConfigError(
-            f"batch={run.batch} cannot be split over {world.size} processes; "
-            f"use {run.batch - run.batch % world.size or world.size} or a multiple of {world.size}"
-        )
+        fit = run.batch - run.batch % world.size or world.size
+        reason = f"batch={run.batch} cannot be split over {world.size} processes"
+        raise ConfigError(f"{reason}; use {fit} or a multiple of {world.size}")
     check_mixing(run, world)
     if run.evaluation.patience and not splits.can_select_best:
-        raise ConfigError(
-            f"evaluation.patience={run.evaluation.patience} needs a labelled split that is not the final test split: "
-            "hold out a part, data.dev=0.1 and data.watch=dev"
+        reason = (
+            f"evaluation.patience={run.evaluation.patience} needs a labelled split that is not the final test split"
         )
+        raise ConfigError(f"{reason}: hold out a part, data.dev=0.1 and data.watch=dev")
     cuda = world.device.type == "cuda"
     precision = run.precision if run.precision != "auto" else "bfloat16" if cuda else "float32"
     sharding = run.sharding if run.sharding != "auto" else "ddp" if world.size > 1 else "none"
     if sharding == "none" and world.size > 1:
         raise ConfigError(f"sharding=none with {world.size} processes would train {world.size} networks; use ddp")
     run = replace(run, model=model, steps=steps, epochs=0.0, precision=precision, sharding=sharding)
-    data = to_stage(
-        ResolvedData,
-        run.data,
-        watch=splits.watch_name or "none",
-        test=splits.test_name or "none",
-        resident="on" if is_resident(run, splits, world.device) else "off",
-    )
+    names = {"watch": splits.watch_name or "none", "test": splits.test_name or "none"}
+    resident = "on" if is_resident(run, splits, world.device) else "off"
     return to_stage(
         ResolvedRun,
         run,
-        data=data,
+        data=to_stage(ResolvedData, run.data, resident=resident, **names),
         preprocessing=run.preprocessing or Preprocessing(image=model.image),
         micro=choose_micro_batch(run, world),
         baseline="on" if is_enabled(run, splits) else "off",
@@ -120,24 +114,20 @@ def check_mixing(run: Run, world: World) -> None:
     if not mix.probability or not (mix.mixup or mix.cutmix):
         return
     if mix.stride % repeats:
-        raise ConfigError(
-            f"data.repeats={repeats} puts views of an image next to each other, and mix.stride={mix.stride} would "
-            f"mix them; use mix.stride={repeats}"
-        )
-    if local % (2 * mix.stride):
-        raise ConfigError(
-            f"mixing with mix.stride={mix.stride} takes pairs, and a process has {local} images of each batch; "
-            f"use a batch that is a multiple of {2 * mix.stride * world.size}"
-        )
+        reason = f"data.repeats={repeats} puts views of an image next to each other"
+        raise ConfigError(f"{reason}, and mix.stride={mix.stride} would mix them; use mix.stride={repeats}")
+    if local % (pair := 2 * mix.stride):
+        reason = f"mix.stride={mix.stride} mixes pairs, and a process has {local} images of each batch"
+        raise ConfigError(f"{reason}; use a batch that is a multiple of {pair * world.size}")
 
 
 def summarise_run(run: ResolvedRun, splits: DataSplits, world: World, out: Path) -> tuple[str, ...]:
     """A run in a few lines: where, what, on which images, how."""
     optim, local = run.optim, run.batch // world.size
     watched = f", {len(splits.watch):,} watched ({splits.watch_name})" if splits.watch is not None else ""
-    without = splits.without
-    dropped = "" if without is None else f" ({len(without.indices):,} dropped by {run.data.without})"
-    parts = f"{world.size} x {count_micro_batches(local, run.micro)} x {describe_micro_batch(local, run.micro)}"
+    dropped = f" ({len(splits.without.indices):,} dropped by {run.data.without})" if splits.without is not None else ""
+    each = f"at most {run.micro}" if local % run.micro else str(run.micro)
+    parts = f"{world.size} x {count_micro_batches(local, run.micro)} x {each}"
     return (
         f"run folder {out}; report {out / 'report.html'}",
         f"{network_name(run.model)}: {run.model.parameters:,} parameters, {format_size(run.model.image)} px, from "
@@ -153,10 +143,6 @@ def describe_targets(run: Run, splits: DataSplits) -> str:
     """What the images are annotated with: "10 classes", "no labels"."""
     task = task_of(run.objective) or CLASSIFICATION
     return task.describe_outputs(splits.class_names) if splits.class_names else "no labels"
-
-
-def describe_micro_batch(local: int, micro: int) -> str:
-    return f"at most {micro}" if local % micro else str(micro)
 
 
 def is_resident(run: Run, splits: DataSplits, device: torch.device) -> bool:
@@ -179,16 +165,15 @@ def choose_micro_batch(run: Run, world: World) -> int:
     """How many images a process takes at once: as configured, or as many as its memory holds."""
     local = run.batch // world.size
     if run.micro > local:
-        raise ConfigError(
-            f"micro={run.micro} is more than the {local} images a process has of each batch; "
-            f"use {local} or fewer, or 0 for as many as fit"
-        )
+        reason = f"micro={run.micro} is more than the {local} images a process has of each batch"
+        raise ConfigError(f"{reason}; use {local} or fewer, or 0 for as many as fit")
     if run.micro or run.objective.needs_whole_batch:
         return run.micro or local
     cuda = world.device.type == "cuda"
     state, each = estimate_memory(run, world)
     room = free_bytes(world.device) // (1 if cuda else world.local_size) - state
-    return fit_micro_batch(local, each, room, MOST_ON_DEVICE if cuda else MOST_ON_HOST)
+    most = min(MOST_ON_DEVICE if cuda else MOST_ON_HOST, int(room * USED) // max(each, 1))
+    return balance_micro_batch(local, max(1, most))
 
 
 def estimate_memory(run: Run, world: World) -> tuple[int, int]:
@@ -227,11 +212,6 @@ def free_bytes(device: torch.device) -> int:
     if "SC_PHYS_PAGES" in known:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     return 4 << 30
-
-
-def fit_micro_batch(local: int, each: int, room: int, most: int) -> int:
-    """The largest micro-batch of a process's batch that fits into `room` bytes, at most `most`."""
-    return balance_micro_batch(local, max(1, min(most, int(room * USED) // max(each, 1))))
 
 
 def balance_micro_batch(local: int, most: int) -> int:

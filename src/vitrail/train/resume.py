@@ -5,7 +5,8 @@ augmentation, mixing and dropout are computed from the seed and the step. Any nu
 other number read it.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,8 @@ from vitrail.tasks.registry import task_of
 from vitrail.train.config import ResolvedRun, Run
 from vitrail.train.data import DataSplits, open_splits
 from vitrail.train.resolve import resolve
-from vitrail.train.run_folder.files import read_command, read_json
-from vitrail.train.run_folder.run import CONFIG, RunFolder, compare_config
+from vitrail.train.run_folder.files import CONFIG, read_command, read_json
+from vitrail.train.run_folder.run import NullRunFolder, RunFolder, compare_config
 
 FINGERPRINT, CONTENT = "fingerprint", "content"
 
@@ -81,38 +82,38 @@ def open_folder(
     log: Callable[[str], None],
 ) -> RunFolder:
     """Opens the folder, locked, if it holds the same run. An error of the main process is raised in all of them."""
-    folder, problem = None, ""
+    folder: RunFolder = NullRunFolder(out)
+    with raise_everywhere(world):
+        if world.is_main:
+            config, free = config_with_fingerprints(run, splits), free_fields(out)
+            folder = RunFolder.open(out, config=config, command=command, force=force, tell=log, free=free)
+    return folder
+
+
+@contextlib.contextmanager
+def raise_everywhere(world: World) -> Generator[None]:
+    """A ConfigError of the main process inside the block is raised in all processes."""
+    problem = ""
     try:
-        folder = RunFolder.open(
-            out,
-            rank=world.rank,
-            config=config_with_fingerprints(run, splits) if world.is_main else {},
-            command=dict(command),
-            force=force,
-            tell=log,
-            free=free_fields(out) if world.is_main else FREE,
-        )
+        yield
     except ConfigError as error:
         problem = str(error)
-    problem = world.broadcast(problem)
-    if problem or folder is None:
+    if problem := world.broadcast(problem):
         raise ConfigError(problem)
-    return folder
 
 
 def check_same_run(out: Path, run: Run, world: World) -> None:
     """ConfigError if a run differs from the one in the folder."""
     splits = open_splits(run.data, task_of(run.objective))
-    compare_config(
-        out, config_with_fingerprints(resolve(run, splits, world), splits), free=free_fields(out), force=False
-    )
+    config = config_with_fingerprints(resolve(run, splits, world), splits)
+    compare_config(out, config, free=free_fields(out), force=False)
 
 
 def find_checkpoint(folder: RunFolder, world: World) -> SavedCheckpoint | None:
     """The newest intact checkpoint, the same for all processes, each of which checks a part of it."""
 
     def agree(problem: str | None) -> str | None:
-        return next((each for each in world.gather(problem) if each is not None), None)
+        return next(filter(None, world.gather(problem)), None)
 
     return latest(folder.path / "checkpoints", folder.note, part=world.rank, parts=world.size, agree=agree)
 

@@ -7,12 +7,13 @@ report belong to them.
 
 import contextlib
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +22,6 @@ from vitrail.checkpoint.bundle import Bundle
 from vitrail.checkpoint.find_weights import read_bundle
 from vitrail.core.errors import DataError, VitrailError
 from vitrail.data.collection import Collection, open_collection
-from vitrail.data.dataset import ImageDataset
-from vitrail.data.loader import Batch
 from vitrail.distributed.meta_init import copy_rows, local_rows
 from vitrail.distributed.parallel import Parallel
 from vitrail.distributed.process_group import World
@@ -30,13 +29,11 @@ from vitrail.evaluation.frozen.features import FrozenFeatures, extract_features
 from vitrail.evaluation.frozen.fewshot import score_few_shot
 from vitrail.evaluation.metrics import Criterion, is_better, score_batches
 from vitrail.tasks.classification.task import CLASSIFICATION
-from vitrail.tasks.registry import targets_of, task_of
+from vitrail.tasks.registry import task_of
 from vitrail.tasks.task import Task, TaskScore
 from vitrail.train.assemble import Parts
 from vitrail.train.closed_form_baseline import Row
 from vitrail.train.config import Evaluation
-from vitrail.train.data import EvalBatches
-from vitrail.train.observer import Advance, count_batches, ignore_advance
 from vitrail.train.run_folder.files import BEST, LAST
 from vitrail.train.run_folder.run import RunFolder
 from vitrail.train.selfsup_scoring import FeatureScorer, ReportSamples
@@ -74,7 +71,7 @@ class Best:
         self.since += 1
         return False
 
-    def apply_to(self, row: dict[str, Any] | None) -> dict[str, Any] | None:
+    def apply_to(self, row: Row | None) -> Row | None:
         """A later score's row with the best numbers."""
         return None if row is None else {**row, **self.values, "step": self.step}
 
@@ -99,18 +96,11 @@ class ShardedNetwork(nn.Module):
         return self.parallel.evaluate_with(lambda network, images: network(images), images)
 
 
-@dataclass(slots=True)
-class Scorer:
+@dataclass
+class Scorer(FeatureScorer):
     """Scores the network of a run, with averaged weights if there are any."""
 
-    parts: Parts
-    advance: Advance = ignore_advance
-    batches: dict[str, EvalBatches] = field(default_factory=dict[str, EvalBatches])
     latest: SplitScore | None = None
-    feature_scorer: FeatureScorer = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.feature_scorer = FeatureScorer(self.parts, self.advance)
 
     @property
     def task(self) -> Task:
@@ -126,93 +116,61 @@ class Scorer:
         network = self.parts.objective.eval_network
         return ShardedNetwork(network, self.parts.parallel) if self.parts.is_sharded else network
 
-    def get_split(self, part: str) -> tuple[str, ImageDataset]:
-        """The name and images of "watch" or "test"."""
-        splits = self.parts.splits
-        name = splits.watch_name if part == "watch" else splits.test_name
-        return name, splits.scored[name]
-
-    def iterate(self, part: str) -> Iterator[Batch]:
-        """The batches of a split, set up once."""
-        run, world = self.parts.run, self.parts.world
-        split, source = self.get_split(part)
-        if part not in self.batches:
-            self.batches[part] = EvalBatches(
-                source,
-                run.preprocessing,
-                run.data,
-                batch=min(EVALUATION_BATCH, max(len(source) // world.size, 1)),
-                world=world,
-                ledger=self.parts.ledger,
-                targets=targets_of(run.objective),
-            )
-        return count_batches(self.batches[part], f"scoring {split}", len(source), self.advance, processes=world.size)
-
-    def score(self, part: str, step: int, *, as_is: bool = False) -> dict[str, Any]:
+    def score(self, part: str, step: int, *, as_is: bool = False) -> Row:
         """One row of metrics for the "watch" or "test" split; `as_is` ignores averages."""
-        split, source = self.get_split(part)
-        parts, device = self.parts, self.parts.world.device
+        run, splits, world, task = self.parts.run, self.parts.splits, self.parts.world, self.task
+        split = splits.watch_name if part == "watch" else splits.test_name
+        source = splits.scored[split]
         with nullcontext() if as_is else self.use_average():
-            if not parts.objective.config.labelled:
-                row, samples = self.feature_scorer.score(split, source)
+            if not run.objective.labelled:
+                row, samples = self.score_features(split, source)
                 self.latest = SplitScore(split=split, step=step, found=samples)
                 return {"kind": part, "step": step, **row}
+            size = min(EVALUATION_BATCH, max(len(source) // world.size, 1))
             found: TaskScore = score_batches(
                 self.network,
-                self.iterate(part),
-                parts.run.preprocessing,
-                self.task.metric(len(parts.splits.class_names), device, extremes=EXTREMES),
-                device=device,
-                world=parts.world if parts.world.size > 1 else None,
-                precision=parts.evaluation_precision,
+                self.iterate(f"scoring {split}", source, run.preprocessing, size),
+                run.preprocessing,
+                task.metric(len(splits.class_names), world.device, extremes=EXTREMES),
+                device=world.device,
+                world=world if world.size > 1 else None,
+                precision=self.parts.evaluation_precision,
             )
         self.latest = SplitScore(split=split, step=step, found=found)
-        name = self.task.criteria[0].name  # a row whose main number is not the accuracy names it
-        return {
-            "kind": part,
-            "step": step,
-            "split": split,
-            **({} if name == "accuracy" else {"score": name}),
-            **found.row(),
-        }
+        name = task.criteria[0].name  # a row whose main number is not the accuracy names it
+        score = {} if name == "accuracy" else {"score": name}
+        return {"kind": part, "step": step, "split": split, **score, **found.row()}
 
-    def summarise(self, row: Mapping[str, Any]) -> dict[str, Any]:
+    def summarise(self, row: Row) -> Row:
         """A score for the provenance of weights."""
         names = ("split", "measure", "score", *(criterion.name for criterion in self.task.criteria), "loss", "count")
         return {name: row[name] for name in names if name in row}
 
-    def score_training_images(self, step: int) -> dict[str, Any]:
+    def score_training_images(self, step: int) -> Row:
         """A row on the features of training images, for a run without labels and without a watched split."""
         with self.use_average():
-            row, samples = self.feature_scorer.score_training_images()
+            row, samples = self.score_training_features()
         self.latest = SplitScore(split=row["split"], step=step, found=samples)
         return {"kind": "look", "step": step, **row}
 
-    def score_few_shot(self, step: int) -> list[dict[str, Any]]:
+    def score_few_shot(self, step: int) -> list[Row]:
         """Closed-form few-shot accuracy on `evaluation.fewshot`, one row per number of shots."""
-        run, ledger, alone = self.parts.run, self.parts.ledger, World(device=self.parts.world.device)
-        source, shots = run.evaluation.fewshot, run.evaluation.shots
-        collection, test = open_fewshot(source)
-        found: dict[str, FrozenFeatures] = {}
+        run, device = self.parts.run, self.parts.world.device
+        (collection, test), prepared = open_fewshot(run.evaluation.fewshot), run.preprocessing
+        found: list[FrozenFeatures] = []
         for name in ("train", test):
-            key, split = f"fewshot {name}", collection.split(name)
-            if key not in self.batches:  # every process reads all of them
-                self.batches[key] = EvalBatches(
-                    split, run.preprocessing, run.data, batch=EVALUATION_BATCH, world=alone, ledger=ledger
-                )
-            batches = count_batches(self.batches[key], f"few-shot, {name}", len(split), self.advance)
+            batches = self.iterate(f"few-shot, {name}", collection.split(name), prepared, EVALUATION_BATCH, alone=True)
             with self.use_average():
-                read = lambda network, images: self.feature_scorer.read(images)  # noqa: E731
-                found[name] = extract_features(self.network, batches, run.preprocessing, alone.device, read=read)
-        train, scored, num_classes = found["train"], found[test], len(collection.classes)
-        rows: list[dict[str, Any]] = []
-        for count in shots:
-            scores = score_few_shot(train.features, train.labels, scored.features, scored.labels, num_classes, count)
-            mean = sum(scores) / len(scores)
-            spread = (sum((value - mean) ** 2 for value in scores) / len(scores)) ** 0.5
-            rows.append(
-                {"kind": "fewshot", "step": step, "source": source, "shots": count, "accuracy": mean, "spread": spread}
+                read = lambda network, images: self.read(images)  # noqa: E731
+                found.append(extract_features(self.network, batches, prepared, device, read=read))
+        train, scored = found
+        rows: list[Row] = []
+        for shots in run.evaluation.shots:
+            scores = score_few_shot(
+                train.features, train.labels, scored.features, scored.labels, len(collection.classes), shots
             )
+            numbers = {"accuracy": statistics.fmean(scores), "spread": statistics.pstdev(scores)}
+            rows.append({"kind": "fewshot", "step": step, "source": run.evaluation.fewshot, "shots": shots, **numbers})
         return rows
 
 
@@ -231,38 +189,31 @@ def check_fewshot(evaluation: Evaluation) -> None:
     collection, _ = open_fewshot(evaluation.fewshot)
     counts = collection.split("train").labels.counts(len(collection.classes))
     if counts.min() < max(evaluation.shots):
-        raise DataError(
-            f"evaluation.fewshot={evaluation.fewshot}: class {collection.classes[counts.argmin()]} has {counts.min()} "
-            f"training images, fewer than {max(evaluation.shots)} shots; use fewer (evaluation.shots)"
-        )
-
-
-class FinalScore(NamedTuple):
-    """The row of the test split, if there is one, and what the report shows."""
-
-    row: dict[str, Any] | None
-    shown: SplitScore | None
+        rare = f"class {collection.classes[counts.argmin()]} has {counts.min()} training images"
+        remedy = f"fewer than {max(evaluation.shots)} shots; use fewer (evaluation.shots)"
+        raise DataError(f"evaluation.fewshot={evaluation.fewshot}: {rare}, {remedy}")
 
 
 def score_final_weights(
-    scorer: Scorer, folder: RunFolder, *, step: int, current: dict[str, Any] | None, shown: SplitScore | None
-) -> FinalScore:
-    """Scores the weights that the run stands for on the test split. `current` is the watched score of the last weights,
+    scorer: Scorer, folder: RunFolder, step: int, current: Row | None, shown: SplitScore | None
+) -> tuple[Row | None, SplitScore | None]:
+    """Scores the weights that the run stands for on the test split; returns the row of that split, if there is one, and
+    what the report shows. `current` is the watched score of the last weights,
     those of `step`. Without a test split, completes the report if it does not show these weights yet, as after a
     resume."""
     splits = scorer.parts.splits
     best = read_best(folder.path / BEST, scorer.parts.world, folder.note)
     chosen = step if best is None else int(best.card.provenance.get("step", step))
     if best is None and current is not None and splits.watch_name == splits.test_name:
-        return FinalScore({**current, "kind": "test", "weights": "last"}, shown)
+        return {**current, "kind": "test", "weights": "last"}, shown
     with nullcontext() if best is None else swap_weights(best.tensors, scorer.parts):
         if splits.test is not None:
             row = scorer.score("test", chosen, as_is=best is not None)
-            return FinalScore({**row, "weights": "last" if best is None else "best"}, scorer.latest)
+            return {**row, "weights": "last" if best is None else "best"}, scorer.latest
         if best is not None and splits.can_select_best and (shown is None or shown.step != chosen):
             scorer.score("watch", chosen, as_is=True)
-            return FinalScore(None, scorer.latest)
-        return FinalScore(None, shown)
+            return None, scorer.latest
+        return None, shown
 
 
 def read_best(path: Path, world: World, log: Callable[[str], None]) -> Bundle | None:
@@ -296,7 +247,7 @@ def swap_weights(tensors: Mapping[str, Tensor], parts: Parts) -> Generator[None]
                 tensor.detach().copy_(before[name])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class TrainingResult:
     """How a run ended: "done", or "interrupted" and can be resumed."""
 

@@ -10,6 +10,7 @@ overfits. Every process reads a part of the images, and all get the same row.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
@@ -22,15 +23,12 @@ from vitrail.data.dataset import ImageDataset, SubsetDataset
 from vitrail.data.loader import Batch, eval_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import TrainViews
+from vitrail.data.targets import CLASS_LABELS
+from vitrail.distributed.process_group import World
+from vitrail.evaluation.frozen import knn
 from vitrail.evaluation.frozen.closed_form_classifier import sample_stratified
 from vitrail.evaluation.frozen.features import FrozenFeatures, compute_features, inference_context, iterate_features
-from vitrail.evaluation.frozen.knn import (
-    SampleNeighbours,
-    find_similar_samples,
-    measure_collapse,
-    pick_samples,
-    score_vote,
-)
+from vitrail.tasks.registry import targets_of
 from vitrail.train.assemble import Parts
 from vitrail.train.data import EvalBatches
 from vitrail.train.observer import Advance, count_batches, ignore_advance
@@ -54,32 +52,29 @@ class ReportSamples:
     each), and images of `source` with their nearest neighbours among `references`."""
 
     rebuilt: tuple[tuple[NDArray[np.uint8], ...], ...]
-    neighbours: tuple[SampleNeighbours, ...]
+    neighbours: tuple[knn.SampleNeighbours, ...]
     source: ImageDataset
     references: ImageDataset
 
 
-@dataclass(slots=True)
+@dataclass
 class FeatureScorer:
     """Scores the features of a run with its current weights."""
 
     parts: Parts
     advance: Advance = ignore_advance
     batches: dict[str, EvalBatches] = field(default_factory=dict[str, EvalBatches])
-    _references: ImageDataset | None = None
 
-    @property
+    @cached_property
     def references(self) -> ImageDataset:
         """The training images among which neighbours are searched, chosen on first use."""
-        if self._references is None:
-            self._references = sample_stratified(self.parts.splits.train, MOST)
-        return self._references
+        return sample_stratified(self.parts.splits.train, MOST)
 
-    def score(self, split: str, source: ImageDataset) -> tuple[dict[str, Any], ReportSamples]:
+    def score_features(self, split: str, source: ImageDataset) -> tuple[dict[str, Any], ReportSamples]:
         """The columns of a row of metrics, and samples for the report."""
         references, mine = self.extract("references", self.references), self.extract(split, source)
         num_classes = len(self.parts.splits.class_names)
-        vote = score_vote(references, mine, num_classes, device=self.parts.world.device)
+        vote = knn.score_vote(references, mine, num_classes, device=self.parts.world.device)
         row: dict[str, Any] = {
             "split": split,
             "measure": "k-NN",
@@ -90,7 +85,7 @@ class FeatureScorer:
         }
         return row, self.pick(source, mine, references)
 
-    def score_training_images(self) -> tuple[dict[str, Any], ReportSamples]:
+    def score_training_features(self) -> tuple[dict[str, Any], ReportSamples]:
         """The same for training images, if no split is watched: without accuracy, and the loss is known already."""
         references = self.extract("references", self.references)
         row = {"split": self.parts.run.data.train, "count": len(references.samples), **self.measure(references)}
@@ -98,16 +93,16 @@ class FeatureScorer:
 
     def measure(self, found: FrozenFeatures) -> dict[str, Any]:
         some = found.features[:: -(-len(found.features) // MOST)]
-        collapse = measure_collapse(some, device=self.parts.world.device)
+        collapse = knn.measure_collapse(some, device=self.parts.world.device)
         return {name: getattr(collapse, name) for name in ("rank", "width", "similarity", "spread")}
 
     def pick(self, source: ImageDataset, mine: FrozenFeatures, references: FrozenFeatures) -> ReportSamples:
-        samples = pick_samples(source.labels, REBUILT)
+        samples = knn.pick_samples(source.labels, REBUILT)
         at = [row for sample in samples[:QUERIES] for row in (mine.samples == int(sample)).nonzero()[:, 0].tolist()]
         queries = mine.select(torch.tensor(at, dtype=torch.int64))
         return ReportSamples(
             rebuilt=self.rebuild(SubsetDataset(source, samples)),
-            neighbours=find_similar_samples(queries, references, itself=source is self.references) if at else (),
+            neighbours=knn.find_similar_samples(queries, references, itself=source is self.references) if at else (),
             source=source,
             references=self.references,
         )
@@ -117,7 +112,7 @@ class FeatureScorer:
         parts = self.parts
         found = iterate_features(
             parts.objective,
-            self.iterate(f"{name}, plain", source, parts.run.preprocessing),
+            self.iterate(f"features, {name}, plain", source, parts.run.preprocessing, self.share(BATCH, source)),
             parts.run.preprocessing,
             parts.world.device,
             precision=parts.evaluation_precision,
@@ -145,9 +140,10 @@ class FeatureScorer:
         run, objective, world = self.parts.run, self.parts.objective, self.parts.world
         views = TrainViews(objective.views(run.augmentation))
         sums = torch.zeros(2, dtype=torch.float64, device=world.device)
-        size = run.batch if objective.config.needs_whole_batch else BATCH
+        some = sample_stratified(source, MOST)
+        size = self.share(run.batch if objective.config.needs_whole_batch else BATCH, some)
         with inference_context(objective, world.device, "float32"):
-            for batch in self.iterate(f"{split}, views", sample_stratified(source, MOST), views, batch=size):
+            for batch in self.iterate(f"features, {split}, views", some, views, size):
                 # The last step: the draws are the same in every scoring, and whatever warms up has done so.
                 inputs = objective.inputs(batch, seed=SEED, step=run.steps - 1)
                 # The inputs are bound here, not passed: floats among them would be rounded, and targets must not be.
@@ -170,12 +166,18 @@ class FeatureScorer:
         arrays = [image.permute(0, 2, 3, 1).cpu().numpy() for image in images]
         return tuple(zip(*arrays, strict=True))
 
+    def share(self, batch: int, source: ImageDataset) -> int:
+        """A process's images of a batch of all processes."""
+        return -(-min(batch, len(source)) // self.parts.world.size)
+
     def iterate(
-        self, name: str, source: ImageDataset, views: Preprocessing | TrainViews, *, batch: int = BATCH
+        self, what: str, source: ImageDataset, views: Preprocessing | TrainViews, batch: int, *, alone: bool = False
     ) -> Iterator[Batch]:
-        """The batches of a dataset, set up once."""
-        data, world, ledger = self.parts.run.data, self.parts.world, self.parts.ledger
-        if name not in self.batches:
-            each = -(-min(batch, len(source)) // world.size)
-            self.batches[name] = EvalBatches(source, views, data, batch=each, world=world, ledger=ledger)
-        return count_batches(self.batches[name], f"features, {name}", len(source), self.advance, processes=world.size)
+        """The batches of a dataset, `batch` images for each process, set up once. With `alone` every process reads all
+        of it, with class labels."""
+        run, ledger = self.parts.run, self.parts.ledger
+        world = World(device=self.parts.world.device) if alone else self.parts.world
+        if what not in self.batches:
+            targets = CLASS_LABELS if alone else targets_of(run.objective)
+            self.batches[what] = EvalBatches(run.data, source, views, batch, world, ledger=ledger, targets=targets)
+        return count_batches(self.batches[what], what, len(source), self.advance, processes=world.size)

@@ -6,7 +6,8 @@ its inputs and the learning rate from fixed buffers, so each step copies its own
 results.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from vitrail.distributed.parallel import Parallel
 from vitrail.distributed.process_group import World
 from vitrail.objectives.objective import Objective, ObjectiveOutput
 from vitrail.optim.optimiser import Average, Optimiser, clip_factor, total_norm
+from vitrail.train.config import RECORDED, ResolvedRun
 
 
 class StepResult(NamedTuple):
@@ -57,8 +59,12 @@ class RecordedUpdate:
             assert self.done is not None
             self.graph.replay()
             return self.done
-        if self.warm < WARM:
-            done = self.run_aside()
+        if self.warm < WARM:  # on a side stream, as it will be recorded
+            current, side = torch.cuda.current_stream(self.device), torch.cuda.Stream(self.device)
+            side.wait_stream(current)
+            with torch.cuda.stream(side):
+                done = self.update(self.inputs, self.rate)
+            current.wait_stream(side)
             self.warm += 1  # only now: an update that ran out of memory is tried again
             return done
         self.graph = torch.cuda.CUDAGraph()
@@ -68,53 +74,34 @@ class RecordedUpdate:
         self.graph.replay()
         return self.done
 
-    def run_aside(self) -> StepResult:
-        """The update itself, on a side stream, as it will be recorded."""
-        current, side = torch.cuda.current_stream(self.device), torch.cuda.Stream(self.device)
-        side.wait_stream(current)
-        with torch.cuda.stream(side):
-            done = self.update(self.inputs, self.rate)
-        current.wait_stream(side)
-        return done
 
-
+@dataclass(slots=True)
 class TrainingStep:
     """Adds the gradients of sums over micro-batches and processes, then divides once by the global count. If loss or
-    gradient is not finite, the update is skipped: decided on the device, counted when metrics are read. With `graphs`
+    gradient is not finite, the update is skipped: decided on the device, counted when metrics are read. With graphs,
     everything but the inputs is recorded once and replayed; micro-batches then draw their random numbers in turn."""
 
-    def __init__(
-        self,
-        objective: Objective,
-        parallel: Parallel,
-        optimiser: Optimiser,
-        average: Average | None,
-        *,
-        world: World,
-        seed: int,
-        clip: float,
-        graphs: bool = False,
-    ) -> None:
-        self.objective, self.parallel, self.optimiser, self.average = objective, parallel, optimiser, average
-        self.world, self.seed, self.clip, self.graphs = world, seed, clip, graphs
-        self.recordings: dict[int, RecordedUpdate] = {}  # by micro-batch, which may shrink in the first steps
+    objective: Objective
+    parallel: Parallel
+    optimiser: Optimiser
+    average: Average | None
+    world: World
+    run: ResolvedRun
+    recordings: dict[int, RecordedUpdate] = field(default_factory=dict[int, RecordedUpdate])  # by micro-batch
 
     def __call__(self, batch: Batch, *, step: int, rate: float, micro: int) -> StepResult:
-        inputs = self.objective.inputs(batch, seed=self.seed, step=step)
-        if self.graphs:
+        inputs = self.objective.inputs(batch, seed=self.run.seed, step=step)
+        if self.run.compile in RECORDED:
             self.world.count_collective()  # a recording does not count its collectives
-            seed_generators(self.world.device, self.seed, step, self.world.rank, 0)
-            done = self.get_recording(micro)(inputs, rate)
+            seed_generators(self.world.device, self.run.seed, step, self.world.rank, 0)
+            if micro not in self.recordings:  # it may shrink in the first steps
+                update = partial(self.update, step=None, micro=micro)
+                self.recordings = {micro: RecordedUpdate(update, self.world.device)}
+            done = self.recordings[micro](inputs, rate)
         else:
             done = self.update(inputs, rate, step, micro)
         self.objective.after_step(step)
         return done
-
-    def get_recording(self, micro: int) -> RecordedUpdate:
-        if micro not in self.recordings:
-            update = partial(self.update, step=None, micro=micro)
-            self.recordings = {micro: RecordedUpdate(update, self.world.device)}
-        return self.recordings[micro]
 
     def update(self, inputs: tuple[Tensor, ...], rate: float | Tensor, step: int | None, micro: int) -> StepResult:
         output = self.compute_gradients(inputs, step, micro)
@@ -123,7 +110,7 @@ class TrainingStep:
         count = sums[1].clamp(min=1.0) / self.parallel.gradient_factor
         norm = total_norm(self.optimiser.gradients()) / count
         ok = norm.isfinite() & sums[0].isfinite()
-        self.optimiser.step(rate, divisor=count / clip_factor(norm, self.clip), ok=ok)
+        self.optimiser.step(rate, divisor=count / clip_factor(norm, self.run.optim.clip), ok=ok)
         self.optimiser.zero_grad()
         if self.average is not None:
             self.average.update()
@@ -136,13 +123,17 @@ class TrainingStep:
         outputs: list[ObjectiveOutput] = []
         for at, part in enumerate(parts):
             if step is not None:
-                seed_generators(self.world.device, self.seed, step, self.world.rank, at)
+                seed_generators(self.world.device, self.run.seed, step, self.world.rank, at)
             with self.parallel.micro(last=at == len(parts) - 1):
                 output: ObjectiveOutput = self.parallel(*part)
                 output.total.backward()
             tallies = {name: value.detach() for name, value in output.tallies.items()}
             outputs.append(ObjectiveOutput(output.total.detach(), output.count.detach(), tallies))
-        return sum_outputs(outputs)
+        if len(outputs) == 1:
+            return outputs[0]
+        totals, counts, tallies = zip(*outputs, strict=True)
+        sums = {name: torch.stack([one[name] for one in tallies]).sum() for name in tallies[0]}
+        return ObjectiveOutput(torch.stack(totals).sum(), torch.stack(counts).sum(), sums)
 
 
 def split_micro_batches(inputs: tuple[Tensor, ...], micro: int) -> list[tuple[Tensor, ...]]:
@@ -159,13 +150,3 @@ def seed_generators(device: torch.device, seed: int, step: int, rank: int, part:
         torch.cuda.default_generators[device.index or 0].manual_seed(key)
     elif device.type == "mps":
         torch.mps.manual_seed(key)
-
-
-def sum_outputs(outputs: Sequence[ObjectiveOutput]) -> ObjectiveOutput:
-    if len(outputs) == 1:
-        return outputs[0]
-    return ObjectiveOutput(
-        total=torch.stack([one.total for one in outputs]).sum(),
-        count=torch.stack([one.count for one in outputs]).sum(),
-        tallies={name: torch.stack([one.tallies[name] for one in outputs]).sum() for name in outputs[0].tallies},
-    )

@@ -35,8 +35,9 @@ from vitrail.report.page import Section, Table, render_page
 from vitrail.report.sections import DetailsSection, FactGroup, Facts, Tile, Tiles
 from vitrail.train.config import Run, configure
 from vitrail.train.data import DataSplits, split_collection
+from vitrail.train.grid import plan as grid
 from vitrail.train.grid.engine import run_grid
-from vitrail.train.grid.plan import Cell, CellOutcome, GridPlan, GridReport, PreparedCell, QuietWatcher, Unavailable
+from vitrail.train.grid.plan import Cell, CellJob, CellOutcome, GridPlan, PreparedCell, QuietWatcher
 from vitrail.train.grid.workers import DeviceSlot
 from vitrail.train.observer import NullObserver, Observer
 from vitrail.train.report.page import REPORT
@@ -54,7 +55,7 @@ State: TypeAlias = Literal["done", "stopped", "waiting", "missing", "failed"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class VtabStudy:
+class VtabStudy(CellJob):
     """What to run and where. `base` is the run of any task apart from its images; `root` has a folder for each data set
     ($VITRAIL_DATA by default); `weights_hash` tells the weights from others with the same name."""
 
@@ -83,7 +84,7 @@ class VtabStudy:
         """A fine-tuning on a task, recorded as the same run on its own. One whose images are missing is skipped."""
         splits = open_task(self, VTAB_TASKS[cell.name])
         if isinstance(splits, str):
-            raise Unavailable(splits)
+            raise grid.Unavailable(splits)
         run = configure(cell.run)
         asked = RunCommand(verb="finetune", recipe=RECIPE, weights=run.weights, data=run.data.source, seed=run.seed)
         asked = replace(asked, image_size=self.image_size, settings=self.settings)
@@ -225,7 +226,7 @@ def run_vtab_tasks(
         present_s=0.0,
     )
 
-    def show(report: GridReport) -> None:
+    def show(report: grid.GridReport) -> None:
         present(combine_outcome(study, report))
 
     watcher = TaskWatcher(observer=observer or NullObserver(), order=study.tasks)
@@ -253,7 +254,7 @@ class TaskWatcher(QuietWatcher):
         self.observer.log(text)
 
 
-def combine_outcome(study: VtabStudy, report: GridReport) -> VtabOutcome:
+def combine_outcome(study: VtabStudy, report: grid.GridReport) -> VtabOutcome:
     """The tasks of this start, and all that are done in the folder."""
     outcome = read_progress(study)
     for name, state in report.states.items():

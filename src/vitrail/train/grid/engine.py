@@ -10,12 +10,14 @@ grid is for (a sweep's last run, VTAB's mean, a study's table) is up to its call
 
 import contextlib
 import time
-from collections.abc import Generator, Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, cast
 
 import torch
 
 from vitrail.core.errors import ConfigError
+from vitrail.core.processes import available_cores
 from vitrail.distributed.process_group import World, find_device
 from vitrail.train.grid.plan import (
     Cell,
@@ -26,13 +28,13 @@ from vitrail.train.grid.plan import (
     Present,
     Watcher,
     finished_outcome,
-    present_nothing,
-    read_seconds,
-    write_record,
 )
-from vitrail.train.grid.workers import CellEnd, CellProgress, DeviceSlot, WorkerPool, cores, release_memory, run_cell
-from vitrail.train.observer import STEP, Observer, Stop, get_advance, listen_for_signals
-from vitrail.train.run_folder.files import RunLock
+from vitrail.train.grid.workers import CellObserver, DeviceSlot, WorkerPool, run_cell
+from vitrail.train.observer import Stop, listen_for_signals
+from vitrail.train.resume import raise_everywhere
+from vitrail.train.run_folder.files import FailureNotes, RunLock, now, read_json, write_json
+
+ON_A_GPU: Final = 4  # processes: a small network does not fill the card
 
 
 class GridState:
@@ -41,109 +43,84 @@ class GridState:
     def __init__(self, plan: GridPlan, world: World, watcher: Watcher, present: Present) -> None:
         self.plan, self.world, self.watcher, self.present = plan, world, watcher, present
         self.cells = {cell.name: cell for cell in plan.cells}
-        found, seconds = world.broadcast_from_main(
-            (self.finished(), read_seconds(plan.record)) if world.is_main else None
-        )
-        self.outcomes: dict[str, CellOutcome] = found
+        self.outcomes, seconds = world.broadcast_from_main(self.read_earlier() if world.is_main else None)
         self.seconds = {name: seconds[name] for name in self.outcomes if name in seconds}
-        self.states: dict[str, CellState] = {
-            name: "done" if name in self.outcomes else "waiting" for name in self.cells
-        }
+        self.states: dict[str, CellState] = dict.fromkeys(self.cells, "waiting")
+        self.states |= dict.fromkeys(self.outcomes, "done")
         self.shares: dict[str, float] = {}
         self.since: dict[str, float] = {}
         self.start = self.presented = time.monotonic()
-        self.total = sum(self.work(name) for name in self.cells if self.states[name] == "waiting")
-        self.unwritten = False
-        self.note("running")
+        self.total = sum(self.work(name) for name, state in self.states.items() if state == "waiting")
+        self.failures = FailureNotes(watcher.log)
+        self.write_record("running")
 
-    def finished(self) -> dict[str, CellOutcome]:
-        """The outcomes of the cells that need no more work."""
-        found = {
-            name: finished_outcome(cell, self.plan.folder(name), self.plan.job) for name, cell in self.cells.items()
-        }
-        return {name: outcome for name, outcome in found.items() if outcome is not None}
+    def folder(self, cell: Cell) -> Path:
+        return self.plan.cells_in / cell.name
+
+    def read_earlier(self) -> tuple[dict[str, CellOutcome], dict[str, float]]:
+        """The outcomes of the cells that need no more work, and the seconds of the cells that the record knows."""
+        found = {cell.name: finished_outcome(cell, self.folder(cell), self.plan.job) for cell in self.plan.cells}
+        cells = read_json(self.plan.record).get("cells") if self.plan.record.exists() else None
+        known = cast(dict[str, Any], cells) if isinstance(cells, Mapping) else {}
+        seconds = {name: cell.get("seconds") for name, cell in known.items() if isinstance(cell, Mapping)}
+        return (
+            {name: outcome for name, outcome in found.items() if outcome is not None},
+            {name: float(value) for name, value in seconds.items() if isinstance(value, int | float)},
+        )
 
     def work(self, name: str) -> float:
         return self.plan.work.get(name, 1.0)
 
-    @property
-    def left(self) -> int:
-        return sum(state == "waiting" for state in self.states.values())
-
     def next(self) -> Cell | None:
         """The most expensive cell that can start now, of the first seed that has one: the whole grid exists early, and
         further seeds refine it. None if all others are started or waiting for another cell."""
-        ready = [
-            name
-            for name, state in self.states.items()
-            if state == "waiting" and self.states.get(self.cells[name].after, "done") == "done"
-        ]
-        return self.cells[max(ready, key=self.urgency)] if ready else None
+        waiting = [self.cells[name] for name, state in self.states.items() if state == "waiting"]
+        ready = [cell for cell in waiting if self.states.get(cell.after, "done") == "done"]
+        return max(ready, key=lambda cell: (-float(cell.at.get("seed", 0)), self.work(cell.name)), default=None)
 
-    def urgency(self, name: str) -> tuple[float, float]:
-        return -float(self.cells[name].at.get("seed", 0)), self.work(name)
-
-    def begun(self, cell: Cell) -> None:
+    def begin(self, cell: Cell) -> None:
         self.states[cell.name] = "running"
         self.since[cell.name] = time.monotonic()
         self.watcher.started(cell)
-        self.note("running")
+        self.write_record("running")
 
-    def listener(self, cell: Cell) -> "CellObserver":
-        return CellObserver(self, cell.name, self.watcher.listen(cell))
+    def advance(self, cell: str, share: float) -> None:
+        """Reports the share of this start's work that is done, and the seconds left at this rate."""
+        self.shares[cell] = share
+        done = sum(self.work(name) * share for name, share in self.shares.items())
+        whole = done / self.total if self.total else 1.0
+        spent = time.monotonic() - self.start
+        self.watcher.progress(whole, spent * (1 - whole) / whole if whole else float("nan"))
 
-    def moved(self, message: CellProgress) -> None:
-        self.shares[message.cell] = message.share
-        self.progress()
+    def end(self, outcome: CellOutcome) -> None:
+        self.seconds[outcome.cell] = time.monotonic() - self.since[outcome.cell]
+        self.states[outcome.cell] = outcome.state
+        if not outcome.stopped:
+            self.record(outcome)
+        self.write_record("running")
+        if not outcome.stopped and time.monotonic() - self.presented > self.plan.present_s:
+            self.present_so_far()
 
-    def ended(self, message: CellEnd) -> None:
-        name, cell = message.cell, self.cells[message.cell]
-        self.seconds[name] = time.monotonic() - self.since[name]
-        self.states[name] = message.state
-        if message.state == "done":
-            self.over(CellOutcome(cell=name, at=cell.at, values=message.values))
-        elif message.state != "stopped":
-            missing = message.state == "missing"
-            self.fail(
-                CellOutcome(cell=name, at=cell.at, fault=message.fault, diverged=message.diverged, missing=missing)
-            )
-        self.note("running")
-        if message.state != "stopped" and time.monotonic() - self.presented > self.plan.present_s:
-            self.show_so_far()
-
-    def over(self, outcome: CellOutcome) -> None:
-        """Records the outcome of a cell that is over for this start."""
-        self.outcomes[outcome.cell], self.shares[outcome.cell] = outcome, 1.0
-        self.progress()
+    def record(self, outcome: CellOutcome) -> None:
+        """Records the outcome of a cell that is over for this start, and of those that would have started from the
+        weights of one that failed or is missing."""
+        self.outcomes[outcome.cell] = outcome
+        self.advance(outcome.cell, 1.0)
         self.watcher.ended(self.cells[outcome.cell], outcome, self.seconds.get(outcome.cell, 0.0))
-
-    def fail(self, outcome: CellOutcome) -> None:
-        """Ends a cell that failed or is missing, and those that would have started from its weights."""
-        self.over(outcome)
-        for other in self.cells.values():
+        for other in self.cells.values() if outcome.fault else ():
             if other.after == outcome.cell and self.states[other.name] == "waiting":
                 self.states[other.name] = "left out"
                 fault = f"not run: {outcome.cell}, from whose weights it starts, failed"
-                self.fail(CellOutcome(cell=other.name, at=other.at, fault=fault))
+                self.record(CellOutcome(cell=other.name, at=other.at, fault=fault))
 
-    def progress(self) -> None:
-        """Reports the share of this start's work that is done, and the seconds left at this rate."""
-        done = sum(self.work(name) * share for name, share in self.shares.items())
-        share = done / self.total if self.total else 1.0
-        spent = time.monotonic() - self.start
-        self.watcher.progress(share, spent * (1 - share) / share if share else float("nan"))
-
-    def show_so_far(self) -> None:
+    def present_so_far(self) -> None:
         """Presents the results so far. A failure is reported and stops nothing; at the end it will be raised."""
         self.presented = time.monotonic()
-        if not self.world.is_main:
-            return
         try:
-            self.present(self.report())
+            if self.world.is_main:
+                self.present(self.report())
         except Exception as error:
-            self.watcher.log(
-                f"the results so far could not be presented ({error}); the other {self.plan.unit} still run"
-            )
+            self.watcher.log(f"the results could not be presented ({error}); the other {self.plan.unit} still run")
 
     def list_outcomes(self) -> tuple[CellOutcome, ...]:
         return tuple(self.outcomes[name] for name in self.cells if name in self.outcomes)
@@ -153,88 +130,60 @@ class GridState:
 
     def close(self, *, stopped: bool) -> GridReport:
         """Writes the record and presents the results."""
-        unfinished = any(state in ("waiting", "running", "stopped") for state in self.states.values())
-        failed = any(state in ("failed", "left out") for state in self.states.values())
-        self.note("stopped" if stopped and unfinished else "failed" if failed else "done")
-        report = self.report(stopped=stopped and unfinished)
+        states = set(self.states.values())
+        stopped = stopped and not states.isdisjoint(("waiting", "running", "stopped"))
+        self.write_record("stopped" if stopped else "done" if states.isdisjoint(("failed", "left out")) else "failed")
+        report = self.report(stopped=stopped)
         if self.outcomes and self.world.is_main:
             self.present(report)
         return report
 
-    def note(self, state: str) -> None:
-        """Writes the record. A full disk does not end the grid: every cell's own folder has its state."""
+    def write_record(self, state: str) -> None:
+        """A full disk does not end the grid: every cell's own folder has its state."""
         if not self.world.is_main:
             return
         cells: dict[str, dict[str, Any]] = {}
         for name, cell in self.cells.items():
-            outcome = self.outcomes.get(name)
-            cells[name] = {
-                "state": self.states[name],
-                "at": dict(cell.at),
-                **({"fault": outcome.fault} if outcome and outcome.fault else {}),
-                **({"values": dict(outcome.values)} if outcome and outcome.values else {}),
-                **({"seconds": round(self.seconds[name], 1)} if name in self.seconds else {}),
-            }
+            cells[name] = {"state": self.states[name], "at": dict(cell.at)}
+            if (outcome := self.outcomes.get(name)) is not None:
+                known = {"fault": outcome.fault, "values": dict(outcome.values)}
+                cells[name] |= {key: value for key, value in known.items() if value}
+            if name in self.seconds:
+                cells[name]["seconds"] = round(self.seconds[name], 1)
         content = {**self.plan.facts(self.list_outcomes()), "state": state, "go_on": self.plan.go_on, "cells": cells}
-        try:
-            write_record(self.plan.record, content)
-        except OSError as error:
-            if not self.unwritten:
-                reason = error.strerror or error
-                self.watcher.log(f"{self.plan.record} could not be written ({reason}); the {self.plan.unit} still run")
-            self.unwritten = True
-        else:
-            self.unwritten = False
-
-
-class CellObserver:
-    """Observes a run in this process, and passes everything on to the watcher's own observer."""
-
-    def __init__(self, board: GridState, cell: str, observer: Observer) -> None:
-        self.board, self.cell, self.observer = board, cell, observer
-        self.pass_on = get_advance(observer)
-
-    def log(self, text: str) -> None:
-        self.observer.log(text)
-
-    def progress(self, row: dict[str, Any]) -> None:
-        self.observer.progress(row)
-
-    def advance(self, what: str, done: int, total: int | None) -> None:
-        self.pass_on(what, done, total)
-        if what == STEP and total:
-            self.board.moved(CellProgress(cell=self.cell, share=done / total))
-
-
-ON_A_GPU: Final = 4  # processes: a small network does not fill the card
+        with self.failures.note_once(f"{self.plan.record} could not be written", f"the {self.plan.unit} still run"):
+            write_json(self.plan.record, {**content, "updated": now()})
 
 
 def device_slots(device: str, jobs: int = 0) -> tuple[DeviceSlot, ...]:
     """Where the processes work, one entry each: `jobs` of them, or as many as make sense."""
     if jobs < 0:
         raise ConfigError(f"--jobs {jobs} must be at least 1, or 0 for as many as make sense")
-    found = find_device(device)
-    if found.type == "mps":  # one process uses all of it
-        count = jobs or 1
-        return (DeviceSlot(device=str(found), on_device=count, on_machine=count),) * count
-    if found.type != "cuda":
-        count = jobs or max(cores() // 2, 1)
-        return (DeviceSlot(device=str(found), on_device=count, on_machine=count),) * count
-    cards = [str(found)] if ":" in device else [f"cuda:{at}" for at in range(torch.cuda.device_count())]
-    count = jobs or ON_A_GPU * len(cards)
-    return tuple(
-        DeviceSlot(device=cards[at % len(cards)], on_device=-(-count // len(cards)), on_machine=count)
-        for at in range(count)
-    )
+    found, cards = find_device(device), [str(find_device(device))]
+    if found.type == "cuda" and ":" not in device:
+        cards = [f"cuda:{at}" for at in range(torch.cuda.device_count())]
+    usual = {"mps": 1, "cuda": ON_A_GPU * len(cards)}  # one process uses all of an MPS device
+    count = jobs or usual.get(found.type, max(available_cores() // 2, 1))
+    each = -(-count // len(cards))
+    return tuple(DeviceSlot(cards[at % len(cards)], on_device=each, on_machine=count) for at in range(count))
 
 
 def run_grid(
-    plan: GridPlan, where: World | Sequence[DeviceSlot], *, watcher: Watcher, present: Present = present_nothing
+    plan: GridPlan, where: World | Sequence[DeviceSlot], *, watcher: Watcher, present: Present = lambda report: None
 ) -> GridReport:
     """Runs what is left of a grid: in a world, cell after cell, or in a process for each place. `present` is called now
     and then and at the end, with what there is."""
     world = where if isinstance(where, World) else World(device=torch.device("cpu"))
-    with hold_folder(plan, world, watcher):
+    with contextlib.ExitStack() as held:
+        with raise_everywhere(world):
+            if world.is_main:
+                try:
+                    plan.out.mkdir(parents=True, exist_ok=True)
+                    held.callback(RunLock(plan.out, watcher.log).release)
+                    plan.open(watcher.log)
+                except OSError as error:
+                    reason = error.strerror or error
+                    raise ConfigError(f"{plan.out} cannot be written ({reason}); give another --out") from error
         board = GridState(plan, world, watcher, present)
         if board.outcomes:
             watcher.log(f"{len(board.outcomes)} of {len(plan.cells)} {plan.unit} are finished already")
@@ -243,53 +192,32 @@ def run_grid(
         return board.close(stopped=stopped)
 
 
-@contextlib.contextmanager
-def hold_folder(plan: GridPlan, world: World, watcher: Watcher) -> Generator[None]:
-    """Locks the grid's folder. An error of the main process is raised in all of them."""
-    lock, refused = None, ""
-    try:
-        if world.is_main:
-            try:
-                plan.out.mkdir(parents=True, exist_ok=True)
-                lock = RunLock(plan.out, watcher.log)
-                plan.open(watcher.log)
-            except ConfigError as error:
-                refused = str(error)
-            except OSError as error:
-                refused = f"{plan.out} cannot be written ({error.strerror or error}); give another --out"
-        if refused := world.broadcast(refused):
-            raise ConfigError(refused)
-        yield
-    finally:
-        if lock is not None:
-            lock.release()
-
-
 def run_inline(board: GridState, world: World, stop: Stop) -> bool:
     """Runs one cell after another in this process; returns whether a signal ended it."""
     while not any(world.gather(bool(stop))):
         cell = board.next()
         if cell is None:
             return False
-        board.begun(cell)
-        board.ended(run_cell(board.plan.task(cell), world, board.listener(cell)))
-        release_memory(world.device)
+        board.begin(cell)
+        observer = CellObserver(cell.name, board.advance, board.watcher.listen(cell))
+        board.end(run_cell(cell, board.folder(cell), board.plan.job, world, observer))
     return True
 
 
 def run_in_pool(board: GridState, places: Sequence[DeviceSlot], stop: Stop) -> bool:
     """Runs cells in a pool of processes; returns whether a signal ended it."""
-    with WorkerPool(places, most=board.left) as pool:
+    waiting = sum(state == "waiting" for state in board.states.values())
+    with WorkerPool(places[:waiting]) as pool:
         while True:
             if stop:
                 pool.stop()
             while not stop and pool.idle and (cell := board.next()) is not None:
-                board.begun(cell)
-                pool.give(board.plan.task(cell))
+                board.begin(cell)
+                pool.give(cell, board.folder(cell), board.plan.job)
             if not pool.busy:
                 return bool(stop)
             for message in pool.messages():
-                if isinstance(message, CellProgress):
-                    board.moved(message)
+                if isinstance(message, CellOutcome):
+                    board.end(message)
                 else:
-                    board.ended(message)
+                    board.advance(*message)

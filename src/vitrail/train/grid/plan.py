@@ -7,13 +7,12 @@ import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from vitrail.checkpoint.store.layout import FOLDER as CHECKPOINTS
 from vitrail.checkpoint.store.layout import list_checkpoints
-from vitrail.core.atomic_files import replace_on_success, write_file
+from vitrail.core.atomic_files import write_file
 from vitrail.core.errors import ConfigError, VitrailError
 from vitrail.train.config import Run, RunRequest
 from vitrail.train.data import DataSplits
@@ -21,6 +20,8 @@ from vitrail.train.observer import NullObserver, Observer
 from vitrail.train.run_folder.files import is_done, read_json
 
 Coordinate: TypeAlias = str | int | float
+CellState: TypeAlias = Literal["waiting", "running", "done", "failed", "left out", "missing", "stopped"]
+OUTCOME: Final = "outcome.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,9 +38,9 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CellOutcome:
-    """A cell that needs no more work. Values are by name, whatever the grid's job reads from the finished run. A cell
-    that failed has none, and a `fault` in words; `diverged` says that its numbers were no longer finite, `missing` that
-    its images are not there."""
+    """How a cell ended. Values are by name, whatever the grid's job reads from the finished run. A cell that failed has
+    none, and a `fault` that says why; `diverged` says that its numbers were no longer finite, `missing` that its images
+    are not there, `stopped` that a signal ended it and it can be resumed."""
 
     cell: str
     at: Mapping[str, Coordinate]
@@ -47,6 +48,11 @@ class CellOutcome:
     fault: str = ""
     diverged: bool = False
     missing: bool = False
+    stopped: bool = False
+
+    @property
+    def state(self) -> CellState:
+        return "stopped" if self.stopped else "missing" if self.missing else "failed" if self.fault else "done"
 
 
 class Unavailable(VitrailError):
@@ -63,24 +69,23 @@ class PreparedCell:
     command: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-class CellJob(Protocol):
-    """What a grid does with each of its cells. It travels to other processes: plain data that can be pickled."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CellJob:
+    """What a grid does with each of its cells. It travels to other processes: plain data that can be pickled. `force`
+    takes up a run of another config; `few_threads` trains a small step with one thread on a CPU; `keep_checkpoints`
+    keeps those of a finished cell."""
+
+    force: bool = False
+    few_threads: bool = False
+    keep_checkpoints: bool = False
 
     def prepare(self, cell: Cell) -> PreparedCell:
         """Raises Unavailable where the cell is to be skipped."""
-        ...
+        raise NotImplementedError
 
     def read(self, cell: Cell, folder: Path) -> Mapping[str, float]:
         """The values of a cell whose run is done, from its folder."""
-        ...
-
-
-OUTCOME: Final = "outcome.json"
-
-
-def write_outcome(cell: Cell, folder: Path, values: Mapping[str, float]) -> None:
-    content = {"cell": cell.name, "at": dict(cell.at), "values": dict(values)}
-    write_file(folder / OUTCOME, json.dumps(content, indent=1).encode() + b"\n")
+        raise NotImplementedError
 
 
 def read_outcome(cell: Cell, folder: Path) -> CellOutcome | None:
@@ -104,33 +109,15 @@ def finished_outcome(cell: Cell, folder: Path, job: CellJob) -> CellOutcome | No
     return found
 
 
-def keep_outcome(cell: Cell, folder: Path, job: CellJob, *, checkpoints: bool) -> Mapping[str, float]:
+def keep_outcome(cell: Cell, folder: Path, job: CellJob) -> Mapping[str, float]:
     """Writes what came of a cell whose run is done. Its checkpoints are of no more use then, and a grid of them would
     fill a disk."""
     values = job.read(cell, folder)
-    write_outcome(cell, folder, values)
-    if not checkpoints:
+    content = {"cell": cell.name, "at": dict(cell.at), "values": dict(values)}
+    write_file(folder / OUTCOME, json.dumps(content, indent=1).encode() + b"\n")
+    if not job.keep_checkpoints:
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
     return values
-
-
-def read_seconds(record: Path) -> dict[str, float]:
-    """How long cells took, of those that the record of a grid knows it of."""
-    cells = read_json(record).get("cells") if record.exists() else None
-    told = {str(name): cell for name, cell in cells.items()} if isinstance(cells, Mapping) else {}
-    known = {name: cell.get("seconds") for name, cell in told.items() if isinstance(cell, Mapping)}
-    return {name: float(value) for name, value in known.items() if isinstance(value, int | float)}
-
-
-def write_record(record: Path, content: Mapping[str, Any]) -> None:
-    """The record of a grid: which one it is, and how every cell stands."""
-    told = {**content, "updated": datetime.now().astimezone().isoformat(timespec="seconds")}
-    record.parent.mkdir(parents=True, exist_ok=True)
-    with replace_on_success(record) as file:
-        file.write(json.dumps(told, indent=1).encode() + b"\n")
-
-
-CellState: TypeAlias = Literal["waiting", "running", "done", "failed", "left out", "missing", "stopped"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,29 +135,6 @@ class GridReport:
 Present: TypeAlias = Callable[[GridReport], None]
 
 
-def present_nothing(report: GridReport) -> None: ...
-
-
-def open_nothing(tell: Callable[[str], None]) -> None: ...
-
-
-def no_facts(outcomes: Sequence[CellOutcome]) -> Mapping[str, Any]:
-    return {}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CellTask:
-    """A cell to train, the folder of its run, and what the grid does with its cells. `few_threads` trains a small step
-    with one thread on a CPU; `keep_checkpoints` keeps those of a finished cell."""
-
-    cell: Cell
-    folder: Path
-    job: CellJob
-    force: bool = False
-    few_threads: bool = False
-    keep_checkpoints: bool = False
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GridPlan:
     """A grid. `out` is the folder that one job at a time holds, `cells_in` has a run folder for each cell, `record` is
@@ -183,28 +147,12 @@ class GridPlan:
     cells_in: Path
     record: Path
     job: CellJob
-    open: Callable[[Callable[[str], None]], None] = open_nothing
-    facts: Callable[[Sequence[CellOutcome]], Mapping[str, Any]] = no_facts
+    open: Callable[[Callable[[str], None]], None] = lambda tell: None
+    facts: Callable[[Sequence[CellOutcome]], Mapping[str, Any]] = lambda outcomes: {}
     unit: str = "cells"
     work: Mapping[str, float] = field(default_factory=dict[str, float])
     go_on: str = ""
-    force: bool = False
-    few_threads: bool = False
-    keep_checkpoints: bool = False
     present_s: float = 60.0  # between two presentations while the grid runs
-
-    def folder(self, name: str) -> Path:
-        return self.cells_in / name
-
-    def task(self, cell: Cell) -> CellTask:
-        return CellTask(
-            cell=cell,
-            folder=self.folder(cell.name),
-            job=self.job,
-            force=self.force,
-            few_threads=self.few_threads,
-            keep_checkpoints=self.keep_checkpoints,
-        )
 
 
 class Watcher(Protocol):

@@ -1,8 +1,8 @@
 """The paper's hyper-parameter search (4.1, 4.3): every point of a grid with a dev split held out, then the best one on
 all images."""
 
+import functools
 import itertools
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,23 +11,22 @@ from typing import Any
 
 from vitrail.checkpoint.store.layout import FOLDER as CHECKPOINTS
 from vitrail.checkpoint.store.layout import list_checkpoints as saves_in
-from vitrail.core.atomic_files import replace_on_success
 from vitrail.core.config_overrides import apply_settings, diff_plain
 from vitrail.core.errors import ConfigError, Diverged, TrainingError
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.metrics import Criterion
 from vitrail.tasks.classification.task import CLASSIFICATION
 from vitrail.tasks.registry import task_of
-from vitrail.train.config import Data, Run, RunRequest, configure
-from vitrail.train.data import DataSplits, hold_out_nothing, open_splits
+from vitrail.train.config import Run, RunRequest, configure
+from vitrail.train.data import hold_out_nothing, open_splits
 from vitrail.train.grid.engine import run_grid
-from vitrail.train.grid.plan import OUTCOME, Cell, CellOutcome, GridPlan, PreparedCell, QuietWatcher
+from vitrail.train.grid.plan import OUTCOME, Cell, CellJob, CellOutcome, GridPlan, PreparedCell, QuietWatcher
 from vitrail.train.grid.workers import DeviceSlot
 from vitrail.train.loop import train
 from vitrail.train.observer import NullObserver, Observer, listen_for_signals
 from vitrail.train.resolve import resolve
-from vitrail.train.resume import check_same_run, config_with_fingerprints, free_fields
-from vitrail.train.run_folder.files import COMMAND, CONFIG, METRICS, POINTS, SWEEP, is_done, read_json
+from vitrail.train.resume import check_same_run, config_with_fingerprints, free_fields, raise_everywhere
+from vitrail.train.run_folder.files import COMMAND, CONFIG, METRICS, POINTS, SWEEP, is_done, read_json, write_json
 from vitrail.train.run_folder.metric_rows import read_metrics
 from vitrail.train.run_folder.run import compare_config
 from vitrail.train.scoring import TrainingResult
@@ -38,13 +37,13 @@ Grid = Mapping[str, Sequence[Any]]
 Change = Callable[[Run, Sequence[str]], Run]  # applies settings to a run
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class SweepPoint:
     """One setting of the grid and how it did on the dev split by the criterion; one that diverged has no value."""
 
     settings: tuple[str, ...]
     value: float
-    criterion: Criterion = CLASSIFICATION.criteria[0]
+    criterion: Criterion
 
     @property
     def diverged(self) -> bool:
@@ -61,7 +60,7 @@ class SweepPoint:
 
     @property
     def name(self) -> str:
-        return name_of(self.settings)
+        return ",".join(self.settings)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,19 +72,18 @@ class SweepResult:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SweepJob:
+class SweepJob(CellJob):
     """Trains a point. What counts is its score on the dev split at its end, or at its best with patience."""
 
     command: Mapping[str, Any]
 
     def prepare(self, cell: Cell) -> PreparedCell:
-        splits = open_splits(cell.run.data, task_of(cell.run.objective))
-        return PreparedCell(run=configure(cell.run), splits=splits, command=self.command)
+        return PreparedCell(run=configure(cell.run), command=self.command)
 
     def read(self, cell: Cell, folder: Path) -> Mapping[str, float]:
-        rows = [row for row in read_metrics(folder / METRICS)[0] if row["kind"] == "watch"]
         criterion = criterion_of(cell.run)
-        scores = [float(row[criterion.name]) for row in rows if row.get(criterion.name) is not None]
+        watched = (row.get(criterion.name) for row in read_metrics(folder / METRICS)[0] if row["kind"] == "watch")
+        scores = [float(value) for value in watched if value is not None]
         if not scores:
             return {}
         best = max(scores) if criterion.larger else min(scores)
@@ -100,8 +98,8 @@ class SweepWatcher(QuietWatcher):
     spread: bool = False  # over processes, of which nothing is heard but how they end
 
     def started(self, cell: Cell) -> None:
-        at, settings = self.order.index(cell.name) + 1, ", ".join(settings_of(cell))
-        self.observer.log(f"sweep {at} of {len(self.order)}: {settings}")
+        at = self.order.index(cell.name) + 1
+        self.observer.log(f"sweep {at} of {len(self.order)}: {', '.join(list_settings(cell.at))}")
 
     def ended(self, cell: Cell, outcome: CellOutcome, seconds: float) -> None:
         if outcome.fault:
@@ -119,49 +117,35 @@ def list_points(grid: Grid) -> list[tuple[str, ...]]:
     return list(dict.fromkeys(itertools.product(*pairs)))
 
 
-def name_of(settings: Sequence[str]) -> str:
-    """Of a point, and of its folder."""
-    return ",".join(settings)
-
-
-def settings_of(cell: Cell) -> tuple[str, ...]:
-    return tuple(f"{field}={value}" for field, value in cell.at.items())
+def list_settings(at: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(f"{field}={value}" for field, value in at.items())
 
 
 def make_cells(run: Run, grid: Grid, change: Change) -> list[Cell]:
     """Every point with its run, which has a dev split held out."""
     held = replace(run, data=replace(run.data, dev=run.data.dev or DEV, watch="dev", test="none"))
-    return [
-        Cell(
-            name=name_of(settings),
-            at={field: value for field, _, value in (text.partition("=") for text in settings)},
-            run=replace(change(held, settings), name=f"{run.name} {', '.join(settings)}"),
-        )
-        for settings in list_points(grid)
-    ]
+    cells: list[Cell] = []
+    for settings in list_points(grid):
+        point = replace(change(held, settings), name=f"{run.name} {', '.join(settings)}")
+        at = dict(text.split("=", 1) for text in settings)
+        cells.append(Cell(name=",".join(settings), at=at, run=point))
+    return cells
 
 
 def relative_cost(run: Run, grid: Grid, world: World, change: Change = apply_settings) -> float:
     """How many times as long as the run on all images a search takes, its last run included, by images and their
     multiply-accumulates; nobody can know what patience will save. Points that cannot work are refused."""
-    seen: dict[Data, DataSplits] = {}
+    open_once = functools.cache(open_splits)  # points that share their data share the images
 
     def work(one: Run) -> float:
         patient = replace(one, evaluation=replace(one.evaluation, patience=0))
-        whole = resolve(patient, shared_splits(seen, one), world)
+        whole = resolve(patient, open_once(one.data, task_of(one.objective)), world)
         return whole.steps * whole.batch * whole.objective.macs_per_image(whole.model)
 
     whole = replace(run, data=hold_out_nothing(run.data))
     points = make_cells(run, grid, change)
-    last = max(work(change(whole, settings_of(point))) for point in points)
+    last = max(work(change(whole, list_settings(point.at))) for point in points)
     return (sum(work(configure(point.run)) for point in points) + last) / work(whole)
-
-
-def shared_splits(seen: dict[Data, DataSplits], run: RunRequest) -> DataSplits:
-    """The images of a run; points that share their data share them."""
-    if run.data not in seen:
-        seen[run.data] = open_splits(run.data, task_of(run.objective))
-    return seen[run.data]
 
 
 def run_sweep(
@@ -188,7 +172,7 @@ def run_sweep(
     if not run.objective.labelled and not open_splits(run.data, None).class_names:
         raise ConfigError(f"a search chooses by a score on held-out images, and {run.data.source} has no labels")
     check_points(points, out=out, world=world, force=force)
-    plan = sweep_plan(points, grid, criterion_of(run), out=out, command=command, force=force, observer=observer)
+    plan = plan_sweep(points, grid, out, command, force=force)
     with listen_for_signals():  # by all runs in turn: a signal behind the last point is for the run on all images
         watcher = SweepWatcher(observer=observer, order=tuple(point.name for point in points), spread=bool(places))
         report = run_grid(plan, places or world, watcher=watcher)
@@ -198,8 +182,8 @@ def run_sweep(
         best = choose_best(tried, report.outcomes, out)
         observer.log(f"best on dev: {best.name} with {best.shown}; now on all the training images")
         final = with_all_images(change(run, best.settings))
-        result = train(final, out=out, world=world, command=command, force=force, observer=observer)
-        return SweepResult(points=tried, final=result)
+        last = train(final, out=out, world=world, command=command, force=force, observer=observer)
+        return SweepResult(points=tried, final=last)
 
 
 def criterion_of(run: RunRequest) -> Criterion:
@@ -212,18 +196,10 @@ def name_score(criterion: Criterion) -> str:
     return f"dev {criterion.title or criterion.name}"
 
 
-def sweep_plan(
-    points: Sequence[Cell],
-    grid: Grid,
-    criterion: Criterion,
-    *,
-    out: Path,
-    command: dict[str, Any],
-    force: bool,
-    observer: Observer,
-) -> GridPlan:
+def plan_sweep(points: Sequence[Cell], grid: Grid, out: Path, command: dict[str, Any], *, force: bool) -> GridPlan:
     """A sweep as a grid of runs. OUT/sweep.json has the grid, and the points tried so far, best first."""
     values = {name: [str(value) for value in values] for name, values in grid.items()}
+    criterion = criterion_of(points[0].run)
 
     def facts(outcomes: Sequence[CellOutcome]) -> Mapping[str, Any]:
         rows = [
@@ -232,18 +208,23 @@ def sweep_plan(
         ]
         return {"grid": values, "points": len(points), "tried": rows}
 
+    def write_command(tell: Callable[[str], None]) -> None:
+        """What resuming needs to know; the last run writes its own over it. A full disk does not end the search."""
+        try:
+            write_json(out / COMMAND, command)
+        except OSError as error:
+            tell(f"{out / COMMAND} could not be written ({error.strerror}); the search goes on")
+
     return GridPlan(
         cells=tuple(points),
         out=out,
         cells_in=out / POINTS,
         record=out / SWEEP,
-        job=SweepJob(command=command),
-        open=lambda tell: write_command(out, command, observer),
+        job=SweepJob(command=command, force=force, keep_checkpoints=True),
+        open=write_command,
         facts=facts,
         unit="points",
         go_on=str(command.get("go_on", "")),
-        force=force,
-        keep_checkpoints=True,
     )
 
 
@@ -251,51 +232,37 @@ def check_points(points: Sequence[Cell], *, out: Path, world: World, force: bool
     """Refuses, before anything is trained, points that cannot work and points that were trained as another run. With
     `force` the latter are taken up again, and so are those that are evaluated otherwise now. Of folders, what the first
     process finds counts."""
-    seen: dict[Data, DataSplits] = {}
-    runs = {point.name: resolve(configure(point.run), shared_splits(seen, point.run), world) for point in points}
-    refused = ""
-    try:
+    open_once = functools.cache(open_splits)  # points that share their data share the images
+    splits = {point.name: open_once(point.run.data, task_of(point.run.objective)) for point in points}
+    runs = {point.name: resolve(configure(point.run), splits[point.name], world) for point in points}
+    with raise_everywhere(world):
         for point in points if world.is_main else ():
             folder = out / POINTS / point.name
             if is_done(folder) or saves_in(folder / CHECKPOINTS):
-                config = config_with_fingerprints(runs[point.name], seen[point.run.data])
+                config = config_with_fingerprints(runs[point.name], splits[point.name])
                 free = free_fields(folder)
                 compare_config(folder, config, free=free, force=force)
                 if compare_config(folder, config, free=free - {"evaluation"}, force=True):
                     (folder / OUTCOME).unlink(missing_ok=True)  # other looks at the dev split, another score
-    except ConfigError as error:
-        refused = str(error)
-    if refused := world.broadcast(refused):
-        raise ConfigError(refused)
 
 
 def rank_points(outcomes: Sequence[CellOutcome], criterion: Criterion) -> tuple[SweepPoint, ...]:
-    """The points that count, best first: those that are done, and those that diverged."""
-    return ranked(
-        [
-            SweepPoint(
-                settings=tuple(f"{name}={value}" for name, value in one.at.items()),
-                value=one.values.get(name_score(criterion), math.nan),
-                criterion=criterion,
-            )
-            for one in outcomes
-            if one.diverged or not one.fault
-        ]
-    )
+    """The points that count, those that are done and those that diverged, best first; among equals the one that was
+    tried first."""
+    name = name_score(criterion)
+    counted = (one for one in outcomes if one.diverged or not one.fault)
+    points = (SweepPoint(list_settings(one.at), one.values.get(name, math.nan), criterion) for one in counted)
+    return tuple(sorted(points, key=lambda point: (point.diverged, point.rank)))
 
 
 def choose_best(tried: Sequence[SweepPoint], outcomes: Sequence[CellOutcome], out: Path) -> SweepPoint:
     """The best point; an error where one failed, which might have been it, or where all diverged."""
     failed = [one for one in outcomes if one.fault and not one.diverged]
     if failed:
-        raise TrainingError(
-            f"{len(failed)} of {len(outcomes)} points of the sweep failed, first {failed[0].cell}: {failed[0].fault}; "
-            "the same command tries them again"
-        )
+        reason = f"{len(failed)} of {len(outcomes)} points of the sweep failed, first {failed[0].cell}"
+        raise TrainingError(f"{reason}: {failed[0].fault}; the same command tries them again")
     if tried[0].diverged:
-        raise Diverged(
-            f"every point of the search diverged; {out / POINTS} holds their runs. Try lower rates, or optim.clip=1"
-        )
+        raise Diverged(f"every point diverged; their runs are in {out / POINTS}. Try lower rates, or optim.clip=1")
     return tried[0]
 
 
@@ -318,37 +285,17 @@ def is_finished(run: Run, grid: Grid, *, out: Path, world: World, change: Change
 
 def check_same_grid(out: Path, grid: Grid, world: World) -> None:
     """Refuses a folder that holds another search, or a run that is none. What the first process finds counts."""
-    before, after = noted(out) if world.is_main else {}, in_order(grid)
-    if before is None and (out / CONFIG).exists():
-        refused = f"{out} holds a run and no sweep"
-    else:
-        found = diff_plain(before, after) if before else []
-        refused = f"{out} holds a sweep of another grid ({'; '.join(found)})" if found else ""
-    refused = world.broadcast(refused)
-    if refused:
-        raise ConfigError(f"{refused}; add --force to continue with the new one, or give another --out")
+    with raise_everywhere(world):
+        refused = ""
+        if world.is_main and (out / SWEEP).exists():
+            found = diff_plain(sort_values(read_json(out / SWEEP)["grid"]), sort_values(grid))
+            refused = f"{out} holds a sweep of another grid ({'; '.join(found)})" if found else ""
+        elif world.is_main and (out / CONFIG).exists():
+            refused = f"{out} holds a run and no sweep"
+        if refused:
+            raise ConfigError(f"{refused}; add --force to continue with the new one, or give another --out")
 
 
-def in_order(grid: Grid) -> dict[str, list[str]]:
+def sort_values(grid: Grid) -> dict[str, list[str]]:
     """A grid as plain data, whatever the order of its values."""
     return {field: sorted(str(value) for value in values) for field, values in grid.items()}
-
-
-def noted(out: Path) -> dict[str, list[str]] | None:
-    """The grid of the search in a folder; none where there is no search."""
-    return in_order(read_json(out / SWEEP)["grid"]) if (out / SWEEP).exists() else None
-
-
-def write_command(out: Path, command: dict[str, Any], observer: Observer) -> None:
-    """What resuming needs to know; the last run writes its own over it. A full disk does not end the search."""
-    path = out / COMMAND
-    try:
-        with replace_on_success(path) as file:
-            file.write(json.dumps(command, indent=1).encode() + b"\n")
-    except OSError as error:
-        observer.log(f"{path} could not be written ({error.strerror}); the search goes on")
-
-
-def ranked(points: Sequence[SweepPoint]) -> tuple[SweepPoint, ...]:
-    """Best first; among equals the one that was tried first."""
-    return tuple(sorted(points, key=lambda point: (point.diverged, point.rank)))

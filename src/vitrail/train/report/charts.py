@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -9,19 +10,8 @@ import numpy as np
 from vitrail.evaluation.metrics import ClassificationScore, Criterion
 from vitrail.report.axis import format_short, smooth_values
 from vitrail.report.charts import Charts, Colour, LineChart, Series
-from vitrail.train.run_folder.metric_rows import (
-    LOSS,
-    TALLIES,
-    Row,
-    column,
-    headline,
-    known_measures,
-    last,
-    number,
-    of_kind,
-    scores,
-    title_of,
-)
+from vitrail.train.run_folder import metric_rows
+from vitrail.train.run_folder.metric_rows import LOSS, TALLIES, Row, column, last, number, of_kind, title_of
 
 HEIGHT: Final = 132  # of a small chart
 NOISY: Final = 60  # from this many rows on, curves are smooth_values
@@ -38,9 +28,8 @@ COLLAPSED: Final = "This looks collapsed: "
 def large_charts(rows: Sequence[Row], end: float | None, criteria: Sequence[Criterion]) -> list[LineChart]:
     """Loss and the main number of the task, for training and for each scored split; without labels the second is the
     accuracy of neighbours, if there is one."""
-    loss = LineChart(
-        title="Loss", series=[*train_series(rows, "loss"), *scored_series(rows, "loss")], log=None, end=end
-    )
+    series = [*train_series(rows, "loss"), *scored_series(rows, "loss")]
+    loss = LineChart(title="Loss", series=series, log=None, end=end)
     main = (*criteria, *ClassificationScore.criteria)[0]
     found = [*train_series(rows, main.name), *baseline_series(rows), *scored_series(rows, main.name)]
     title = next((name_score(row) for row in rows if row.get("measure")), title_of(main))
@@ -50,11 +39,11 @@ def large_charts(rows: Sequence[Row], end: float | None, criteria: Sequence[Crit
 
 def small_charts(rows: Sequence[Row], end: float | None, criteria: Sequence[Criterion]) -> list[LineChart]:
     """The other numbers of the task, the learning rate, the gradient norm, the speed and the few-shot accuracy."""
-    train, known, found = of_kind(rows, "train"), known_measures(), list[LineChart]()
+    train, known, found = of_kind(rows, "train"), metric_rows.known_measures(), list[LineChart]()
+    make_chart = partial(LineChart, end=end, height=HEIGHT)
     for criterion in criteria[1:]:
         series = [*train_series(rows, criterion.name), *scored_series(rows, criterion.name)]
-        title = capitalise(title_of(criterion))
-        chart = LineChart(title=title, series=series, percent=criterion.share, end=end, height=HEIGHT)
+        chart = make_chart(title=capitalise(title_of(criterion)), series=series, percent=criterion.share)
         if criterion.name != LOSS and chart.thin:
             found.append(chart)
     curves: tuple[tuple[str, str, Colour, bool | None], ...] = (
@@ -67,28 +56,33 @@ def small_charts(rows: Sequence[Row], end: float | None, criteria: Sequence[Crit
         x, y = column(train, name)
         if np.isfinite(y).any():
             one = Series(name=title, x=x, y=y, colour=colour, area=log is False)
-            percent = name in known and known[name].share
-            found.append(LineChart(title=title, series=[one], log=log, percent=percent, end=end, height=HEIGHT))
+            found.append(make_chart(title=title, series=[one], log=log, percent=name in known and known[name].share))
     few: dict[tuple[str, int], list[Row]] = {}
     for row in of_kind(rows, "fewshot"):
         few.setdefault((str(row.get("source", "")), int(row.get("shots") or 0)), []).append(row)
     if few:
-        names = [f"{source}, {shots} shots".removeprefix(", ") for source, shots in sorted(few)]
-        series = dotted_series(
-            names, [few[key] for key in sorted(few)], "accuracy", "ruby cobalt leaf violet sky amber"
-        )
-        title = "Few-shot accuracy" if len(series) > 1 else names[0]
-        found.append(LineChart(title=title, series=series, percent=True, end=end, height=HEIGHT))
+        named = {f"{source}, {shots} shots".removeprefix(", "): few[source, shots] for source, shots in sorted(few)}
+        series = dotted_series(named, "accuracy", "ruby cobalt leaf violet sky amber")
+        title = "Few-shot accuracy" if len(series) > 1 else next(iter(named))
+        found.append(make_chart(title=title, series=series, percent=True))
     return found
 
 
-def dotted_series(names: Sequence[str], groups: Sequence[Sequence[Row]], number: str, colours: str) -> list[Series]:
-    """One series with dots per group of rows, in these colours in turn."""
+def dotted_series(groups: Mapping[str, Sequence[Row]], number: str, colours: str) -> list[Series]:
+    """One series with dots per group of rows, by its name, in these colours in turn."""
     palette: Any = colours.split()
+    columns = {name: column(rows, number) for name, rows in groups.items()}
     return [
         Series(name=name, x=x, y=y, colour=palette[at % len(palette)], dots=True)
-        for at, (name, (x, y)) in enumerate(zip(names, (column(rows, number) for rows in groups), strict=True))
+        for at, (name, (x, y)) in enumerate(columns.items())
     ]
+
+
+def group_by_split(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(str(row.get("split") or ""), []).append(row)
+    return found
 
 
 def train_series(rows: Sequence[Row], name: str) -> list[Series]:
@@ -105,25 +99,19 @@ def scored_series(rows: Sequence[Row], name: str) -> list[Series]:
     kinds = [("watch", watch, "ruby"), *([] if is_same_split(watch, test) else [("test", test, "leaf")])]
     found: list[Series] = []
     for kind, mine, colour in kinds:
-        splits = list(dict.fromkeys(str(row.get("split") or "") for row in mine))
-        groups = [[row for row in mine if str(row.get("split") or "") == split] for split in splits]
-        found += dotted_series([split or kind for split in splits], groups, name, colour)
+        groups = {split or kind: group for split, group in group_by_split(mine).items()}
+        found += dotted_series(groups, name, colour)
     return found
 
 
 def baseline_series(rows: Sequence[Row]) -> list[Series]:
     """A horizontal line, as far as the run has come."""
-    last_step = float(max(row["step"] for row in rows))
-    return [
-        Series(
-            name=f"{row.get('split') or ''}, without training".removeprefix(", "),
-            x=np.array([0.0, last_step]),
-            y=np.array([row["accuracy"], row["accuracy"]]),
-            colour="amber",
-        )
-        for row in scores(rows, "baseline")[:1]
-        if last_step
-    ]
+    closed, last_step = metric_rows.scores(rows, "baseline"), float(max(row["step"] for row in rows))
+    if not closed or not last_step:
+        return []
+    name = f"{closed[0].get('split') or ''}, without training".removeprefix(", ")
+    y = np.array([closed[0]["accuracy"]] * 2)
+    return [Series(name=name, x=np.array([0.0, last_step]), y=y, colour="amber")]
 
 
 def is_same_split(watch: Sequence[Row], test: Sequence[Row]) -> bool:
@@ -132,7 +120,7 @@ def is_same_split(watch: Sequence[Row], test: Sequence[Row]) -> bool:
 
 def name_score(row: Row) -> str:
     """The name of a row's main number."""
-    main = headline(row)
+    main = metric_rows.headline(row)
     return "score" if main is None else main.name
 
 
@@ -143,35 +131,28 @@ def capitalise(title: str) -> str:
 
 def collapse_charts(rows: Sequence[Row], end: float | None, config: Mapping[str, Any]) -> Charts | None:
     """Curves of the collapse indicators, and a sentence below them; None if none were measured."""
-    charts: list[LineChart] = []
-    scored, train = feature_rows(rows), of_kind(rows, "train")
+    charts, scored, train = list[LineChart](), feature_rows(rows), of_kind(rows, "train")
     width, entropy = last(scored, "width"), max_entropy(config)
-    splits = list(dict.fromkeys(str(row.get("split") or "") for row in scored))
-    groups = [[row for row in scored if str(row.get("split") or "") == split] for split in splits]
+    make_chart = partial(LineChart, end=end, height=HEIGHT)
     for name, title, unit in (
         ("rank", "Feature rank", "" if width is None else f"of {width:.0f}"),
         ("similarity", "Similarity between images", "mean cosine"),
     ):
-        series = dotted_series(splits, groups, name, " ".join(COLOURS))
-        charts.append(LineChart(title=title, unit=unit, series=series, end=end, height=HEIGHT))
+        series = dotted_series(group_by_split(scored), name, " ".join(COLOURS))
+        charts.append(make_chart(title=title, unit=unit, series=series))
     units = {"teacher_entropy": "nats" if entropy is None else f"nats, {format_short(entropy)} at most", "kl": "nats"}
     for at, name in enumerate(WATCHED):
         x, y = column(train, name)
         title, share, unit = title_of(TALLIES[name]), TALLIES[name].share, units.get(name, "")
         one = Series(name=title, x=x, y=y, colour=COLOURS[at + 2])
-        title = title[0].upper() + title[1:]
-        charts.append(LineChart(title=title, unit=unit, series=[one], percent=share, end=end, height=HEIGHT))
+        charts.append(make_chart(title=title[0].upper() + title[1:], unit=unit, series=[one], percent=share))
     charts = [chart for chart in charts if chart.thin]
     if not charts:
         return None
     warnings = describe_collapse(rows, config)
-    return Charts(
-        title="Collapse indicators",
-        charts=charts,
-        small=len(charts) not in (2, 4),  # three per row, unless that leaves one alone
-        notes=warnings or (describe_common_part(rows) or "Nothing here looks collapsed.",),
-        alarming=bool(warnings),
-    )
+    notes = warnings or (describe_common_part(rows) or "Nothing here looks collapsed.",)
+    small = len(charts) not in (2, 4)  # three per row, unless that leaves one alone
+    return Charts(title="Collapse indicators", charts=charts, small=small, notes=notes, alarming=bool(warnings))
 
 
 def feature_rows(rows: Sequence[Row]) -> list[Row]:
@@ -191,16 +172,12 @@ def describe_collapse(rows: Sequence[Row], config: Mapping[str, Any]) -> list[st
     row, train = newest_feature_row(rows), of_kind(rows, "train")
     if row is not None and row["rank"] < FEW:
         width = f" of {row['width']}" if row.get("width") else ""
-        found.append(
-            f"{COLLAPSED}the features have a rank of {format_short(row['rank'])}{width}, so two images differ in "
-            "hardly more than one or two numbers."
-        )
+        rank = f"the features have a rank of {format_short(row['rank'])}{width}"
+        found.append(f"{COLLAPSED}{rank}, so two images differ in hardly more than one or two numbers.")
     alike = None if row is None else number(row.get("similarity"))
     if alike is not None and (alike > SAME or (alike > ALIKE and found)):
-        found.append(
-            f"{COLLAPSED}the features of two images have a cosine of {alike:.5f} on average, so all images look the "
-            "same to the network."
-        )
+        cosine = f"the features of two images have a cosine of {alike:.5f} on average"
+        found.append(f"{COLLAPSED}{cosine}, so all images look the same to the network.")
     spread = last(train, "spread")
     if spread is not None and spread < NARROW:
         found.append(f"{COLLAPSED}the compared features have a spread of {format_short(spread)}, where 1 is isotropic.")
@@ -222,10 +199,9 @@ def describe_common_part(rows: Sequence[Row]) -> str:
     alike = None if row is None else number(row.get("similarity"))
     if row is None or alike is None or alike <= ALIKE:
         return ""
-    return (
-        f"Most of a feature is common to all images (a cosine of {alike:.4f} on average); a rank of "
-        f"{format_short(row['rank'])} shows that the rest has not collapsed, but neighbours by cosine see little of it."
-    )
+    common = f"Most of a feature is common to all images (a cosine of {alike:.4f} on average)"
+    rest = f"a rank of {format_short(row['rank'])} shows that the rest has not collapsed"
+    return f"{common}; {rest}, but neighbours by cosine see little of it."
 
 
 def max_entropy(config: Mapping[str, Any]) -> float | None:

@@ -9,33 +9,9 @@ from vitrail.core.errors import ConfigError, DataError
 from vitrail.data.unreadable_log import FILE as UNREADABLE
 from vitrail.data.unreadable_log import read_log
 from vitrail.evaluation.metrics import Criterion
-from vitrail.train.run_folder.files import (
-    BEST,
-    LAST,
-    LOG,
-    METRICS,
-    POINTS,
-    STATUS,
-    SWEEP,
-    is_held,
-    read_command,
-    read_holder,
-    read_json,
-    read_rows,
-    read_status,
-)
-from vitrail.train.run_folder.files import LOCK as LOCK
-from vitrail.train.run_folder.metric_rows import (
-    ACCURACY,
-    Row,
-    best_of,
-    headline,
-    is_comparable,
-    known_measures,
-    scores,
-    title_of,
-    write_value,
-)
+from vitrail.train.run_folder import files, metric_rows
+from vitrail.train.run_folder.files import BEST, METRICS, STATUS, SWEEP, is_held, read_status
+from vitrail.train.run_folder.metric_rows import Row
 
 SHOWN: Final = 6  # numbers of a row
 NOTES: Final = 3  # last lines of the log
@@ -43,86 +19,79 @@ NOTES: Final = 3  # last lines of the log
 
 def describe_run(path: Path) -> str:
     """The state of a run, what is kept of it, and what to type next."""
-    command = read_command(path)
+    command = files.read_command(path)
     if (path / SWEEP).exists() and not (path / STATUS).exists():
-        return _sweep(path, command)
-    status, rows = read_status(path), read_rows(path / METRICS)
-    checkpoints = list_checkpoints(path / FOLDER)
-    lines = [f"{path}: {_ending(path, status, rows)}"]
-    if status.get("message"):
-        lines.append(f"  message: {status['message']}")
-    if rows:
-        lines.append(f"  last metrics: {_row(rows[-1])}")
-    lines += [f"  {text}" for text in _scores(path, rows)]
-    lines.append(f"  checkpoints: {_kept(path, list(checkpoints))}")
-    weights = [name for name in (BEST, LAST) if (path / name).exists()]
-    if weights:
-        lines.append(f"  weights: {', '.join(weights)}")
-    bad = _unreadable(path)
-    if bad:
-        lines.append(f"  {bad}")
+        return _describe_sweep(path, command)
+    status, rows, checkpoints = read_status(path), files.read_rows(path / METRICS), list_checkpoints(path / FOLDER)
+    lines = [f"message: {status['message']}"] if status.get("message") else []
+    lines += [f"last metrics: {_describe_row(rows[-1])}"] if rows else []
+    lines += [*_describe_scores(path, rows), f"checkpoints: {_describe_checkpoints(path, list(checkpoints))}"]
+    if weights := [name for name in (BEST, files.LAST) if (path / name).exists()]:
+        lines.append(f"weights: {', '.join(weights)}")
+    if (path / UNREADABLE).exists():
+        try:
+            count = len(read_log(path / UNREADABLE))
+            lines += [f"unreadable images: {count}, listed in {UNREADABLE}"] if count else []
+        except (DataError, OSError) as error:
+            lines.append(f"unreadable images: {error}")
     if status.get("state") != "done":
-        lines += [f"  log: {line}" for line in _tail(path / LOG)]
+        lines += [f"log: {line}" for line in _read_tail(path / files.LOG)]
         go_on = status.get("next") or command.get("go_on")
         if go_on and not is_held(path) and status.get("state") != "diverged":  # it would only diverge again
-            lines.append(f"  {'resume' if checkpoints else 'start again'} with: {go_on}")
+            lines.append(f"{'resume' if checkpoints else 'start again'} with: {go_on}")
     if (path / "report.html").exists():
-        lines.append(f"  report: {path / 'report.html'}")
-    return "\n".join(lines)
+        lines.append(f"report: {path / 'report.html'}")
+    return "\n  ".join([f"{path}: {_describe_state(path, status, rows)}", *lines])
 
 
-def _sweep(path: Path, command: dict[str, Any]) -> str:
+def _describe_sweep(path: Path, command: dict[str, Any]) -> str:
     """A sweep whose last run has not started."""
-    found = read_json(path / SWEEP)
+    found = files.read_json(path / SWEEP)
     lines = [f"{path}: a sweep, {len(found['tried'])} of {found['points']} points tried"]
-    lines += [f"  {','.join(row['settings'])}: {_point(row)}" for row in found["tried"]]
-    busy = [place.parent for place in (path / POINTS).rglob(LOCK) if is_held(place.parent)]
-    lines += [f"  now: {describe_run(place)}" for place in busy]
+    lines += [f"{','.join(row['settings'])}: {_describe_point(row)}" for row in found["tried"]]
+    busy = [place.parent for place in (path / files.POINTS).rglob(files.LOCK) if is_held(place.parent)]
+    lines += [f"now: {describe_run(place)}" for place in busy]
     if not busy and command.get("go_on"):
-        lines.append(f"  resume with: {command['go_on']}")
-    return "\n".join(lines)
+        lines.append(f"resume with: {command['go_on']}")
+    return "\n  ".join(lines)
 
 
-def _point(row: dict[str, Any]) -> str:
+def _describe_point(row: dict[str, Any]) -> str:
     """The score of a point of a sweep; its key names the split and the number: "dev accuracy"."""
     key, score = next((name, value) for name, value in row.items() if name != "settings")
     split, _, title = key.partition(" ")
     if isinstance(score, str):  # it diverged, or in the words of earlier versions exploded
         return "diverged"
-    criterion = next((one for one in known_measures().values() if title_of(one) == title), Criterion(name=title))
-    text = write_value(criterion, score)
-    return f"{text} of {split}" if criterion.name == ACCURACY else f"{split} {title} {text}"
+    known = (one for one in metric_rows.known_measures().values() if metric_rows.title_of(one) == title)
+    criterion = next(known, Criterion(name=title))
+    text = metric_rows.write_value(criterion, score)
+    return f"{text} of {split}" if criterion.name == metric_rows.ACCURACY else f"{split} {title} {text}"
 
 
-def _ending(path: Path, status: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+def _describe_state(path: Path, status: dict[str, Any], rows: list[Row]) -> str:
     """The state and the step."""
-    state, held = status.get("state"), is_held(path)
-    who = status or read_holder(path)
+    state, who, updated = status.get("state"), status or files.read_holder(path), status.get("updated", "?")
     process = f"process {who.get('pid', '?')} on {who.get('host', '?')}"
-    reached = _reached(status, rows)
-    match state:
-        case "done":
-            return f"done, {reached}, at {status.get('updated', '?')}"
-        case "interrupted":
-            return f"interrupted by a signal, {reached}, at {status.get('updated', '?')}"
-        case "diverged":
-            return (
-                f"diverged: loss, gradient or weights were no longer finite, {reached}, at {status.get('updated', '?')}"
-            )
-        case "failed":
-            return f"failed with an error, {reached}, at {status.get('updated', '?')}"
-        case "preparing" | "running" | None if held:
-            what = {"running": "running", "preparing": "being prepared"}.get(state or "", "in use")
-            return f"{what}, {reached}, by {process}"
-        case "preparing":
-            return f"was killed while it was being prepared, {reached}; {process} is gone"
-        case "running":
-            return f"was killed (by a signal that nothing can catch, or with its machine), {reached}; {process} is gone"
-        case _:
-            return f"no longer in use, {reached}; {STATUS} cannot be read, as after a power cut"
+    reached = _describe_step(status, rows)
+    over = {
+        "done": "done",
+        "interrupted": "interrupted by a signal",
+        "diverged": "diverged: loss, gradient or weights were no longer finite",
+        "failed": "failed with an error",
+    }
+    if state in over:
+        return f"{over[state]}, {reached}, at {updated}"
+    if is_held(path):
+        what = {"running": "running", "preparing": "being prepared"}.get(state or "", "in use")
+        return f"{what}, {reached}, by {process}"
+    if state == "preparing":
+        return f"was killed while it was being prepared, {reached}; {process} is gone"
+    if state == "running":
+        return f"was killed (by a signal that nothing can catch, or with its machine), {reached}; {process} is gone"
+    return f"no longer in use, {reached}; {STATUS} cannot be read, as after a power cut"
 
 
-def _reached(status: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+def _describe_step(status: dict[str, Any], rows: list[Row]) -> str:
     """The furthest step that any file in the folder mentions."""
     known = [row["step"] for row in rows if isinstance(row.get("step"), int)]
     step = max([int(status.get("step") or 0), *known])
@@ -132,7 +101,7 @@ def _reached(status: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     return f"step {step:,} of {steps:,}" if isinstance(steps, int) else f"step {step:,}"
 
 
-def _row(row: dict[str, Any]) -> str:
+def _describe_row(row: Row) -> str:
     numbers = [
         f"{name} {value:.4g}" if isinstance(value, float) and math.isfinite(value) else f"{name} {value}"
         for name, value in row.items()
@@ -141,30 +110,26 @@ def _row(row: dict[str, Any]) -> str:
     return f"step {row.get('step', '?')}: {', '.join(numbers[:SHOWN])}"
 
 
-def _scores(path: Path, rows: list[dict[str, Any]]) -> list[str]:
+def _describe_scores(path: Path, rows: list[Row]) -> list[str]:
     """The scores of the weights that the run stands for: the best ones if it selected some, else the last."""
-    watched, tested = scores(rows, "watch"), scores(rows, "test")
-    chooses = (path / BEST).exists() and all(is_comparable(row) for row in watched)
+    watched, tested = metric_rows.scores(rows, "watch"), metric_rows.scores(rows, "test")
+    chooses = (path / BEST).exists() and all(metric_rows.is_comparable(row) for row in watched)
     if chooses and watched:
-        watched = [best_of(watched)]
-    shown = {row.get("split"): row for row in (*watched[-1:], *tested[-1:])}
+        watched = [metric_rows.best_of(watched)]
     best = {row.get("step") for row in watched} if chooses else set[Any]()
-    return [
-        f"{row.get('split', 'score')}: {_score(row)} with the weights of step "
-        f"{row.get('step', '?')}{', the best' if row.get('step') in best else ''}"
-        for row in shown.values()
-    ]
+    lines: list[str] = []
+    for row in {row.get("split"): row for row in (*watched[-1:], *tested[-1:])}.values():
+        first, count, step = metric_rows.headline(row), row.get("count", "?"), row.get("step", "?")
+        assert first is not None
+        score = f"{first.text} of {count}" if first.is_accuracy else f"{first.name} {first.text}"
+        if not first.is_accuracy and isinstance(count, int):
+            score += f" ({count:,} images)"
+        chosen = ", the best" if step in best else ""
+        lines.append(f"{row.get('split', 'score')}: {score} with the weights of step {step}{chosen}")
+    return lines
 
 
-def _score(row: Row) -> str:
-    first, count = headline(row), row.get("count", "?")
-    assert first is not None
-    if first.is_accuracy:
-        return f"{first.text} of {count}"
-    return f"{first.name} {first.text} ({count:,} images)" if isinstance(count, int) else f"{first.name} {first.text}"
-
-
-def _kept(path: Path, steps: list[int]) -> str:
+def _describe_checkpoints(path: Path, steps: list[int]) -> str:
     text = f"the newest is of step {steps[0]:,} ({len(steps)} in all)" if steps else "none yet"
     cut_off = list_unfinished(path / FOLDER)
     if cut_off and not is_held(path):
@@ -172,17 +137,7 @@ def _kept(path: Path, steps: list[int]) -> str:
     return text
 
 
-def _unreadable(path: Path) -> str:
-    if not (path / UNREADABLE).exists():
-        return ""
-    try:
-        count = len(read_log(path / UNREADABLE))
-    except (DataError, OSError) as error:
-        return f"unreadable images: {error}"
-    return f"unreadable images: {count}, listed in {UNREADABLE}" if count else ""
-
-
-def _tail(path: Path) -> list[str]:
+def _read_tail(path: Path) -> list[str]:
     try:
         return path.read_text("utf-8", "replace").splitlines()[-NOTES:]
     except FileNotFoundError:

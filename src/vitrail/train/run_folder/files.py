@@ -6,6 +6,7 @@ files: a few bytes of protobuf each, so its package is only needed to view them.
 """
 
 import contextlib
+import ctypes
 import json
 import math
 import os
@@ -13,8 +14,9 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from datetime import datetime
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast
@@ -82,6 +84,30 @@ def read_json(path: Path) -> dict[str, Any]:
     return cast(dict[str, Any], content)
 
 
+def write_json(path: Path, content: Any) -> None:
+    """Replaces a JSON file atomically and durably."""
+    with replace_on_success(path) as file:
+        file.write(json.dumps(to_json_value(content), indent=1, allow_nan=False).encode() + b"\n")
+
+
+class FailureNotes:
+    """Tells of a failure to write when it begins, and not again while it lasts."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self.tell, self.failing = tell, set[str]()
+
+    @contextlib.contextmanager
+    def note_once(self, problem: str, consequence: str) -> Generator[None]:
+        """An OSError inside does not stop the run."""
+        try:
+            yield
+            self.failing.discard(problem)
+        except OSError as error:
+            if problem not in self.failing:
+                self.failing.add(problem)
+                self.tell(f"{problem} ({error.strerror or error}); {consequence}")
+
+
 class DiskReserve:
     """A little disk space, held back so that a run can still report that the disk is full."""
 
@@ -95,9 +121,16 @@ class DiskReserve:
                 self.path.write_bytes(bytes(RESERVED_BYTES))
 
     def release(self) -> None:
-        """Frees the space for the message."""
         with contextlib.suppress(OSError):
             self.path.unlink()
+
+    def use_for(self, write: Callable[[], None]) -> None:
+        """Writes a message; if the disk is full, with the space that was held back."""
+        try:
+            write()
+        except OSError:
+            self.release()
+            write()
 
 
 class AppendLog:
@@ -115,8 +148,9 @@ class AppendLog:
         """Appends an entry. When this returns the system has it, or it waits for disk space."""
         with self._lock:
             self._waiting.append(entry)
+            write = partial(self._write, b"".join(self._waiting))
             try:
-                self._write(b"".join(self._waiting))
+                write() if self.reserve is None else self.reserve.use_for(write)
             except OSError as error:
                 del self._waiting[:-MAX_WAITING]
                 if not self.failing:
@@ -140,15 +174,6 @@ class AppendLog:
             file.truncate(content.rfind(b"\n") + 1)
 
     def _write(self, content: bytes) -> None:
-        try:
-            self._put(content)
-        except OSError:
-            if self.reserve is None:
-                raise
-            self.reserve.release()
-            self._put(content)
-
-    def _put(self, content: bytes) -> None:
         """All or nothing: half an entry would spoil the next one."""
         if self._file is None:
             self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
@@ -180,36 +205,38 @@ def to_json_value(value: Any) -> Any:
     return value
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of such a file, without lines that are not rows, such as a last one cut by a crash."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except FileNotFoundError:
-        return []
-    rows: list[dict[str, Any]] = []
-    for line in lines:
-        with contextlib.suppress(ValueError):
+def parse_rows(path: Path) -> list[dict[str, Any] | None]:
+    """The lines of such a file, None for one that is not a row; a last one cut by a crash does not count."""
+    content = path.read_bytes() if path.exists() else b""
+    rows: list[dict[str, Any] | None] = []
+    for line in filter(bytes.strip, content.splitlines()):
+        try:
             row = json.loads(line)
-            if isinstance(row, dict):
-                rows.append(cast(dict[str, Any], row))
-    return rows
+        except ValueError:
+            row = None
+        rows.append(cast(dict[str, Any], row) if isinstance(row, dict) else None)
+    is_cut = bool(rows) and rows[-1] is None and not content.endswith(b"\n")
+    return rows[:-1] if is_cut else rows
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    return [row for row in parse_rows(path) if row is not None]
 
 
 def rewind_rows(path: Path, step: int) -> None:
     """Drops the rows of later steps, the final score and lines that are not rows; at step 0 everything but the
     baseline. The file is replaced atomically, and only if it changes."""
-    if not path.exists():
-        return
-    kept = b"".join(encode_row(row) for row in read_rows(path) if not _later(row, step))
-    if kept != path.read_bytes():
+
+    def is_kept(row: Mapping[str, Any]) -> bool:
+        if row.get("kind") == "test" or (step == 0 and row.get("kind") != "baseline"):
+            return False
+        at = row.get("step")
+        return not isinstance(at, int | float) or at <= step
+
+    kept = b"".join(encode_row(row) for row in read_rows(path) if is_kept(row))
+    if path.exists() and kept != path.read_bytes():
         with replace_on_success(path) as file:
             file.write(kept)
-
-
-def _later(row: Mapping[str, Any], step: int) -> bool:
-    found = row.get("step")
-    again = row.get("kind") == "test" or (step == 0 and row.get("kind") != "baseline")
-    return again or (isinstance(found, int | float) and found > step)
 
 
 def _scalar(value: Any) -> Any:
@@ -221,38 +248,34 @@ def _scalar(value: Any) -> Any:
         return str(value)
 
 
-class RunLock:
+class RunLock(FileLock):
     """Held from construction until `release`, or until this process ends."""
 
     def __init__(self, folder: Path, tell: Callable[[str], None]) -> None:
-        self.path = folder / LOCK
         try:
-            self._lock = FileLock(self.path, patience_s=LOCK_PATIENCE_S)
+            super().__init__(folder / LOCK, patience_s=LOCK_PATIENCE_S)
         except LockTaken:
-            raise _taken(folder) from None
-        if self._lock.obstacle is not None:
-            obstacle = f"is on a file system without locks ({self._lock.obstacle})"
-            tell(f"{folder} {obstacle}; make sure that only one job uses it")
+            found = read_holder(folder)
+            who = f"process {found.get('pid', '?')} on {found.get('host', '?')} since {found.get('started', '?')}"
+            raise ConfigError(f"{folder} is in use by {who}; wait for it, stop it, or give another --out") from None
+        if self.obstacle is not None:
+            tell(f"{folder} is on a file system without locks ({self.obstacle}); make sure that only one job uses it")
         try:
             content = {"pid": os.getpid(), "host": socket.gethostname(), "started": now()}
-            assert self._lock.file is not None
-            os.ftruncate(self._lock.file.fileno(), 0)
-            self._lock.file.write(json.dumps(content).encode() + b"\n")
+            assert self.file is not None
+            os.ftruncate(self.file.fileno(), 0)
+            self.file.write(json.dumps(content).encode() + b"\n")
         except BaseException:
             self.release()
             raise
-
-    def release(self) -> None:
-        self._lock.release()
 
 
 def read_holder(folder: Path) -> dict[str, Any]:
     """What the last holder of the lock wrote about itself; empty if that cannot be read."""
     try:
-        found = json.loads((folder / LOCK).read_bytes())
-    except (OSError, ValueError):
+        return read_json(folder / LOCK)
+    except ConfigError:
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def is_held(folder: Path) -> bool:
@@ -264,53 +287,41 @@ def now() -> str:
     return datetime.now().astimezone().isoformat(timespec="seconds")
 
 
-def _taken(folder: Path) -> ConfigError:
-    found = read_holder(folder)
-    who = f"process {found.get('pid', '?')} on {found.get('host', '?')} since {found.get('started', '?')}"
-    return ConfigError(f"{folder} is in use by {who}; wait for it, stop it, or give another --out")
-
-
 class EventFile:
     """Metrics for TensorBoard, one file per start of a run. Rows with a `kind` are prefixed by it: train/loss."""
 
     def __init__(self, folder: Path, tell: Callable[[str], None]) -> None:
         folder.mkdir(exist_ok=True)
         moment = time.time()
-        name = (
-            f"events.out.tfevents.{int(moment):010d}.{socket.gethostname()}.{os.getpid()}.{int(moment * 1e6) % 10**6}"
-        )
-        self._file = AppendLog(folder / name, tell)
-        self._file.append(_record(_event(moment, 0, _field(3, TENSORBOARD_VERSION))))
+        name = f"{int(moment):010d}.{socket.gethostname()}.{os.getpid()}.{int(moment * 1e6) % 10**6}"
+        self._file = AppendLog(folder / f"events.out.tfevents.{name}", tell)
+        self._append(0, _field(3, TENSORBOARD_VERSION))
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Adds the numbers of a row, at its step."""
         kind = row.get("kind")
         prefix = f"{kind}/" if isinstance(kind, str) else ""
         values = b"".join(
-            _field(1, _field(1, f"{prefix}{name}".encode()) + b"\x15" + struct.pack("<f", _single(value)))
+            _field(1, _field(1, f"{prefix}{name}".encode()) + struct.pack("<Bf", 0x15, ctypes.c_float(value).value))
             for name, value in row.items()
             if name != "step" and isinstance(value, int | float) and not isinstance(value, bool)
         )
         if values:
-            self._file.append(_record(_event(time.time(), int(row.get("step", 0)), _field(5, values))))
+            self._append(int(row.get("step", 0)), _field(5, values))
 
     def restart(self, step: int) -> None:
         """Hides the events of later steps that were written before."""
-        self._file.append(_record(_event(time.time(), step + 1, _field(7, b"\x08\x01"))))  # SessionLog: START
+        self._append(step + 1, _field(7, b"\x08\x01"))  # SessionLog: START
+
+    def _append(self, step: int, content: bytes) -> None:
+        """An Event: time, step and one content field, framed as in TFRecord files."""
+        event = b"\x09" + struct.pack("<d", time.time()) + b"\x10" + _varint(step) + content
+        length = struct.pack("<Q", len(event))
+        sums = [struct.pack("<I", masked_crc(part)) for part in (length, event)]
+        self._file.append(length + sums[0] + event + sums[1])
 
     def close(self) -> None:
         self._file.close()
-
-
-def _event(moment: float, step: int, content: bytes) -> bytes:
-    """An Event: time, step and one content field."""
-    return b"\x09" + struct.pack("<d", moment) + b"\x10" + _varint(step) + content
-
-
-def _record(content: bytes) -> bytes:
-    """Framed as in TFRecord files."""
-    length = struct.pack("<Q", len(content))
-    return length + struct.pack("<I", masked_crc(length)) + content + struct.pack("<I", masked_crc(content))
 
 
 def _field(number: int, content: bytes) -> bytes:
@@ -325,11 +336,3 @@ def _varint(value: int) -> bytes:
         value >>= 7
     out.append(value)
     return bytes(out)
-
-
-def _single(value: float) -> float:
-    """Rounded to float32; infinite if it does not fit."""
-    try:
-        return struct.unpack("<f", struct.pack("<f", value))[0]
-    except OverflowError:
-        return math.copysign(math.inf, value)

@@ -5,7 +5,6 @@ called, whether it is a share, and whether larger or smaller is better.
 """
 
 import functools
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import numpy as np
 from vitrail.evaluation.metrics import Criterion
 from vitrail.report.axis import Floats
 from vitrail.tasks.registry import TASKS
+from vitrail.train.run_folder.files import parse_rows
 
 Row = dict[str, Any]
 
@@ -24,37 +24,24 @@ ACCURACY: Final = "accuracy"
 LOSS: Final = "loss"
 
 # Numbers that objectives report next to their loss. The tasks have criteria of their own.
-TALLIES: Final = {
-    tally.name: tally
-    for tally in (
-        Criterion(name=ACCURACY, share=True),
-        Criterion(name="hits", share=True),  # of masked patches
-        Criterion(name="agreement", share=True),  # the other view of an image is the most similar of a batch
-        Criterion(name="spread"),  # of features of length 1
-        Criterion(name="teacher_entropy", title="teacher entropy"),
-        Criterion(name="kl", title="KL", larger=False),  # of the student from the teacher
-    )
-}
+_TALLIES = (
+    Criterion(name=ACCURACY, share=True),
+    Criterion(name="hits", share=True),  # of masked patches
+    Criterion(name="agreement", share=True),  # the other view of an image is the most similar of a batch
+    Criterion(name="spread"),  # of features of length 1
+    Criterion(name="teacher_entropy", title="teacher entropy"),
+    Criterion(name="kl", title="KL", larger=False),  # of the student from the teacher
+)
+TALLIES: Final = {tally.name: tally for tally in _TALLIES}
 
 
 def read_metrics(path: Path) -> tuple[list[Row], int]:
     """The rows of metrics.jsonl, and how many lines are not rows. A killed run resumes from its last checkpoint and
     writes the rows after it again: the later ones count. A truncated last line is ignored."""
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return [], 0
     kept: dict[tuple[Any, ...], list[Row]] = {}
-    lines, lost = content.split(b"\n"), 0
-    for at, line in enumerate(lines):
-        try:
-            row = json.loads(line) if line.strip() else None
-        except ValueError:
-            lost += at < len(lines) - 1
-            continue
-        if row is None:
-            continue
-        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+    lost = 0
+    for row in parse_rows(path):
+        if row is None or not isinstance(row.get("step"), int):
             lost += 1
             continue
         mine = kept.setdefault(tuple(row.get(name) for name in ("kind", "split", "source", "shots")), [])
@@ -137,7 +124,7 @@ def is_comparable(row: Row) -> bool:
 def known_measures() -> dict[str, Criterion]:
     """All numbers of training rows and scores, by their name in rows."""
     scored = {criterion.name: criterion for task in TASKS.values() for criterion in task.criteria}
-    return {**TALLIES, **{name: one for name, one in scored.items() if name not in TALLIES}}
+    return TALLIES | scored | TALLIES
 
 
 def title_of(criterion: Criterion) -> str:
@@ -156,16 +143,16 @@ def write_value(criterion: Criterion, value: float) -> str:
 
 def best_of(rows: Sequence[Row]) -> Row:
     """The best score by the criteria of its task; of equal ones the first."""
-    return functools.reduce(lambda best, row: row if is_better_score(row, best) else best, rows)
 
+    def is_better(new: Row, old: Row) -> bool:
+        """If a number is equal, the next one decides; a missing one is worst."""
+        for criterion in criteria_of(new):
+            value, before = number(new.get(criterion.name)), number(old.get(criterion.name))
+            if value != before:
+                return before is None or (value is not None and criterion.is_better(value, before))
+        return False
 
-def is_better_score(new: Row, old: Row) -> bool:
-    """Whether a row is better. If a number is equal, the next one decides; a missing one is worst."""
-    for criterion in criteria_of(new):
-        value, before = number(new.get(criterion.name)), number(old.get(criterion.name))
-        if value != before:
-            return before is None or (value is not None and criterion.is_better(value, before))
-    return False
+    return functools.reduce(lambda best, row: row if is_better(row, best) else best, rows)
 
 
 def describe_score(row: Row) -> str:
@@ -184,24 +171,22 @@ def describe_split(row: Row) -> str:
     """The score of a split; for features without a classifier their k-NN accuracy and rank, or only the rank without
     labels."""
     width = f" of {row['width']}" if "width" in row else ""
-    parts = [
-        *describe_numbers(row),
-        *([f"top-5 {row['top5']:.2%}"] if row.get("top5") is not None else []),
-        *([f"loss {row['loss']:.4f}"] if "loss" in row else []),
-        *([f"feature rank {row['rank']:.1f}{width}"] if "rank" in row else []),
-    ]
+    parts = describe_numbers(row)
+    if row.get("top5") is not None:
+        parts.append(f"top-5 {row['top5']:.2%}")
+    if "loss" in row:
+        parts.append(f"loss {row['loss']:.4f}")
+    if "rank" in row:
+        parts.append(f"feature rank {row['rank']:.1f}{width}")
     return f"{row['split']} {', '.join(parts)}"
 
 
 def describe_numbers(row: Row) -> list[str]:
     """The numbers of a row's task, main one first, without the loss: ["mIoU 81.20%", ...]."""
     first = headline(row)
-    others = [criterion for criterion in criteria_of(row)[1:] if criterion.name != LOSS]
-    return [
-        *([] if first is None else [f"{first.name} {first.text}"]),
-        *(
-            f"{title_of(criterion)} {write_value(criterion, value)}"
-            for criterion in others
-            if (value := number(row.get(criterion.name))) is not None
-        ),
+    texts = [] if first is None else [f"{first.name} {first.text}"]
+    others = ((criterion, number(row.get(criterion.name))) for criterion in criteria_of(row)[1:])
+    texts += [
+        f"{title_of(one)} {write_value(one, value)}" for one, value in others if one.name != LOSS and value is not None
     ]
+    return texts

@@ -13,19 +13,17 @@ Nothing here stops a run: on a full disk it continues, reports it, and catches u
 import contextlib
 import json
 import os
-import secrets
 import socket
 import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, cast
 
 from vitrail.checkpoint.bundle import Bundle, get_card
 from vitrail.checkpoint.store.layout import FOLDER, list_checkpoints
 from vitrail.checkpoint.weights import write_bundle
-from vitrail.core.atomic_files import replace_on_success
 from vitrail.core.config_overrides import diff_plain, drop_fields
 from vitrail.core.console import escape_controls
 from vitrail.core.errors import ConfigError
@@ -33,27 +31,8 @@ from vitrail.distributed.meta_init import gather_tensor
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.result import describe_environment
 from vitrail.models.backbone import Backbone
-from vitrail.train.run_folder.files import (
-    COMMAND,
-    CONFIG,
-    ENVIRONMENT,
-    LOG,
-    METRICS,
-    STATUS,
-    TENSORBOARD,
-    AppendLog,
-    DiskReserve,
-    EventFile,
-    RunLock,
-    State,
-    encode_row,
-    now,
-    read_json,
-    read_rows,
-    read_status,
-    rewind_rows,
-    to_json_value,
-)
+from vitrail.train.run_folder import files
+from vitrail.train.run_folder.files import CONFIG, METRICS, STATUS, TENSORBOARD, AppendLog, EventFile, State, now
 
 LISTED: Final = 40  # differing fields that an error lists
 REMEMBERED: Final = 200  # notes
@@ -71,16 +50,16 @@ class RunFolder:
     """The folder of a run, held by one job. `next` is the command that resumes the run; `warnings` are the notes since
     the start."""
 
-    def __init__(self, path: Path, lock: RunLock, *, next: str, tell: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, lock: files.RunLock, *, next: str, tell: Callable[[str], None]) -> None:
         self.path, self.next, self.tell = path, next, tell
         self.warnings: list[str] = []
+        self.failures = files.FailureNotes(self.note)
         self._lock, self._writing = lock, threading.RLock()
-        self._reserve = DiskReserve(path / ".reserve")
+        self._reserve = files.DiskReserve(path / ".reserve")
         self._metrics = AppendLog(path / METRICS, tell)
-        self._log = AppendLog(path / LOG, tell, self._reserve)
+        self._log = AppendLog(path / files.LOG, tell, self._reserve)
         self._events: EventFile | None = None
         self._status: dict[str, Any] = {"started": now(), "pid": os.getpid(), "host": socket.gethostname()}
-        self._status_failed, self._events_failed = False, False
         self._tables: dict[str, Any] = {}
         self._metrics.cut_partial_line()
         self._log.cut_partial_line()
@@ -91,7 +70,6 @@ class RunFolder:
     def open(
         path: Path,
         *,
-        rank: int = 0,
         config: Mapping[str, Any],
         command: Mapping[str, Any],
         force: bool = False,
@@ -101,38 +79,32 @@ class RunFolder:
         """Creates the folder, or opens an existing one if its config is the same.
 
         ConfigError if a field differs, unless `force` is set or the field is in `free`, by its own name or by that of
-        its parent ("keep" or "data.workers"). Only the main process writes; the others get a folder that does nothing.
-        What `force` changes is written by `write_tables`.
+        its parent ("keep" or "data.workers"). What `force` changes is written by `write_tables`.
         """
-        if rank:
-            return NullRunFolder(path)
         with contextlib.ExitStack() as on_error:
             try:
                 path.mkdir(parents=True, exist_ok=True)
-                lock = RunLock(path, tell)
+                lock = files.RunLock(path, tell)
                 on_error.callback(lock.release)
                 untrained = _is_untrained(path)
-                changes = compare_config(path, to_json_value(config), free=free, force=force or untrained)
+                changes = compare_config(path, files.to_json_value(config), free=free, force=force or untrained)
                 folder = RunFolder(path, lock, next=str(command.get("go_on", "")), tell=tell)
-                tables = {CONFIG: config, COMMAND: command, ENVIRONMENT: describe_environment()}
-                folder._tables = {name: to_json_value(table) for name, table in tables.items()}
+                folder._tables = {CONFIG: config, files.COMMAND: command, files.ENVIRONMENT: describe_environment()}
                 if not changes or untrained:
                     folder.write_tables()
             except OSError as error:
                 raise _unwritable(path, error) from error
             on_error.pop_all()
         folder.set_status("preparing")
+        why = " (nothing had been trained yet)" if untrained else " by --force"
         for change in changes:
-            why = " (nothing had been trained yet)" if untrained else " by --force"
             folder.note(f"config changed{why}: {change}")
         return folder
 
     def __enter__(self) -> "RunFolder":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def exists(self) -> bool:
@@ -148,7 +120,7 @@ class RunFolder:
         """Replaces config, command and environment, once the contents of the folder are known to fit them."""
         try:
             for name, content in self._tables.items():
-                _write_json(self.path / name, content)
+                files.write_json(self.path / name, content)
         except OSError as error:
             raise _unwritable(self.path, error) from error
         self._tables = {}
@@ -156,7 +128,7 @@ class RunFolder:
     def record(self, row: Mapping[str, Any], text: str = "") -> None:
         """Records a row of metrics, with its `step`; `text` also goes to the log."""
         with self._writing:
-            self._metrics.append(encode_row(row))
+            self._metrics.append(files.encode_row(row))
             if text:
                 self._log.append(f"{now()} {text}\n".encode())
             if (events := self._open_events()) is not None:
@@ -167,7 +139,7 @@ class RunFolder:
         with self._writing:
             self._metrics.close()
             try:
-                rewind_rows(self.path / METRICS, step)
+                files.rewind_rows(self.path / METRICS, step)
             except OSError as error:
                 self.note(f"{METRICS} could not be cut back to step {step} ({error.strerror}); later rows appear twice")
             if (events := self._open_events()) is not None:
@@ -186,38 +158,21 @@ class RunFolder:
             if not self._log.failing:
                 self._reserve.hold()
 
-    def set_status(
-        self, state: State, *, step: int | None = None, total: int | None = None, message: str | None = None
-    ) -> None:
+    def set_status(self, state: State, *, step: int | None = None, total: int | None = None, message: str = "") -> None:
         """Writes the state of the run; `step` and `total` keep their values if they are not given. A new state is
         forced to disk; a mere sign of life does not wait for a disk that may be busy with a checkpoint."""
         with self._writing:
-            is_new = state != self._status.get("state")
-            self._status |= {"state": state, "updated": now(), "message": message or ""}
+            write = files.write_json if state != self._status.get("state") else _write_quickly
+            self._status |= {"state": state, "updated": now(), "message": message}
             self._status["next"] = "" if state in ("done", "diverged") else self.next
             self._status |= {name: value for name, value in (("step", step), ("steps", total)) if value is not None}
-            content = json.dumps(self._status, indent=1).encode() + b"\n"
-            write = _replace if is_new else _replace_quickly
-            try:
-                try:
-                    write(self.path / STATUS, content)
-                except OSError:
-                    self._reserve.release()
-                    write(self.path / STATUS, content)
-            except OSError as error:
-                if not self._status_failed:
-                    path = self.path / STATUS
-                    self.note(f"{path} cannot be written ({error.strerror}); the run continues and will retry")
-                self._status_failed = True
-            else:
-                self._status_failed = False
+            with self.failures.note_once(f"{self.path / STATUS} cannot be written", "the run continues and will retry"):
+                self._reserve.use_for(partial(write, self.path / STATUS, self._status))
 
     def write_json(self, name: str, content: Any) -> None:
         """Writes another file; a full disk is noted, and does not stop the run."""
-        try:
-            _write_json(self.path / name, to_json_value(content))
-        except OSError as error:
-            self.note(f"{self.path / name} could not be written ({error.strerror}); the run continues")
+        with self.failures.note_once(f"{self.path / name} could not be written", "the run continues"):
+            files.write_json(self.path / name, content)
 
     def close(self) -> None:
         """Releases the folder."""
@@ -231,13 +186,9 @@ class RunFolder:
 
     def _open_events(self) -> EventFile | None:
         if self._events is None:
-            try:
-                self._events = EventFile(self.path / TENSORBOARD, self.tell)
-            except OSError as error:
-                if not self._events_failed:
-                    path = self.path / TENSORBOARD
-                    self.note(f"{path} cannot be written ({error.strerror}); the run continues without it")
-                self._events_failed = True
+            path = self.path / TENSORBOARD
+            with self.failures.note_once(f"{path} cannot be written", "the run continues without it"):
+                self._events = EventFile(path, self.tell)
         return self._events
 
 
@@ -257,9 +208,7 @@ class NullRunFolder(RunFolder):
     def log(self, text: str) -> None: ...
     def write_json(self, name: str, content: Any) -> None: ...
     def close(self) -> None: ...
-    def set_status(
-        self, state: State, *, step: int | None = None, total: int | None = None, message: str | None = None
-    ) -> None: ...
+    def set_status(self, state: State, **values: Any) -> None: ...
 
 
 def compare_config(folder: Path, config: Mapping[str, Any], *, free: Collection[str], force: bool) -> list[str]:
@@ -267,17 +216,15 @@ def compare_config(folder: Path, config: Mapping[str, Any], *, free: Collection[
     if not (folder / CONFIG).exists():
         return []
     try:
-        old = fill_missing_fields(read_json(folder / CONFIG), config)
+        old = fill_missing_fields(files.read_json(folder / CONFIG), config)
     except ConfigError:
         if force:
             return [f"{CONFIG} was damaged"]
         raise
-    lines = diff_plain(old, json.loads(json.dumps(config)))
-    found = drop_fields(lines, (name.removesuffix(".*") for name in free))
+    found = drop_fields(diff_plain(old, json.loads(json.dumps(config))), free)
     if not found or force:
         return found
-    more = [f"and {len(found) - LISTED} more"] if len(found) > LISTED else []
-    listed = "; ".join([*found[:LISTED], *more])
+    listed = "; ".join(found[:LISTED]) + (f"; and {len(found) - LISTED} more" if len(found) > LISTED else "")
     remedy = "add --force to continue with the new one, or give another --out"
     raise ConfigError(f"{folder} holds a run with another config ({listed}); {remedy}")
 
@@ -309,49 +256,27 @@ def _unwritable(path: Path, error: OSError) -> ConfigError:
 
 def _is_untrained(folder: Path) -> bool:
     """Whether the run in a folder failed before its first step, so that it can be replaced by another one."""
-    if not (folder / STATUS).exists() or read_status(folder).get("state") != "failed":
+    if not (folder / STATUS).exists() or files.read_status(folder).get("state") != "failed":
         return False
-    return not list_checkpoints(folder / FOLDER) and not any(row.get("step") for row in read_rows(folder / METRICS))
+    has_rows = any(row.get("step") for row in files.read_rows(folder / METRICS))
+    return not has_rows and not list_checkpoints(folder / FOLDER)
 
 
-def _write_json(path: Path, content: Any) -> None:
-    _replace(path, json.dumps(content, indent=1, allow_nan=False).encode() + b"\n")
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Replaces a file atomically and durably."""
-    with replace_on_success(path) as file:
-        file.write(content)
-
-
-def _replace_quickly(path: Path, content: bytes) -> None:
-    """Replaces a file atomically, without forcing it to disk."""
-    temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}.tmp")
+def _write_quickly(path: Path, content: Any) -> None:
+    """Replaces a JSON file atomically, without forcing it to disk."""
+    temporary = path.with_name(f".{path.name}.tmp")  # one process holds the folder, one thread the status
     try:
-        temporary.write_bytes(content)
+        temporary.write_bytes(json.dumps(content, indent=1).encode() + b"\n")
         os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def write_weights(path: Path, network: Backbone, world: World, provenance: dict[str, Any]) -> None:
     """Writes one self-describing file; all processes gather, the main one writes."""
-    card = get_card(network)
-    tensors = {
-        name: gather_tensor(tensor.detach(), world) for name, tensor in network.state_dict(keep_vars=True).items()
-    }
+    state = network.state_dict(keep_vars=True)
+    tensors = {name: gather_tensor(tensor.detach(), world) for name, tensor in state.items()}
     if world.is_main:
+        card = get_card(network)
         card = replace(card, provenance={**card.provenance, **provenance})
         write_bundle(Bundle(config=network.config, tensors=tensors, card=card), path)
-
-
-def get_provenance(network: Backbone) -> dict[str, Any]:
-    """The provenance of the weights that a run started from."""
-    return get_card(network).provenance
-
-
-def set_provenance(network: Backbone, provenance: dict[str, Any]) -> None:
-    """For a resumed run, whose first weights may be gone."""
-    network.card = replace(get_card(network), provenance=provenance)
