@@ -110,7 +110,6 @@ def full_facts(**more: Any) -> RunFacts:
             "steps": 1000,
             "config": {"batch": 128, "optim": {"lr": 1e-3, "betas": [0.9, 0.999]}, "weights": None},
             "environment": {"torch": "2.10"},
-            "cost": [("TPUv3-core-days", "3e-7")],
             "panels": CLASSIFICATION.report_sections(SCORE, shelf(), ("a", "b", "c"), "test"),
             **more,
         }

@@ -13,7 +13,7 @@ Polyak averaging of the weights (Section 4.1, with a factor of 0.9999).
 """
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias, cast
@@ -124,12 +124,10 @@ class Optimiser:
         for name, parameter in self.params.items():
             assert parameter.dtype == torch.float32, f"{name} is {parameter.dtype}; the optimiser keeps float32 masters"
         first = torch.bfloat16 if optim.momentum_type == "bfloat16" else torch.float32
+        types = {kind: torch.float32 if kind == "exp_avg_sq" else first for kind in MOMENTS[optim.kind]}
         self._moments = {
-            kind: {
-                name: torch.zeros_like(parameter, dtype=torch.float32 if kind == "exp_avg_sq" else first)
-                for name, parameter in self.params.items()
-            }
-            for kind in MOMENTS[optim.kind]
+            kind: {name: torch.zeros_like(parameter, dtype=dtype) for name, parameter in self.params.items()}
+            for kind, dtype in types.items()
         }
         self._count = torch.zeros((), device=next(iter(self.params.values())).device)
 
@@ -168,6 +166,23 @@ class Optimiser:
         return {"count": self._count, **dict(moments)}
 
 
+@contextmanager
+def swap_tensors(tensors: Sequence[Tensor], values: Iterable[Tensor]) -> Generator[None]:
+    """Puts values in place of those that this process holds, and these back, to the bit, however the block ends."""
+    kept = [tensor.detach().clone() for tensor in tensors]
+    try:
+        _copy(values, tensors)
+        yield
+    finally:
+        _copy(kept, tensors)
+
+
+@torch.no_grad()
+def _copy(values: Iterable[Tensor], into: Sequence[Tensor]) -> None:
+    for tensor, value in zip(into, values, strict=True):
+        tensor.copy_(value)
+
+
 class Average:
     """e ← f·e + (1 - f)·w after every step, from e = w at the start, over parameters sharded or whole.
 
@@ -191,22 +206,9 @@ class Average:
             params = [local(parameter) for parameter in self._params.values()]
             self._follow([local(average) for average in self._averages.values()], params, None)
 
-    @contextmanager
-    def swap_in(self) -> Generator[None]:
-        """Puts the averages in place of the parameters, and the parameters back, to the bit, however the block ends.
-        Do not update the averages inside."""
-        with torch.no_grad():
-            kept = [local(parameter).clone() for parameter in self._params.values()]
-        try:
-            self._put(map(local, self._averages.values()))
-            yield
-        finally:
-            self._put(kept)
-
-    @torch.no_grad()
-    def _put(self, values: Iterable[Tensor]) -> None:
-        for parameter, value in zip(self._params.values(), values, strict=True):
-            local(parameter).copy_(value)
+    def swap_in(self) -> AbstractContextManager[None]:
+        """Puts the averages in place of the parameters, and the parameters back. Do not update the averages inside."""
+        return swap_tensors(list(map(local, self._params.values())), map(local, self._averages.values()))
 
     def state(self) -> dict[str, Tensor]:
         """The averages under names like "average/blocks.0.mlp.expand.weight"; the tensors themselves, not copies."""

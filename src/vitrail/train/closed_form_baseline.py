@@ -8,8 +8,8 @@ from the metrics. With start=closed-form it is also the head that the run starts
 
 import contextlib
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,16 +27,16 @@ from vitrail.data.dataset import ImageDataset, SubsetDataset
 from vitrail.data.loader import Batch, eval_batches
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.frozen.closed_form_classifier import sample_stratified
-from vitrail.evaluation.frozen.features import hash_network, load_or_extract
+from vitrail.evaluation.frozen.features import FrozenFeatures, hash_network, load_or_extract
 from vitrail.evaluation.frozen.ridge_head import RidgeHead, fit_head
 from vitrail.evaluation.metrics import keep_single_labels, score_predictions
 from vitrail.models.build import Model
 from vitrail.tasks.registry import task_of
 from vitrail.train.config import ResolvedRun, Run
 from vitrail.train.data import DataSplits, count_workers
-from vitrail.train.observer import Advance, count_batches, get_advance, ignore_advance
+from vitrail.train.observer import Advance, count_batches, get_advance
 from vitrail.train.run_folder.files import METRICS
-from vitrail.train.run_folder.metric_rows import describe_score, read_metrics
+from vitrail.train.run_folder.metric_rows import Row, describe_score, read_metrics
 from vitrail.train.run_folder.run import RunFolder
 
 FILE: Final = "baseline.safetensors"
@@ -44,7 +44,6 @@ KIND: Final = "vitrail baseline 1"
 LEARNT: Final = 10_000  # training images, at most
 SCORED: Final = 5_000  # images of a split, at most
 
-Row = dict[str, Any]
 HeadWeights = tuple[Tensor, Tensor]  # weight [K, D] and bias [K] of the last layer
 
 
@@ -120,14 +119,9 @@ def compute_baseline(
 ) -> tuple[list[Row], dict[str, Tensor]]:
     """A row by scored split, and the weight and bias of the classifier: from the folder, or computed."""
     model = load_frozen_network(run)
-    facts = {  # everything the baseline depends on
-        "network": hash_network(model),
-        "preprocessing": [str(value) for value in run.preprocessing.to_dict().items()],
-        "pictures": splits.fingerprint,
-        "splits": list(splits.scored),
-        "limits": [LEARNT, SCORED],
-        "versions": [__version__, torch.__version__],
-    }
+    prepared = [str(value) for value in run.preprocessing.to_dict().items()]
+    facts: Row = {"network": hash_network(model), "preprocessing": prepared, "pictures": splits.fingerprint}
+    facts |= {"splits": list(splits.scored), "limits": [LEARNT, SCORED], "versions": [__version__, torch.__version__]}
     with contextlib.suppress(WeightsError):  # missing or damaged: computed again
         kept = read_weights(folder / FILE)
         if kept.description is not None and kept.description.get("facts") == facts:
@@ -138,14 +132,14 @@ def compute_baseline(
     images, to_score = (f"{some:,}" if some == total else f"{some:,} of {total:,}" for some, total in counts)
     what = f"{images} images to learn from, {to_score} to score; --set baseline=off skips it"
     observer.log(f"first a linear classifier on the frozen features, to compare with: {what}")
-    extractor = FeatureExtractor(run=run, model=model.to(world.device), world=world, advance=get_advance(observer))
-    features, labels = extractor.features(learnt)
+    extract = make_extractor(run, model.to(world.device), world, get_advance(observer))
+    features, labels = extract(learnt)
     labels = keep_single_labels(labels)
     usable = labels >= 0
     if not usable.any():
         raise DataError(f"none of {len(labels):,} training images has exactly one label")
     head = fit_head(features[usable], labels[usable], len(splits.class_names))
-    rows = [score_head(name, head, int(usable.sum()), *extractor.features(source)) for name, source in scored.items()]
+    rows = [score_head(name, head, int(usable.sum()), *extract(source)) for name, source in scored.items()]
     tensors = {"weight": head.weight, "bias": head.bias}
     try:
         write_sealed(folder / FILE, tensors, {"kind": KIND, "facts": facts, "rows": rows})
@@ -169,40 +163,34 @@ def load_frozen_network(run: ResolvedRun) -> Model:
     return build_network(bundle)
 
 
-@dataclass(kw_only=True, slots=True)
-class FeatureExtractor:
-    """Features of datasets. A part of a small dataset is looked up in the features of the whole, which train and dev
-    and all points of a sweep share."""
+def make_extractor(
+    run: ResolvedRun, model: Model, world: World, advance: Advance
+) -> Callable[[ImageDataset], tuple[Tensor, Tensor]]:
+    """A function that returns the features [N, D] and labels [N] or [N, M] of a dataset. A part of a small dataset is
+    looked up in the features of the whole, which train and dev and all points of a sweep share."""
+    wholes: dict[int, FrozenFeatures] = {}
+    cuda, cache = world.device.type == "cuda", cache_folder("features")
+    workers = 0 if run.data.resident == "on" else count_workers(run.data, world)  # if so small, they would be slower
 
-    run: ResolvedRun
-    model: Model
-    world: World
-    advance: Advance = ignore_advance
-    wholes: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict[int, tuple[Tensor, Tensor, Tensor]])
-
-    def features(self, source: ImageDataset) -> tuple[Tensor, Tensor]:
-        """Features [N, D] and labels [N] or [N, M]."""
-        if not (isinstance(source, SubsetDataset) and len(source.source) <= LEARNT):
-            return self.extract(source)[:2]
-        whole = source.source
-        if id(whole) not in self.wholes:
-            self.wholes[id(whole)] = self.extract(whole)
-        features, labels, samples = self.wholes[id(whole)]
-        mine = torch.isin(samples, torch.from_numpy(source.indices))
-        return features[mine], labels[mine]
-
-    def extract(self, source: ImageDataset) -> tuple[Tensor, Tensor, Tensor]:
-        prepared, device, cache = self.run.preprocessing, self.world.device, cache_folder("features")
-        found = load_or_extract(self.model, source, prepared, device, batches=self.batches, folder=cache)
-        return found.features, found.labels, found.samples
-
-    def batches(self, source: ImageDataset) -> Iterator[Batch]:
-        cuda = self.world.device.type == "cuda"
+    def iterate(source: ImageDataset) -> Iterator[Batch]:
         size = min(256 if cuda else 64, len(source))
-        resident = self.run.data.resident == "on"  # so small that processes would be slower
-        workers = 0 if resident else count_workers(self.run.data, self.world)
-        found = eval_batches(source, self.run.preprocessing, batch=size, workers=workers, pin=cuda)
-        return count_batches(found, "closed form", len(source), self.advance)
+        found = eval_batches(source, run.preprocessing, batch=size, workers=workers, pin=cuda)
+        return count_batches(found, "closed form", len(source), advance)
+
+    load = partial(
+        load_or_extract, model, preprocessing=run.preprocessing, device=world.device, batches=iterate, folder=cache
+    )
+
+    def extract(source: ImageDataset) -> tuple[Tensor, Tensor]:
+        if not (isinstance(source, SubsetDataset) and len(source.source) <= LEARNT):
+            found = load(source)
+            return found.features, found.labels
+        found = wholes.get(id(source.source)) or load(source.source)
+        wholes[id(source.source)] = found
+        mine = torch.isin(found.samples, torch.from_numpy(source.indices))
+        return found.features[mine], found.labels[mine]
+
+    return extract
 
 
 def read_head(folder: Path) -> HeadWeights:

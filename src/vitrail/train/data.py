@@ -1,6 +1,6 @@
 """The images of a run: the splits it trains and scores on, their provenance, and their batches on the device."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +29,7 @@ from vitrail.tasks.registry import targets_of
 from vitrail.tasks.task import Task
 from vitrail.train.config import Data, ResolvedRun
 from vitrail.train.observer import Advance, ignore_advance
+from vitrail.train.run_folder.files import Tell
 
 READING: Final = "reading the images"
 GPU_SHARE = 0.25  # of a GPU's free memory that resident images may take
@@ -132,30 +133,25 @@ def select_training_images(collection: Collection, data: Data) -> tuple[ImageDat
     and the selection that was dropped."""
     train, without = find_split(collection, data.train), None
     if data.without:
-        train, without = drop_duplicates(train, data.without)
+        try:
+            without = Selection.load(Path(data.without))
+        except DataError as error:  # which names the file
+            raise DataError(f"data.without={error}") from None
+        if not without.drop:
+            raise DataError(f"data.without={data.without} lists images to keep, not images to drop")
+        try:
+            left = without.apply(train)
+        except DataError as error:
+            raise DataError(f"data.without={data.without}: {error}") from None
+        if not len(left):
+            raise DataError(f"data.without={data.without} leaves none of {len(train):,} images to train on")
+        train = left
     if data.part < 1:
         try:
             train = share_split(train, data.part, seed=data.part_seed).apply(train)
         except BadLabels as error:
             raise DataError(f"data.part={data.part} of {len(train):,} training images: {error}") from None
     return train, without
-
-
-def drop_duplicates(train: ImageDataset, file: str) -> tuple[ImageDataset, Selection]:
-    """The split without the images that a file of `vitrail data dedup` names, and the file's selection."""
-    try:
-        without = Selection.load(Path(file))
-    except DataError as error:  # which names the file
-        raise DataError(f"data.without={error}") from None
-    if not without.drop:
-        raise DataError(f"data.without={file} lists images to keep, not images to drop")
-    try:
-        left = without.apply(train)
-    except DataError as error:
-        raise DataError(f"data.without={file}: {error}") from None
-    if not len(left):
-        raise DataError(f"data.without={file} leaves none of {len(train):,} images to train on")
-    return left, without
 
 
 def find_split(collection: Collection, name: str) -> ImageDataset:
@@ -189,21 +185,15 @@ def record_training_images(
     current = (splits.train.fingerprint, splits.train.content_digest)
     if world.broadcast(any((record["fingerprint"], record["digest"]) == current for record in before)):
         return before
-    share = {"part": data.part, "part_seed": data.part_seed, "dev": data.dev}
-    without = "" if splits.without is None else splits.without.hash
-    record = training_record.record_training(
-        splits.train,
-        out_of=splits.out_of or len(splits.train),
-        selection={"source": data.source, "split": data.train, **share, "without": without},
-        others=splits.others,
-        hashing=lambda source: hash_images(source, world, advance),
-    )
-    return [*before, record]
+    selection = {"source": data.source, "split": data.train, "part": data.part, "part_seed": data.part_seed}
+    selection |= {"dev": data.dev, "without": "" if splits.without is None else splits.without.hash}
+    hashing = lambda source: hash_images(source, world, advance)  # noqa: E731
+    chosen: dict[str, Any] = {"selection": selection, "others": splits.others, "hashing": hashing}
+    out_of = splits.out_of or len(splits.train)
+    return [*before, training_record.record_training(splits.train, out_of=out_of, **chosen)]
 
 
-def warn_of_seen_images(
-    splits: DataSplits, provenance: Mapping[str, Any], world: World, log: Callable[[str], None]
-) -> None:
+def warn_of_seen_images(splits: DataSplits, provenance: Mapping[str, Any], world: World, log: Tell) -> None:
     """Reports scored images that are also trained on, by the run itself or by the weights it starts from, according to
     their provenance. Skips splits that are too large to record."""
     for name, split in splits.scored.items():
@@ -211,10 +201,8 @@ def warn_of_seen_images(
             continue
         count = training_record.find_exposure(provenance, split, lambda source: hash_images(source, world)).count
         if count:
-            log(
-                f"{count:,} of the {len(split):,} images of {name} are also trained on, by this run or by the weights "
-                "it starts from: their score says less about new images; `vitrail data dedup` finds such copies"
-            )
+            seen = f"{count:,} of the {len(split):,} images of {name} are also trained on, by this run or its start"
+            log(f"{seen}: their score says less about new images; `vitrail data dedup` finds such copies")
 
 
 def hash_images(source: ImageDataset, world: World, advance: Advance = ignore_advance) -> training_record.Hashes:

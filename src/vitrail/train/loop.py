@@ -393,9 +393,8 @@ class Training:
         if not self.world.is_main:
             return
         chosen = self.best.step if (self.folder.path / BEST).exists() else -1
-        cost = self.throughput.cost_so_far()
         with self.folder.failures.note_once("report.html could not be written", "the run continues"):
-            present(self.folder, self.parts, self.shown, cost, state, message, step=self.step, chosen=chosen)
+            present(self.folder, self.parts, self.shown, state, message, step=self.step, chosen=chosen)
 
     def diverge(self, snapshot: MetricsSnapshot) -> None:
         """Too many updates were skipped: saves the weights, which these never touched, and names the bad batch."""

@@ -77,14 +77,9 @@ class RunCost:
 
     def row(self) -> dict[str, float | int]:
         """The columns for the metrics, the report and the weights' provenance."""
-        return {
-            "images": self.images,
-            "epochs": self.images / self.samples,
-            "exaflops": self.flops / 1e18,
-            "device_hours": self.device_seconds / 3600,
-            "core_days": self.device_seconds / 86400,
-            "tpuv3_core_days": tpuv3_core_days(self.flops),
-        }
+        hours, days = self.device_seconds / 3600, self.device_seconds / 86400
+        row = {"images": self.images, "epochs": self.images / self.samples, "exaflops": self.flops / 1e18}
+        return row | {"device_hours": hours, "core_days": days, "tpuv3_core_days": tpuv3_core_days(self.flops)}
 
     def state(self) -> dict[str, float | int]:
         return {"images": self.images, "device_seconds": self.device_seconds, "flops": self.flops}

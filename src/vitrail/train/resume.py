@@ -6,7 +6,7 @@ other number read it.
 """
 
 import contextlib
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from vitrail.tasks.registry import task_of
 from vitrail.train.config import ResolvedRun, Run
 from vitrail.train.data import DataSplits, open_splits
 from vitrail.train.resolve import resolve
-from vitrail.train.run_folder.files import CONFIG, read_command, read_json
+from vitrail.train.run_folder.files import CONFIG, Tell, read_command, read_json
 from vitrail.train.run_folder.run import NullRunFolder, RunFolder, compare_config
 
 FINGERPRINT, CONTENT = "fingerprint", "content"
@@ -72,14 +72,7 @@ def free_fields(folder: Path) -> frozenset[str]:
 
 
 def open_folder(
-    out: Path,
-    run: ResolvedRun,
-    splits: DataSplits,
-    world: World,
-    *,
-    command: Mapping[str, Any],
-    force: bool,
-    log: Callable[[str], None],
+    out: Path, run: ResolvedRun, splits: DataSplits, world: World, *, command: Mapping[str, Any], force: bool, log: Tell
 ) -> RunFolder:
     """Opens the folder, locked, if it holds the same run. An error of the main process is raised in all of them."""
     folder: RunFolder = NullRunFolder(out)
@@ -128,12 +121,8 @@ def collect_state(objective: Objective, optimiser: Optimiser, average: Average |
 
 def own_pieces(state: Mapping[str, Tensor], world: World) -> dict[str, TensorPiece]:
     """The parts of the state that this process writes."""
-    found: dict[str, TensorPiece] = {}
-    for name, tensor in state.items():
-        if is_writer(tensor, world):
-            part, shape, start = local_rows(tensor.detach())
-            found[name] = TensorPiece(tensor=part, shape=shape, start=start)
-    return found
+    mine = {name: tensor.detach() for name, tensor in state.items() if is_writer(tensor, world)}
+    return {name: TensorPiece(*local_rows(tensor)) for name, tensor in mine.items()}
 
 
 def find_non_finite(state: Mapping[str, Tensor]) -> str:
@@ -148,15 +137,11 @@ def restore_state(state: Mapping[str, Tensor], saved: SavedCheckpoint) -> None:
     for verb, others in (("lacks", set(state) - names), ("also holds", names - set(state))):
         if others:
             listed = ", ".join(sorted(others)[:3]) + (", ..." if len(others) > 3 else "")
-            raise MismatchedWeights(
-                f"the checkpoint of step {saved.step} {verb} {listed}: it belongs to another network or optimiser; "
-                "start in another folder"
-            )
+            fault = f"the checkpoint of step {saved.step} {verb} {listed}"
+            raise MismatchedWeights(f"{fault}: it is of another network or optimiser; start in another folder")
     for name, tensor in state.items():
         part, shape, start = local_rows(tensor.detach())
-        found = saved.names[name][0]
-        if tuple(found) != tuple(shape):
-            raise MismatchedWeights(
-                f"the checkpoint of step {saved.step} holds {name} as {tuple(found)}, the network as {tuple(shape)}"
-            )
+        if (found := tuple(saved.names[name][0])) != shape:
+            fault = f"the checkpoint of step {saved.step} holds {name} as {found}"
+            raise MismatchedWeights(f"{fault}, the network as {shape}; start in another folder")
         copy_rows(tensor.detach(), saved.read(name, start, part.shape[0]) if shape else saved.read(name))

@@ -5,36 +5,35 @@ weights that a run stands for are the best ones if a held-out split selects them
 report belong to them.
 """
 
-import contextlib
 import math
 import statistics
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from vitrail.checkpoint.bundle import Bundle
 from vitrail.checkpoint.find_weights import read_bundle
 from vitrail.core.errors import DataError, VitrailError
 from vitrail.data.collection import Collection, open_collection
-from vitrail.distributed.meta_init import copy_rows, local_rows
+from vitrail.distributed.meta_init import local_rows
 from vitrail.distributed.parallel import Parallel
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.frozen.features import FrozenFeatures, extract_features
 from vitrail.evaluation.frozen.fewshot import score_few_shot
 from vitrail.evaluation.metrics import Criterion, is_better, score_batches
+from vitrail.optim.optimiser import swap_tensors
 from vitrail.tasks.classification.task import CLASSIFICATION
 from vitrail.tasks.registry import task_of
 from vitrail.tasks.task import Task, TaskScore
 from vitrail.train.assemble import Parts
-from vitrail.train.closed_form_baseline import Row
 from vitrail.train.config import Evaluation
 from vitrail.train.run_folder.files import BEST, LAST
+from vitrail.train.run_folder.metric_rows import Row
 from vitrail.train.run_folder.run import RunFolder
 from vitrail.train.selfsup_scoring import FeatureScorer, ReportSamples
 
@@ -127,14 +126,11 @@ class Scorer(FeatureScorer):
                 self.latest = SplitScore(split=split, step=step, found=samples)
                 return {"kind": part, "step": step, **row}
             size = min(EVALUATION_BATCH, max(len(source) // world.size, 1))
+            batches = self.iterate(f"scoring {split}", source, run.preprocessing, size)
+            metric = task.metric(len(splits.class_names), world.device, extremes=EXTREMES)
+            shared, precision = world if world.size > 1 else None, self.parts.evaluation_precision
             found: TaskScore = score_batches(
-                self.network,
-                self.iterate(f"scoring {split}", source, run.preprocessing, size),
-                run.preprocessing,
-                task.metric(len(splits.class_names), world.device, extremes=EXTREMES),
-                device=world.device,
-                world=world if world.size > 1 else None,
-                precision=self.parts.evaluation_precision,
+                self.network, batches, run.preprocessing, metric, device=world.device, world=shared, precision=precision
             )
         self.latest = SplitScore(split=split, step=step, found=found)
         name = task.criteria[0].name  # a row whose main number is not the accuracy names it
@@ -230,21 +226,15 @@ def read_best(path: Path, world: World, log: Callable[[str], None]) -> Bundle | 
     return found
 
 
-@contextlib.contextmanager
-def swap_weights(tensors: Mapping[str, Tensor], parts: Parts) -> Generator[None]:
+def swap_weights(tensors: Mapping[str, Tensor], parts: Parts) -> AbstractContextManager[None]:
     """The network with these weights inside the block."""
     live = parts.objective.eval_network.state_dict(keep_vars=True)
-    before = {name: tensor.detach().clone() for name, tensor in live.items()}
-    try:
-        with torch.no_grad():
-            for name, tensor in live.items():
-                part, shape, start = local_rows(tensor.detach())
-                copy_rows(tensor.detach(), tensors[name][start : start + part.shape[0]] if shape else tensors[name])
-        yield
-    finally:
-        with torch.no_grad():
-            for name, tensor in live.items():
-                tensor.detach().copy_(before[name])
+    held, values = list[Tensor](), list[Tensor]()
+    for name, tensor in live.items():
+        part, shape, start = local_rows(tensor.detach())
+        held.append(part)
+        values.append(tensors[name][start : start + len(part)] if shape else tensors[name])
+    return swap_tensors(held, values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,8 +245,8 @@ class TrainingResult:
     state: str
     step: int
     best: Best
-    test: dict[str, Any] | None  # of the weights that the run stands for
-    watch: dict[str, Any] | None  # of the last weights
+    test: Row | None  # of the weights that the run stands for
+    watch: Row | None  # of the last weights
     baseline: dict[str, Row]  # closed form on the frozen features, by split
 
     @property

@@ -46,7 +46,7 @@ class Rebuilds(Protocol):
     def pictures(self, pixels: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]: ...
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class ReportSamples:
     """Samples of a split for the report: reconstructions (the image, what the network saw, its output; uint8 [H, W, 3]
     each), and images of `source` with their nearest neighbours among `references`."""
@@ -75,14 +75,10 @@ class FeatureScorer:
         references, mine = self.extract("references", self.references), self.extract(split, source)
         num_classes = len(self.parts.splits.class_names)
         vote = knn.score_vote(references, mine, num_classes, device=self.parts.world.device)
-        row: dict[str, Any] = {
-            "split": split,
-            "measure": "k-NN",
-            **({} if vote is None else {"accuracy": vote[0] / vote[1]}),
-            "count": len(mine.samples) if vote is None else vote[1],
-            **self.measure(mine),
-            "loss": self.compute_loss(split, source),
-        }
+        row: dict[str, Any] = {"split": split, "measure": "k-NN"}
+        row |= {} if vote is None else {"accuracy": vote[0] / vote[1]}
+        row |= {"count": len(mine.samples) if vote is None else vote[1], **self.measure(mine)}
+        row["loss"] = self.compute_loss(split, source)
         return row, self.pick(source, mine, references)
 
     def score_training_features(self) -> tuple[dict[str, Any], ReportSamples]:
@@ -100,24 +96,16 @@ class FeatureScorer:
         samples = knn.pick_samples(source.labels, REBUILT)
         at = [row for sample in samples[:QUERIES] for row in (mine.samples == int(sample)).nonzero()[:, 0].tolist()]
         queries = mine.select(torch.tensor(at, dtype=torch.int64))
-        return ReportSamples(
-            rebuilt=self.rebuild(SubsetDataset(source, samples)),
-            neighbours=knn.find_similar_samples(queries, references, itself=source is self.references) if at else (),
-            source=source,
-            references=self.references,
-        )
+        near = knn.find_similar_samples(queries, references, itself=source is self.references) if at else ()
+        return ReportSamples(self.rebuild(SubsetDataset(source, samples)), near, source, self.references)
 
     def extract(self, name: str, source: ImageDataset) -> FrozenFeatures:
         """The features of a dataset, in every process: each writes its part into a table that is then summed."""
-        parts = self.parts
-        found = iterate_features(
-            parts.objective,
-            self.iterate(f"features, {name}, plain", source, parts.run.preprocessing, self.share(BATCH, source)),
-            parts.run.preprocessing,
-            parts.world.device,
-            precision=parts.evaluation_precision,
-            read=lambda _, images: self.read(images),
-        )
+        parts, prepared = self.parts, self.parts.run.preprocessing
+        images = self.iterate(f"features, {name}, plain", source, prepared, self.share(BATCH, source))
+        read = lambda _, images: self.read(images)  # noqa: E731
+        how: dict[str, Any] = {"precision": parts.evaluation_precision, "read": read}
+        found = iterate_features(parts.objective, images, prepared, parts.world.device, **how)
         batches = [(features, batch.sample, batch.valid) for features, batch in found]
         features, sample, valid = (torch.cat(columns) for columns in zip(*batches, strict=True))
         table = features.new_zeros(len(source), features.shape[1] + 1)

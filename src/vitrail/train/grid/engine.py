@@ -19,16 +19,8 @@ import torch
 from vitrail.core.errors import ConfigError
 from vitrail.core.processes import available_cores
 from vitrail.distributed.process_group import World, find_device
-from vitrail.train.grid.plan import (
-    Cell,
-    CellOutcome,
-    CellState,
-    GridPlan,
-    GridReport,
-    Present,
-    Watcher,
-    finished_outcome,
-)
+from vitrail.train.grid.plan import Cell, CellOutcome, CellState, GridPlan, GridReport, Present, Watcher
+from vitrail.train.grid.plan import finished_outcome as read_finished
 from vitrail.train.grid.workers import CellObserver, DeviceSlot, WorkerPool, run_cell
 from vitrail.train.observer import Stop, listen_for_signals
 from vitrail.train.resume import raise_everywhere
@@ -59,7 +51,7 @@ class GridState:
 
     def read_earlier(self) -> tuple[dict[str, CellOutcome], dict[str, float]]:
         """The outcomes of the cells that need no more work, and the seconds of the cells that the record knows."""
-        found = {cell.name: finished_outcome(cell, self.folder(cell), self.plan.job) for cell in self.plan.cells}
+        found = {cell.name: read_finished(cell, self.folder(cell), self.plan.job) for cell in self.plan.cells}
         cells = read_json(self.plan.record).get("cells") if self.plan.record.exists() else None
         known = cast(dict[str, Any], cells) if isinstance(cells, Mapping) else {}
         seconds = {name: cell.get("seconds") for name, cell in known.items() if isinstance(cell, Mapping)}

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
-from vitrail.checkpoint.store.layout import FOLDER as CHECKPOINTS
-from vitrail.checkpoint.store.layout import list_checkpoints
+from vitrail.checkpoint.store.layout import FOLDER, list_checkpoints
 from vitrail.core.atomic_files import write_file
 from vitrail.core.errors import ConfigError, VitrailError
 from vitrail.train.config import Run, RunRequest
@@ -103,7 +102,7 @@ def finished_outcome(cell: Cell, folder: Path, job: CellJob) -> CellOutcome | No
     """What came of a cell; none where it needs more work. A run that is done and whose checkpoints are gone is finished
     too: version 0.1.0 left the tasks of VTAB like that. One whose checkpoints are there is finished from them."""
     found = read_outcome(cell, folder)
-    if found is None and is_done(folder) and not list_checkpoints(folder / CHECKPOINTS):
+    if found is None and is_done(folder) and not list_checkpoints(folder / FOLDER):
         values = job.read(cell, folder)
         return CellOutcome(cell=cell.name, at=cell.at, values=values) if values else None
     return found
@@ -116,7 +115,7 @@ def keep_outcome(cell: Cell, folder: Path, job: CellJob) -> Mapping[str, float]:
     content = {"cell": cell.name, "at": dict(cell.at), "values": dict(values)}
     write_file(folder / OUTCOME, json.dumps(content, indent=1).encode() + b"\n")
     if not job.keep_checkpoints:
-        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+        shutil.rmtree(folder / FOLDER, ignore_errors=True)
     return values
 
 

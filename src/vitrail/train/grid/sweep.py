@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vitrail.checkpoint.store.layout import FOLDER as CHECKPOINTS
-from vitrail.checkpoint.store.layout import list_checkpoints as saves_in
+from vitrail.checkpoint.store.layout import FOLDER, list_checkpoints
 from vitrail.core.config_overrides import apply_settings, diff_plain
 from vitrail.core.errors import ConfigError, Diverged, TrainingError
 from vitrail.distributed.process_group import World
@@ -48,11 +47,6 @@ class SweepPoint:
     @property
     def diverged(self) -> bool:
         return math.isnan(self.value)
-
-    @property
-    def rank(self) -> float:
-        """The smaller, the better."""
-        return -self.value if self.criterion.larger else self.value
 
     @property
     def shown(self) -> str:
@@ -238,7 +232,7 @@ def check_points(points: Sequence[Cell], *, out: Path, world: World, force: bool
     with raise_everywhere(world):
         for point in points if world.is_main else ():
             folder = out / POINTS / point.name
-            if is_done(folder) or saves_in(folder / CHECKPOINTS):
+            if is_done(folder) or list_checkpoints(folder / FOLDER):
                 config = config_with_fingerprints(runs[point.name], splits[point.name])
                 free = free_fields(folder)
                 compare_config(folder, config, free=free, force=force)
@@ -252,7 +246,8 @@ def rank_points(outcomes: Sequence[CellOutcome], criterion: Criterion) -> tuple[
     name = name_score(criterion)
     counted = (one for one in outcomes if one.diverged or not one.fault)
     points = (SweepPoint(list_settings(one.at), one.values.get(name, math.nan), criterion) for one in counted)
-    return tuple(sorted(points, key=lambda point: (point.diverged, point.rank)))
+    sign = -1 if criterion.larger else 1
+    return tuple(sorted(points, key=lambda point: (point.diverged, sign * point.value)))
 
 
 def choose_best(tried: Sequence[SweepPoint], outcomes: Sequence[CellOutcome], out: Path) -> SweepPoint:

@@ -28,7 +28,6 @@ from vitrail.report.sections import FactGroup, ImageRow, ImageRows, State, Tile,
 from vitrail.tasks.classification.task import CLASSIFICATION
 from vitrail.tasks.registry import task_of
 from vitrail.train.assemble import Parts
-from vitrail.train.metrics import RunCost
 from vitrail.train.report import charts
 from vitrail.train.report.charts import is_same_split, name_score
 from vitrail.train.run_folder import metric_rows
@@ -62,7 +61,6 @@ class RunFacts:
     steps: int = 0
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
     environment: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    cost: Sequence[tuple[str, str]] = ()  # more rows for the table of cost
     chosen: int = -1  # the step of the best weights, which the run stands for; below 0 if the last ones count
     criteria: Sequence[Criterion] = ClassificationScore.criteria
     panels: Sequence[Section] = ()
@@ -75,15 +73,7 @@ class RunFacts:
 
 
 def present(
-    folder: RunFolder,
-    parts: Parts,
-    score: SplitScore | None,
-    cost: RunCost,
-    state: State,
-    message: str,
-    *,
-    step: int,
-    chosen: int,
+    folder: RunFolder, parts: Parts, score: SplitScore | None, state: State, message: str, *, step: int, chosen: int
 ) -> None:
     """Writes the report of a run. `chosen` is the step of the best weights, below 0 if the last ones count."""
     run, splits = parts.run, parts.splits
@@ -96,7 +86,6 @@ def present(
         environment = read_json(folder.path / ENVIRONMENT)
     except ConfigError:
         environment = {}
-    core_days = f"{cost.row()['tpuv3_core_days']:.3g}"  # the unit of Table 2, for a pre-training
     facts = RunFacts(
         title=run.name,
         lead=f"{run.name} on {splits.title}: {len(splits.train):,} images{targets}",
@@ -108,7 +97,6 @@ def present(
         steps=run.steps,
         config=to_plain(run),
         environment=environment,
-        cost=[] if run.weights else [("TPUv3-core-days at the pace of the paper's ViT-L/16", core_days)],
         chosen=chosen,
         criteria=() if task is None else task.criteria,
         panels=[] if score is None else make_panels(parts, score, chosen),
@@ -185,7 +173,7 @@ def make_sections(rows: Sequence[Row], lost: int, facts: RunFacts) -> list[Secti
         if collapse := charts.collapse_charts(rows, end, facts.config):
             found.append(collapse)
     found += facts.panels
-    if cost := [*cost_rows(train, facts), *facts.cost]:
+    if cost := cost_rows(train, facts):
         found.append(sections.Facts(title="Cost", rows=cost))
     if facts.unreadable:
         more = f"{len(facts.unreadable) - LISTED:,} more." if len(facts.unreadable) > LISTED else ""
@@ -300,12 +288,14 @@ def cost_rows(train: Sequence[Row], facts: RunFacts) -> list[tuple[str, str]]:
     """The cost at the last row, and the speed; without the paper's units if the run is fine-tuned."""
     rate, used, memory = (column(train, name)[1] for name in ("images_per_s", "mfu", "memory_gb"))
     has_memory = np.isfinite(memory).any()
+    paper_days = None if facts.is_tuned else last(train, "tpuv3_core_days")
     known: list[tuple[str, float | None, str]] = [
         ("images seen", last(train, "images"), "{:,.0f}"),
         ("epochs", last(train, "epoch"), "{:,.2f}"),
         ("exaFLOPs of training", None if facts.is_tuned else last(train, "exaflops"), "{:.4g}"),
         ("device-hours", last(train, "device_hours"), "{:.4g}"),
         ("core-days", None if facts.is_tuned else last(train, "core_days"), "{:.4g}"),
+        ("TPUv3-core-days at the pace of the paper's ViT-L/16", paper_days, "{:.3g}"),  # the unit of Table 2
         ("images per second, median", metric_rows.middle(rate), "{:,.0f}"),
         ("model FLOP/s utilisation, median", metric_rows.middle(used) if has_memory else None, "{:.1%}"),
         ("peak memory", float(np.nanmax(memory)) if has_memory else None, "{:.2f} GB"),

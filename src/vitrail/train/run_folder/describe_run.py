@@ -9,6 +9,7 @@ from vitrail.core.errors import ConfigError, DataError
 from vitrail.data.unreadable_log import FILE as UNREADABLE
 from vitrail.data.unreadable_log import read_log
 from vitrail.evaluation.metrics import Criterion
+from vitrail.tasks.registry import TASKS
 from vitrail.train.run_folder import files, metric_rows
 from vitrail.train.run_folder.files import BEST, METRICS, STATUS, SWEEP, is_held, read_status
 from vitrail.train.run_folder.metric_rows import Row
@@ -25,7 +26,11 @@ def describe_run(path: Path) -> str:
     status, rows, checkpoints = read_status(path), files.read_rows(path / METRICS), list_checkpoints(path / FOLDER)
     lines = [f"message: {status['message']}"] if status.get("message") else []
     lines += [f"last metrics: {_describe_row(rows[-1])}"] if rows else []
-    lines += [*_describe_scores(path, rows), f"checkpoints: {_describe_checkpoints(path, list(checkpoints))}"]
+    lines += _describe_scores(path, rows)
+    kept = f"the newest is of step {max(checkpoints):,} ({len(checkpoints)} in all)" if checkpoints else "none yet"
+    if not is_held(path) and (cut_off := list_unfinished(path / FOLDER)):
+        kept += f"; the save of step {cut_off[-1]:,} was cut off, which does no harm"
+    lines.append(f"checkpoints: {kept}")
     if weights := [name for name in (BEST, files.LAST) if (path / name).exists()]:
         lines.append(f"weights: {', '.join(weights)}")
     if (path / UNREADABLE).exists():
@@ -113,7 +118,8 @@ def _describe_row(row: Row) -> str:
 def _describe_scores(path: Path, rows: list[Row]) -> list[str]:
     """The scores of the weights that the run stands for: the best ones if it selected some, else the last."""
     watched, tested = metric_rows.scores(rows, "watch"), metric_rows.scores(rows, "test")
-    chooses = (path / BEST).exists() and all(metric_rows.is_comparable(row) for row in watched)
+    known = [task.criteria for task in TASKS.values()]  # of an unregistered task nobody knows which score is better
+    chooses = (path / BEST).exists() and all(metric_rows.criteria_of(row) in known for row in watched)
     if chooses and watched:
         watched = [metric_rows.best_of(watched)]
     best = {row.get("step") for row in watched} if chooses else set[Any]()
@@ -127,14 +133,6 @@ def _describe_scores(path: Path, rows: list[Row]) -> list[str]:
         chosen = ", the best" if step in best else ""
         lines.append(f"{row.get('split', 'score')}: {score} with the weights of step {step}{chosen}")
     return lines
-
-
-def _describe_checkpoints(path: Path, steps: list[int]) -> str:
-    text = f"the newest is of step {steps[0]:,} ({len(steps)} in all)" if steps else "none yet"
-    cut_off = list_unfinished(path / FOLDER)
-    if cut_off and not is_held(path):
-        text += f"; the save of step {cut_off[-1]:,} was cut off, which does no harm"
-    return text
 
 
 def _read_tail(path: Path) -> list[str]:

@@ -44,6 +44,7 @@ MAX_WAITING: Final = 10_000  # entries kept while the disk is full; the oldest a
 RESERVED_BYTES: Final = 128 << 10
 LOCK_PATIENCE_S: Final = 1.0  # for a process that only checks whether the lock is free
 
+Tell: TypeAlias = Callable[[str], None]
 State: TypeAlias = Literal["preparing", "running", "interrupted", "diverged", "failed", "done"]
 
 
@@ -93,7 +94,7 @@ def write_json(path: Path, content: Any) -> None:
 class FailureNotes:
     """Tells of a failure to write when it begins, and not again while it lasts."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
+    def __init__(self, tell: Tell) -> None:
         self.tell, self.failing = tell, set[str]()
 
     @contextlib.contextmanager
@@ -137,7 +138,7 @@ class AppendLog:
     """A file to which entries are appended, each completely or not at all. `tell` is called once when the disk is full,
     and once when there is space again; a `reserve` is used up first."""
 
-    def __init__(self, path: Path, tell: Callable[[str], None], reserve: DiskReserve | None = None) -> None:
+    def __init__(self, path: Path, tell: Tell, reserve: DiskReserve | None = None) -> None:
         self.path, self.tell, self.reserve = path, tell, reserve
         self.failing = False
         self._waiting: list[bytes] = []
@@ -251,7 +252,7 @@ def _scalar(value: Any) -> Any:
 class RunLock(FileLock):
     """Held from construction until `release`, or until this process ends."""
 
-    def __init__(self, folder: Path, tell: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, tell: Tell) -> None:
         try:
             super().__init__(folder / LOCK, patience_s=LOCK_PATIENCE_S)
         except LockTaken:
@@ -290,7 +291,7 @@ def now() -> str:
 class EventFile:
     """Metrics for TensorBoard, one file per start of a run. Rows with a `kind` are prefixed by it: train/loss."""
 
-    def __init__(self, folder: Path, tell: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, tell: Tell) -> None:
         folder.mkdir(exist_ok=True)
         moment = time.time()
         name = f"{int(moment):010d}.{socket.gethostname()}.{os.getpid()}.{int(moment * 1e6) % 10**6}"

@@ -116,11 +116,6 @@ def criteria_of(row: Row) -> tuple[Criterion, ...]:
     return next(known, (Criterion(name=name),))  # of an unregistered task only the name is known
 
 
-def is_comparable(row: Row) -> bool:
-    """Whether it is known which of two such scores is better: not for an unregistered task."""
-    return any(criteria_of(row) is task.criteria for task in TASKS.values())
-
-
 def known_measures() -> dict[str, Criterion]:
     """All numbers of training rows and scores, by their name in rows."""
     scored = {criterion.name: criterion for task in TASKS.values() for criterion in task.criteria}

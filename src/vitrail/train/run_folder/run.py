@@ -15,7 +15,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -50,7 +50,7 @@ class RunFolder:
     """The folder of a run, held by one job. `next` is the command that resumes the run; `warnings` are the notes since
     the start."""
 
-    def __init__(self, path: Path, lock: files.RunLock, *, next: str, tell: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, lock: files.RunLock, *, next: str, tell: files.Tell) -> None:
         self.path, self.next, self.tell = path, next, tell
         self.warnings: list[str] = []
         self.failures = files.FailureNotes(self.note)
@@ -74,7 +74,7 @@ class RunFolder:
         command: Mapping[str, Any],
         force: bool = False,
         free: Collection[str] = frozenset(),
-        tell: Callable[[str], None],
+        tell: files.Tell,
     ) -> "RunFolder":
         """Creates the folder, or opens an existing one if its config is the same.
 
