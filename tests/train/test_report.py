@@ -82,6 +82,7 @@ def train_row(step: int, **more: Any) -> dict[str, Any]:
         "mfu": 0.41,
         "memory_gb": 3.2,
         "skipped": 0,
+        "tpuv3_core_days": 3e-7,
         "images": 128 * step,
         "exaflops": 1e-5 * step,
         "device_hours": step / 3600,
