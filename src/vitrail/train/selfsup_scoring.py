@@ -22,8 +22,8 @@ from vitrail.core.errors import DataError
 from vitrail.data.dataset import ImageDataset, SubsetDataset
 from vitrail.data.loader import Batch, eval_batches
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.transforms.augmentation import TrainViews
 from vitrail.data.targets import CLASS_LABELS
+from vitrail.data.transforms.augmentation import TrainViews
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.frozen import knn
 from vitrail.evaluation.frozen.closed_form_classifier import sample_stratified
