@@ -130,7 +130,7 @@ def roots(source: ImageDataset) -> set[int]:
 
 def test_a_selection_of_other_pictures_is_refused(tmp_path: Path) -> None:
     path = dropping(tmp_path / "drop.json", collection(20, 2).split("train"), 1)
-    with pytest.raises(DataError, match=r"data.without=.*drop.json: .* the data have changed since"):
+    with pytest.raises(DataError, match=r"data.without=.*drop.json: .* have changed since"):
         split_collection(collection(40, 2), Data(source="made", without=path, test="none"))
     with pytest.raises(DataError, match=r"data.without=.*nowhere.json: No such file"):
         split_collection(collection(40, 2), Data(source="made", without=str(tmp_path / "nowhere.json"), test="none"))
