@@ -48,15 +48,15 @@ def damaged(count: int) -> dict[str, bytes]:
 EPOCH = """
 import json, resource, sys
 from vitrail.data.unreadable_log import UnreadableLog
-from vitrail.data.loader import train_batches
+from vitrail.data.loader import BatchStream, train_batches
 from vitrail.data.readers.folder import read_flat
 from vitrail.data.transforms.augmentation import inception
 source, ledger = read_flat(sys.argv[1]), UnreadableLog()
-list(train_batches(source, inception(32), batch=8, seed=0, stop=2))  # imports what workers need
+list(train_batches(source, inception(32), BatchStream(batch=8, stop=2)))  # imports what workers need
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 seen, empty = set(), set()
 steps = -(-len(source) // 32)
-for batch in train_batches(source, inception(32), batch=32, seed=0, stop=steps, workers=2, ledger=ledger):
+for batch in train_batches(source, inception(32), BatchStream(batch=32, stop=steps), workers=2, ledger=ledger):
     seen.update(batch.sample.tolist())
     empty.update(source.name(i) for i in batch.sample[~batch.valid].tolist())
 print(json.dumps({
