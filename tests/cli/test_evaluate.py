@@ -135,7 +135,7 @@ def test_an_unreadable_picture_is_said_and_counts_for_nothing(
     assert torn["data"]["pictures"] == COUNT + 1
     assert torn["measures"][0]["count"] == COUNT
     assert "dog/torn.png" in torn["details"]["unreadable"][0]
-    assert "note: 1 image is unreadable and counts for nothing: dog/torn.png" in capsys.readouterr().out
+    assert "note: skipped 1 unreadable image: dog/torn.png" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import torch
 
 from vitrail.checkpoint.weights import build_fresh
 from vitrail.core.errors import ConfigError
+from vitrail.distributed.process_group import synchronise
 from vitrail.evaluation.speed import LEAST, PATIENCE, SpeedLimits, TimedNetwork, count_allocated, measure_speed
 from vitrail.models.vit_config import ViTConfig
 
@@ -142,9 +143,7 @@ def test_bfloat16_takes_less() -> None:
 def test_an_accelerator_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     waited = list[str]()
     monkeypatch.setattr(torch.mps, "synchronize", lambda: waited.append("mps"))
-    passes = TimedNetwork(network=build_fresh(TINY), device=torch.device("cpu"))
-    passes.settle()
+    synchronise(torch.device("cpu"))
     assert waited == []
-    passes.device = torch.device("mps")
-    passes.settle()
+    synchronise(torch.device("mps"))
     assert waited == ["mps"]

@@ -64,12 +64,8 @@ def bootstrap(
         return [None] * len(estimates)
     rng = np.random.default_rng(seed)
     resamples = max(min(resamples, DRAWS // count), FEWEST)
-    drawn = np.stack(
-        [
-            statistics(np.bincount(rng.integers(0, count, count), minlength=count).astype(np.float64))
-            for _ in range(resamples)
-        ]
-    )
+    draws = (np.bincount(rng.integers(0, count, count), minlength=count) for _ in range(resamples))
+    drawn = np.stack([statistics(one.astype(np.float64)) for one in draws])
     return [correct_bias(column, value, confidence) for column, value in zip(drawn.T, estimates.tolist(), strict=True)]
 
 
@@ -106,13 +102,9 @@ class Reliability:
 
     def rows(self) -> list[dict[str, float | int]]:
         """Plain data, without the empty bins."""
-        return [
-            {"count": int(count), "confidence": confidence, "accuracy": accuracy}
-            for count, confidence, accuracy in zip(
-                self.counts.tolist(), self.confidence.tolist(), self.accuracy.tolist(), strict=True
-            )
-            if count
-        ]
+        names, columns = ("confidence", "accuracy"), np.stack([self.confidence, self.accuracy], 1).tolist()
+        rows = zip(self.counts.tolist(), columns, strict=True)
+        return [{"count": int(count), **dict(zip(names, row, strict=True))} for count, row in rows if count]
 
 
 class Calibration:
@@ -136,27 +128,20 @@ class Calibration:
         if kind not in get_args(Kind):
             raise unknown_name("kind of bins", str(kind), get_args(Kind))
         weights = np.ones(len(self.order)) if weights is None else weights[self.order]
-        places, hits = (
-            (self.places, self.right) if kind == "width" else (self.bin_evenly(weights), self.average_ties(weights))
-        )
+        places, hits = self.places, self.right
+        if kind == "count":  # by the rank of each prediction
+            middle = np.cumsum(weights) - weights / 2
+            places = np.clip((middle * self.bins / weights.sum()).astype(np.int64), 0, self.bins - 1)
+            # Correctness is averaged over predictions of equal confidence, whose order is arbitrary when an edge
+            # between bins falls among them.
+            drawn = np.bincount(self.level, weights)
+            hits = (np.bincount(self.level, weights * self.right) / np.where(drawn > 0, drawn, 1.0))[self.level]
         counts, sure, right = (
             np.bincount(places, weights * values, self.bins).astype(np.float64)
             for values in (1.0, self.confidence, hits)
         )
         with np.errstate(invalid="ignore"):
             return Reliability(counts=counts, confidence=sure / counts, accuracy=right / counts)
-
-    def bin_evenly(self, weights: Floats) -> NDArray[np.int64]:
-        """Bins of equal counts, by the rank of each prediction."""
-        middle = np.cumsum(weights) - weights / 2
-        return np.clip((middle * self.bins / weights.sum()).astype(np.int64), 0, self.bins - 1)
-
-    def average_ties(self, weights: Floats) -> Floats:
-        """Correctness averaged over predictions of equal confidence, whose order is arbitrary when an edge between bins
-        falls among them."""
-        drawn = np.bincount(self.level, weights)
-        mean = np.bincount(self.level, weights * self.right) / np.where(drawn > 0, drawn, 1.0)
-        return mean[self.level]
 
 
 def calibration_error(

@@ -28,16 +28,16 @@ THRESHOLD: Final = 0.5  # probability from which a class is predicted
 STATISTICS: Final = ("mAP", "micro F1", "macro F1")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class ClassScore:
     """One class: average precision, precision and recall at the threshold, and the number of true samples."""
 
     name: str
+    count: int
     average_precision: float
     precision: float
     recall: float
     f1: float
-    count: int
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -89,13 +89,9 @@ class MultiLabelScore:
     def statistics(self, weights: Floats) -> Floats:
         """STATISTICS with sample weights [M]."""
         right, chosen, true = self.counts(weights)
-        return np.array(
-            [
-                finite_mean(self.average_precision(weights)),
-                2 * right.sum() / max((chosen + true).sum(), 1e-300),
-                finite_mean(divide_or_nan(2 * right, chosen + true)),
-            ]
-        )
+        mean_ap = finite_mean(self.average_precision(weights))
+        micro = 2 * right.sum() / max((chosen + true).sum(), 1e-300)
+        return np.array([mean_ap, micro, finite_mean(divide_or_nan(2 * right, chosen + true))])
 
     @cached_property
     def measures(self) -> tuple[Measure, ...]:
@@ -115,36 +111,21 @@ class MultiLabelScore:
         """The classes with a true sample, in order."""
         ones = np.ones(len(self.sample))
         right, chosen, true = self.counts(ones)
-        precisions, recalls, f1 = (
-            divide_or_nan(right, chosen),
-            divide_or_nan(right, true),
-            divide_or_nan(2 * right, chosen + true),
-        )
-        means = self.average_precision(ones)
+        precision, recall = np.nan_to_num(divide_or_nan(right, chosen)), divide_or_nan(right, true)
+        f1, means = divide_or_nan(2 * right, chosen + true), self.average_precision(ones)
         return [
-            ClassScore(
-                name=self.names[at],
-                average_precision=float(means[at]),
-                precision=float(np.nan_to_num(precisions[at])),
-                recall=float(recalls[at]),
-                f1=float(f1[at]),
-                count=int(true[at]),
-            )
+            ClassScore(self.names[at], int(true[at]), *(float(column[at]) for column in (means, precision, recall, f1)))
             for at in np.flatnonzero(true).tolist()
         ]
 
     def details(self) -> dict[str, Any]:
         """Plain data for the result, per class."""
         fields = ("average_precision", "precision", "recall", "f1")
-        return {
-            "classes": list(self.names),
-            "threshold": self.threshold,
-            "per_class": [
-                {"class": each.name, "count": each.count}
-                | {name: round(getattr(each, name), ROUNDED) for name in fields}
-                for each in self.classes
-            ],
-        }
+        rows = [
+            {"class": one.name, "count": one.count} | {name: round(getattr(one, name), ROUNDED) for name in fields}
+            for one in self.classes
+        ]
+        return {"classes": list(self.names), "threshold": self.threshold, "per_class": rows}
 
 
 def score_labels(

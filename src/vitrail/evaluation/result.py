@@ -91,21 +91,17 @@ class Result:
                 raise ValueError("another format")
             measures = tuple(Measure(**row) for row in body.pop("measures"))
             found = cls(measures=measures, **body)
-            for name in ("weights", "data", "config", "details", "environment"):
-                if not isinstance(getattr(found, name), dict):
-                    raise ValueError(f"its {name} is not a table")
-            for name in ("kind", "made"):
-                if not isinstance(getattr(found, name), str):
-                    raise ValueError(f"its {name} is not a text")
+            for name in ("weights", "data", "config", "details", "environment", "kind", "made"):
+                kind = str if name in ("kind", "made") else dict
+                if not isinstance(getattr(found, name), kind):
+                    raise ValueError(f"its {name} is not a {'text' if kind is str else 'table'}")
             return found
         except OSError as error:
             raise DataError(f"{path}: {error.strerror}") from None
-        except KeyError as error:
-            raise DataError(f"{path} is not a vitrail result: it has no {error}") from None
-        except RecursionError:
-            raise DataError(f"{path} is not a vitrail result: it is nested too deeply") from None
-        except (ValueError, TypeError, AttributeError, VitrailError) as error:
-            raise DataError(f"{path} is not a vitrail result: {describe_error(error)}") from None
+        except (RecursionError, KeyError, ValueError, TypeError, AttributeError, VitrailError) as error:
+            why = f"it has no {error}" if isinstance(error, KeyError) else describe_error(error)
+            why = "it is nested too deeply" if isinstance(error, RecursionError) else why
+            raise DataError(f"{path} is not a vitrail result: {why}") from None
 
 
 def describe_weights(name: str, network: "Backbone") -> dict[str, Any]:
@@ -149,31 +145,23 @@ def check_deduplication(
         return read_deduplication(provenance, source.fingerprint)
     against = selection.rule.get("against")
     if selection.rule.get("name") != "dedup" or not isinstance(against, dict):
-        raise DataError(
-            f"the selection {selection.rule.get('name', '')!r} is not from `vitrail data dedup`; give its drop.json"
-        )
+        name = selection.rule.get("name", "")
+        raise DataError(f"the selection {name!r} is not from `vitrail data dedup`; give its drop.json")
     known: dict[str, str] = against
     if source.fingerprint not in known.values():
-        raise DataError(
-            f"that selection was made against {', '.join(known) or 'nothing but the training set itself'}, and not "
-            f"against these images (fingerprint {source.fingerprint[:12]}); run `vitrail data dedup` against them"
-        )
-    recorded = list_dropped_selections(provenance)
+        others = ", ".join(known) or "nothing but the training set itself"
+        these = f"these images (fingerprint {source.fingerprint[:12]}); run `vitrail data dedup` against them"
+        raise DataError(f"that selection was made against {others}, and not against {these}")
+    from vitrail.data.training_record import list_records
+
+    _, records = next(list_records(provenance))
+    recorded = {str(record.get("selection", {}).get("without", "")) for record in records}
     if recorded and selection.hash not in recorded:
         raise DataError(
             f"the weights record that this selection ({selection.hash[:12]}) was not excluded when they were trained; "
             "train with --set data.without=FILE, or drop --deduplicated-by"
         )
     return True
-
-
-def list_dropped_selections(provenance: Mapping[str, Any]) -> set[str]:
-    """The hashes of the selections that weights record as excluded from training, "" for none; empty if they record
-    nothing."""
-    from vitrail.data.training_record import list_records
-
-    _, records = next(list_records(provenance))
-    return {str(record.get("selection", {}).get("without", "")) for record in records}
 
 
 def read_deduplication(provenance: Mapping[str, Any], fingerprint: str) -> bool | None:
@@ -203,19 +191,11 @@ def format_interval(measure: Measure) -> str:
 
 
 def format_number(value: float, unit: Unit) -> str:
-    match unit:
-        case "share":
-            return f"{100 * value:.2f}%"
-        case "bytes":
-            return f"{value / 2**20:,.1f} MiB"
-        case "count":
-            return f"{value:,.0f}"
-        case "img/s":
-            return f"{value:,.1f}"
-        case "ms":
-            return f"{value:,.2f}"
-        case "number":
-            return f"{value:,.4g}" if abs(value) >= 1000 else f"{value:.4f}"
+    if unit == "number":
+        return f"{value:,.4g}" if abs(value) >= 1000 else f"{value:.4f}"
+    if unit == "bytes":
+        return f"{value / 2**20:,.1f} MiB"
+    return {"share": "{:.2%}", "count": "{:,.0f}", "img/s": "{:,.1f}", "ms": "{:,.2f}"}[unit].format(value)
 
 
 GIT_SECONDS: Final = 5.0
@@ -243,23 +223,16 @@ def describe_environment() -> dict[str, Any]:
 def describe_working_tree(folder: Path) -> dict[str, Any] | None:
     """The commit of a folder and whether it has changes; None without git, or if git does not answer."""
     commit = _git(folder, "rev-parse", "HEAD")
-    if commit is None:
-        return None
-    changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
-    return {"commit": commit, "dirty": None if changes is None else bool(changes)}
+    changes = commit and _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "dirty": None if changes is None else bool(changes)} if commit else None
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
+    """The output of git without locks, so that reading does not modify the tree; None if it fails."""
     try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=GIT_SECONDS,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},  # reading must not modify the tree
-        )
+        command, environment = ["git", "-C", str(folder), *arguments], {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+        options: dict[str, Any] = {"text": True, "errors": "replace", "stdin": subprocess.DEVNULL, "env": environment}
+        done = subprocess.run(command, capture_output=True, timeout=GIT_SECONDS, **options)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

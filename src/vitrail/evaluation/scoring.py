@@ -22,6 +22,7 @@ from vitrail.checkpoint.bundle import Bundle, get_card
 from vitrail.checkpoint.weights import build_network as network_of
 from vitrail.checkpoint.weights import replace_head_and_resize
 from vitrail.core.errors import ConfigError, DataError
+from vitrail.core.text import pluralise
 from vitrail.data.collection import Collection
 from vitrail.data.dataset import ImageDataset, Labels, RelabelledDataset, SubsetDataset, total_bytes
 from vitrail.data.loader import Batch, Views, eval_batches
@@ -79,23 +80,18 @@ def make_subject(name: str, bundle: Bundle, device: torch.device, *, image_size:
     network = network_of(replace_head_and_resize(bundle, image_size=image_size))
     # Now, not when the result is written: a training run may replace the file in between.
     facts = describe_weights(name, network if image_size is None else network_of(bundle))
-    network = network.to(device)
-    return Subject(
-        name=name, network=network, preprocessing=get_card(network).preprocessing, device=device, facts=facts
-    )
+    preprocessing = get_card(network).preprocessing
+    return Subject(name=name, network=network.to(device), preprocessing=preprocessing, device=device, facts=facts)
 
 
 def choose_split(collection: Collection, *names: str) -> tuple[str, ImageDataset]:
     """The first of the named splits that exists; the only split, whatever its name."""
     if len(collection.splits) == 1:
         return next(iter(collection.splits.items()))
-    for name in names:
-        if name in collection.splits:
-            return name, collection.splits[name]
-    raise DataError(
-        f"{collection.name} has the splits {', '.join(collection.splits)}; choose one: {collection.name}@"
-        f"{next(iter(collection.splits))}"
-    )
+    if name := next((name for name in names if name in collection.splits), ""):
+        return name, collection.splits[name]
+    first, known = next(iter(collection.splits)), ", ".join(collection.splits)
+    raise DataError(f"{collection.name} has the splits {known}; choose one: {collection.name}@{first}")
 
 
 def describe_scored_data(about: Subject, collection: Collection, split: str, path: Path | None) -> dict[str, Any]:
@@ -175,39 +171,24 @@ class Scope:
     def facts(self) -> dict[str, Any]:
         """For a result."""
         unrecorded = [name or "the weights" for name in self.exposure.unrecorded]
-        facts: dict[str, Any] = {
-            "given": self.given,
-            "seen": self.seen,
-            "seen_are_scored": self.tainted,
-            "unrecorded": unrecorded,
-        }
-        return facts | ({"dropped": self.dropped, "without": self.without} if self.without else {})
+        facts: dict[str, Any] = {"given": self.given, "seen": self.seen, "seen_are_scored": self.tainted}
+        without = {"dropped": self.dropped, "without": self.without} if self.without else {}
+        return facts | {"unrecorded": unrecorded} | without
 
     def lines(self) -> list[str]:
         """For people."""
-        given, seen = self.given, self.exposure.count
-        lines = list[str]()
-        if self.without:
-            lines.append(f"{count_images(self.dropped)} skipped as copies (--without)")
+        given, seen = pluralise(self.given, "image"), self.exposure.count
+        lines = [f"{pluralise(self.dropped, 'image')} skipped as copies (--without)"] if self.without else []
         if self.tainted:
-            share = f"{seen:,} of the {count_images(given)}"
-            lines.append(f"WARNING: {share} scored here were used in training")
+            lines.append(f"WARNING: {seen:,} of the {given} scored here were used in training")
         elif seen:
-            rest = f"scoring the {given - seen:,} held out"
-            lines.append(f"{seen:,} of {count_images(given)} were used in training; {rest}")
+            lines.append(f"{seen:,} of {given} were used in training; scoring the {self.given - seen:,} held out")
         elif self.seen is not None:
-            lines.append(f"none of the {count_images(given)} was used in training")
+            lines.append(f"none of the {given} was used in training")
         else:
             lines.append("unknown whether the weights have seen these images: they have no record that can tell")
-        names = [name for name in self.exposure.unrecorded if name or self.seen is not None]
-        if names:
-            known = ", ".join(name or "these weights" for name in names)
-            lines.append(f"not recorded: the training images of {known}")
-        return lines
-
-
-def count_images(count: int) -> str:
-    return f"{count:,} {'image' if count == 1 else 'images'}"
+        names = [name or "these weights" for name in self.exposure.unrecorded if name or self.seen is not None]
+        return lines + ([f"not recorded: the training images of {', '.join(names)}"] if names else [])
 
 
 def choose_unseen(
@@ -223,19 +204,23 @@ def choose_unseen(
 ) -> tuple[ImageDataset, Scope]:
     """The images to score: without those of `without`, and without those used in training unless they are requested.
     DataError if none are left. All processes call it."""
-    dropped, selection = 0, ""
+    given, rule, rank, size = source, "", *((0, 1) if world is None else (world.rank, world.size))
     if without is not None:
-        kept, selection = drop_images(source, without)
-        dropped, source = len(source) - len(kept), kept
-    exposure = find_exposure(provenance, source, lambda one: hash_in_parallel(one, world, advance))
-    scope = Scope(given=len(source), exposure=exposure, included=include_seen, dropped=dropped, without=selection)
+        source, rule = drop_images(source, without)
+
+    def hash_in_parallel(one: ImageDataset) -> Hashes:
+        tell = (lambda done: advance("which images were seen", done, len(one))) if rank == 0 else None
+        share = hash_contents(one, rank=rank, world=size, advance=tell)
+        return share if world is None else interleave(world.gather(share))
+
+    exposure, dropped = find_exposure(provenance, source, hash_in_parallel), len(given) - len(source)
+    scope = Scope(given=len(source), exposure=exposure, included=include_seen, dropped=dropped, without=rule)
     if include_seen or not exposure.count:
         return source, scope
     if exposure.count == len(source):
-        raise DataError(
-            f"all {count_images(len(source))} of {called} were used to train {weights}, so a score would say "
-            "nothing about new images; give images that it has not seen, or add --include-seen"
-        )
+        used = f"all {pluralise(len(source), 'image')} of {called} were used to train {weights}"
+        remedy = "give images that it has not seen, or add --include-seen"
+        raise DataError(f"{used}, so a score would say nothing about new images; {remedy}")
     return SubsetDataset(source, np.flatnonzero(~exposure.seen)), scope
 
 
@@ -247,27 +232,18 @@ def find_shared(train: ImageDataset, test: ImageDataset) -> "NDArray[np.int64] |
     return np.flatnonzero(np.isin(learnt, scored[scored != 0]))
 
 
-def hash_in_parallel(source: ImageDataset, world: World | None, advance: Advance) -> Hashes:
-    """The content hashes of a source; several processes share the reading."""
-    rank, size = (0, 1) if world is None else (world.rank, world.size)
-    tell = (lambda done: advance("which images were seen", done, len(source))) if rank == 0 else None
-    share = hash_contents(source, rank=rank, world=size, advance=tell)
-    return share if world is None else interleave(world.gather(share))
-
-
 def drop_images(source: ImageDataset, path: Path) -> tuple[ImageDataset, str]:
     """The images that remain after a drop.json, and its hash."""
     selection = Selection.load(path)
     if not selection.drop:
-        raise DataError(
-            f"--without {path} selects images to use, not images to drop; give a drop.json of `vitrail data dedup`"
-        )
+        remedy = "give a drop.json of `vitrail data dedup`"
+        raise DataError(f"--without {path} selects images to use, not images to drop; {remedy}")
     try:
         kept = selection.apply(source)
     except DataError as error:
         raise DataError(f"--without {path}: {error}") from None
     if not len(kept):
-        raise DataError(f"--without {path} leaves none of {count_images(len(source))} to score")
+        raise DataError(f"--without {path} leaves none of {pluralise(len(source), 'image')} to score")
     return kept, selection.hash
 
 
@@ -301,14 +277,8 @@ class ScoringOptions:
 
     def list_special(self) -> list[str]:
         """The given options that not every task accepts, as the command line calls them."""
-        given = {
-            "--labels": self.labels is not None,
-            "--by-number": self.by_number,
-            "--real": self.real is not None,
-            "--threshold": self.threshold is not None,
-            "--answers": self.answers,
-        }
-        return [option for option, there in given.items() if there]
+        special = ("labels", "by_number", "real", "threshold", "answers")
+        return [f"--{name.replace('_', '-')}" for name in special if getattr(self, name) not in (None, False)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -334,32 +304,35 @@ class EvaluationSetting:
 
     def run(self, metric: Metric[ResultT], targets: Targets) -> ResultT:
         """The metric's result over all images; the same in all processes."""
-        world, source = self.world, self.source
-        self.about.computing_in(self.how.precision)
-        tell = lambda done: self.advance("pictures", min(done * world.size, len(source)), len(source))  # noqa: E731
-        if world.is_main:
-            tell(0)
+        world, source, about, how = self.world, self.source, self.about, self.how
+        about.computing_in(how.precision)
+
+        def tell(done: int) -> None:
+            if world.is_main:
+                self.advance("images", min(done * world.size, len(source)), len(source))
+
+        tell(0)
         batches = iterate_batches(
             source,
-            self.about.preprocessing,
+            about.preprocessing,
             world.device,
             targets=targets,
-            batch=self.how.batch,
-            workers=self.how.workers,
+            batch=how.batch,
+            workers=how.workers,
             rank=world.rank,
             world=world.size,
             ledger=self.ledger,
         )
         try:
             return score_batches(
-                self.about.network,
+                about.network,
                 batches,
-                self.about.preprocessing,
+                about.preprocessing,
                 metric,
                 device=world.device,
                 world=world,
-                precision=self.how.precision,
-                progress=tell if world.is_main else None,
+                precision=how.precision,
+                progress=tell,
             )
         except DataError as error:  # nothing could be scored
             reasons = [f"; {entry}" for entry in self.ledger.known.values()]
@@ -370,10 +343,6 @@ class EvaluationSetting:
         """The unreadable images and targets of all processes; each must ask, after the metric has run."""
         parts = self.world.gather(list(self.ledger.known.values()))
         return tuple(sorted(str(entry) for part in parts for entry in part))
-
-
-def no_sections() -> Sequence[Section]:
-    return ()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -391,5 +360,5 @@ class EvaluationOutcome:
     outputs_notes: tuple[str, ...] = ()  # on how outputs were matched to classes
     notes: tuple[str, ...] = ()  # on which images counted
     tables: tuple[Table, ...] = ()  # printed below the measures
-    sections: Callable[[], Sequence[Section]] = no_sections  # of the page
+    sections: Callable[[], Sequence[Section]] = tuple  # of the page
     answers: Callable[[], bytes] | None = None  # the prediction for each image, as CSV

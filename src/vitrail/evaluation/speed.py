@@ -16,7 +16,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, Final, Protocol
 
@@ -55,10 +55,8 @@ class SpeedLimits:
 
     def __post_init__(self) -> None:
         if any(batch < 1 for batch in self.batches) or self.seconds <= 0 or self.room < 0:
-            raise ConfigError(
-                f"batches {self.batches} must be 1 or more, seconds={self.seconds:g} above 0, room={self.room} not "
-                "below 0"
-            )
+            given = f"batches {self.batches} must be 1 or more, seconds={self.seconds:g} above 0"
+            raise ConfigError(f"{given}, room={self.room} not below 0")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,21 +118,20 @@ def measure_speed(
         stopped = "all asked for"
     if not points:
         raise ConfigError("the first batch does not fit into memory; give a smaller --batch or --image-size")
-    largest = estimate_largest(add_memory_point(bench, points, limits), limits.room)
+    largest, tried = estimate_largest(bench, points, limits.room), False
     if largest is not None and bench.tries:
-        return try_largest(bench, points, stopped, largest, limits)
-    return Speed(points=tuple(points), stopped=stopped, largest=largest)
+        largest, tried = try_largest(bench, points[-1], largest, limits)
+    return Speed(points=tuple(points), stopped=stopped, largest=largest, tried=tried)
 
 
 def find_limit(points: list[SpeedPoint], batch: int, limits: SpeedLimits, spent: float) -> str:
     """Why the next batch is not tried; empty if it is."""
-    last = points[-1]
+    last, each = points[-1], estimate_growth(points)
     if spent + (LEAST + 1) * last.seconds * batch / last.batch > limits.seconds:
         return "time"
-    each = estimate_growth(points)
-    if limits.room and each is not None and last.memory is not None:
-        return "memory" if last.memory + each * (batch - last.batch) > limits.room else ""
-    return ""
+    if not limits.room or each is None or last.memory is None:
+        return ""
+    return "memory" if last.memory + each * (batch - last.batch) > limits.room else ""
 
 
 def time_batch(bench: SpeedBench, batch: int, limit: float, clock: Callable[[], float]) -> SpeedPoint:
@@ -149,17 +146,6 @@ def time_batch(bench: SpeedBench, batch: int, limit: float, clock: Callable[[], 
     return SpeedPoint(batch=batch, seconds=median(passes), passes=len(passes), memory=bench.memory(batch))
 
 
-def add_memory_point(bench: SpeedBench, points: list[SpeedPoint], limits: SpeedLimits) -> list[SpeedPoint]:
-    """The points, plus one for its memory only if a single point cannot show the memory per image."""
-    only = points[0]
-    if len(points) > 1 or not limits.room or only.memory is None or 2 * only.memory > limits.room:
-        return points
-    with contextlib.suppress(torch.OutOfMemoryError):
-        twice = 2 * only.batch
-        return [*points, SpeedPoint(batch=twice, seconds=2 * only.seconds, passes=0, memory=bench.memory(twice))]
-    return points
-
-
 def estimate_growth(points: list[SpeedPoint]) -> float | None:
     """Bytes per additional image, from the two largest batches; small ones are dominated by fixed costs."""
     known = sorted({point.batch: point.memory for point in points if point.memory is not None}.items())
@@ -169,28 +155,31 @@ def estimate_growth(points: list[SpeedPoint]) -> float | None:
     return (after - before) / (large - small)
 
 
-def estimate_largest(points: list[SpeedPoint], room: int) -> int | None:
-    """The largest batch that should fit."""
+def estimate_largest(bench: SpeedBench, points: list[SpeedPoint], room: int) -> int | None:
+    """The largest batch that should fit. A single point cannot show the memory per image, so it gets a second one."""
+    only = points[0]
+    if len(points) == 1 and room and only.memory is not None and 2 * only.memory <= room:
+        with contextlib.suppress(torch.OutOfMemoryError):
+            twice = 2 * only.batch
+            points = [only, replace(only, batch=twice, passes=0, memory=bench.memory(twice))]
     each, last = estimate_growth(points), max(points, key=lambda point: point.batch)
     if not room or each is None or each <= 0 or last.memory is None:
         return None
     return max(int(last.batch + (room - last.memory) / each), last.batch)
 
 
-def try_largest(bench: SpeedBench, points: list[SpeedPoint], stopped: str, largest: int, limits: SpeedLimits) -> Speed:
+def try_largest(bench: SpeedBench, last: SpeedPoint, largest: int, limits: SpeedLimits) -> tuple[int, bool]:
     """Runs the largest batch once, or a slightly smaller one; keeps the estimate if a pass would take too long, or if
-    the batch is so large that kernels may fail for other reasons than memory."""
-    last, batch = points[-1], largest
-    if last.seconds * batch / last.batch > limits.seconds or batch > TRIED:
-        return Speed(points=tuple(points), stopped=stopped, largest=largest)
+    the batch is so large that kernels may fail for other reasons than memory. Also whether one was run."""
+    if last.seconds * largest / last.batch > limits.seconds or largest > TRIED:
+        return largest, False
     for _ in range(TRIES):
         try:
-            bench.seconds(batch)
+            bench.seconds(largest)
+            return largest, True
         except torch.OutOfMemoryError:
-            batch = max(int(batch * BACK_OFF), last.batch)
-        else:
-            return Speed(points=tuple(points), stopped=stopped, largest=batch, tried=True)
-    return Speed(points=tuple(points), stopped=stopped, largest=last.batch, tried=True)
+            largest = max(int(largest * BACK_OFF), last.batch)
+    return last.batch, True
 
 
 @dataclass(kw_only=True, slots=True)
@@ -203,8 +192,11 @@ class TimedNetwork:
     _images: Tensor | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        kind = torch.bfloat16 if self.precision == "bfloat16" else torch.float32
-        self.network = self.network.to(self.device, kind).eval()
+        self.network = self.network.to(self.device, self.dtype).eval()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.precision == "bfloat16" else torch.float32
 
     @property
     def tries(self) -> bool:
@@ -213,10 +205,10 @@ class TimedNetwork:
     def seconds(self, batch: int) -> float:
         try:
             images = self.images(batch)
-            self.settle()
+            synchronise(self.device)
             start = time.perf_counter()
             self.forward(images)
-            self.settle()
+            synchronise(self.device)
         except torch.OutOfMemoryError:
             self._images = None
             torch.cuda.empty_cache()
@@ -229,7 +221,7 @@ class TimedNetwork:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
             self.forward(images)
-            self.settle()
+            synchronise(self.device)
             return torch.cuda.max_memory_allocated(self.device)
         if self.device.type != "cpu":
             return None
@@ -241,17 +233,13 @@ class TimedNetwork:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "autocast"):
             self.network(images)
 
-    def settle(self) -> None:
-        synchronise(self.device)
-
     def images(self, batch: int) -> Tensor:
         if self._images is None or len(self._images) != batch:
             config: Any = self.network.config
             self._images = None  # frees the previous ones
             random = torch.Generator(self.device).manual_seed(0)
-            kind = torch.bfloat16 if self.precision == "bfloat16" else torch.float32
             shape = (batch, config.channels, *config.image)
-            self._images = torch.randn(shape, generator=random, device=self.device, dtype=kind)
+            self._images = torch.randn(shape, generator=random, device=self.device, dtype=self.dtype)
         return self._images
 
 

@@ -1,11 +1,11 @@
 """A network's score on a split, for `vitrail evaluate` and `vitrail.evaluate`: which images count, and the evaluation
 by the network's task."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from vitrail.checkpoint.bundle import get_card
+from vitrail.core.text import pluralise
 from vitrail.data.collection import Collection
 from vitrail.data.dataset import ImageDataset
 from vitrail.distributed.process_group import World
@@ -72,38 +72,22 @@ def score_network(
         world=world,
         advance=advance,
     )
-    found = task.assess(setting)
-    return ScoredNetwork(
-        about=about,
-        source=source,
-        scope=scope,
-        found=found,
-        result=build_result(setting, data, found),
-        notes=(*found.outputs_notes, *describe_unreadable(setting.unreadable), *found.notes),
-    )
-
-
-def describe_unreadable(unreadable: Sequence[str]) -> list[str]:
-    """A note on unreadable images, with the first of them."""
-    if not unreadable:
-        return []
-    some = "; ".join(unreadable[:NAMED]) + ("; ..." if len(unreadable) > NAMED else "")
-    are = "image is unreadable and counts" if len(unreadable) == 1 else "images are unreadable and count"
-    return [f"{len(unreadable):,} {are} for nothing: {some}"]
-
-
-def build_result(setting: EvaluationSetting, data: dict[str, Any], found: EvaluationOutcome) -> Result:
-    about = setting.about
-    return Result(
+    found, unreadable = task.assess(setting), setting.unreadable
+    preprocessing = about.preprocessing
+    settings = {
+        "image": list(preprocessing.image),
+        "preprocessing": preprocessing.to_dict(),
+        "precision": how.precision,
+    }
+    result = Result(
         kind="evaluate",
         weights=about.facts,
         data=data,
         measures=found.measures,
-        config={
-            "image": list(about.preprocessing.image),
-            "preprocessing": about.preprocessing.to_dict(),
-            "precision": setting.how.precision,
-            **found.settings,
-        },
-        details={**found.details, "unreadable": list(setting.unreadable)},
+        config={**settings, **found.settings},
+        details={**found.details, "unreadable": list(unreadable)},
     )
+    some = "; ".join(unreadable[:NAMED]) + ("; ..." if len(unreadable) > NAMED else "")
+    skipped = [f"skipped {pluralise(len(unreadable), 'unreadable image')}: {some}"] if unreadable else []
+    notes = (*found.outputs_notes, *skipped, *found.notes)
+    return ScoredNetwork(about=about, source=source, scope=scope, found=found, result=result, notes=notes)

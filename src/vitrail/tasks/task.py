@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vitrail.checkpoint.bundle import Bundle, Card, get_card
 from vitrail.core.errors import ConfigError, DataError
-from vitrail.core.text import pluralise
+from vitrail.core.text import join_words, pluralise
 from vitrail.data.collection import Collection
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.targets import Targets
@@ -45,11 +45,9 @@ def check_outputs(card: Card, num_outputs: int, names: Sequence[str], outputs: s
         raise DataError(f"{where} has {outputs}, but the network has {num_outputs:,}; fine-tune it on these data")
     different = [at for at, name in enumerate(card.labels or names) if name != names[at]]
     if card.labels is not None and different:
-        at = different[0]
-        raise DataError(
-            f"output {at} of the network is {card.labels[at]!r}, and in {where} it is {names[at]!r}; give data with "
-            "the same names in the same order, or fine-tune it on these"
-        )
+        at, remedy = different[0], "give data with the same names in the same order, or fine-tune it on these"
+        known = f"output {at} of the network is {card.labels[at]!r}, and in {where} it is {names[at]!r}"
+        raise DataError(f"{known}; {remedy}")
 
 
 def measure_row(
@@ -57,23 +55,13 @@ def measure_row(
 ) -> tuple[Measure, ...]:
     """The finite numbers of a score's row as measures, those of the criteria first, under their titles."""
     known = {criterion.name: criterion for criterion in criteria}
+    every = known | {name: Criterion(name=name) for name in row if name not in known and name != COUNT}
     found: list[Measure] = []
-    for name in (*known, *(name for name in row if name not in known and name != COUNT)):
-        criterion, value = known.get(name, Criterion(name=name)), row.get(name)
+    for name, one in every.items():
+        value, unit = row.get(name), "share" if one.share else "number"
         if isinstance(value, int | float) and math.isfinite(value):
-            title = criterion.title or name.replace("_", " ")
-            unit = "share" if criterion.share else "number"
-            found.append(make_measure(title, float(value), intervals.get(name), count, unit))
+            found.append(make_measure(one.title or name.replace("_", " "), value, intervals.get(name), count, unit))
     return tuple(found)
-
-
-def note_missing(row: Mapping[str, Any], left: int) -> list[str]:
-    """Notes on readable images without a target, and on numbers that are not finite."""
-    notes: list[str] = []
-    if left:
-        notes.append(f"skipped {pluralise(left, 'image')} without a target")
-    unsound = [name for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
-    return notes + [f"skipped {name}, which is {row[name]}" for name in unsound]
 
 
 EXTREMES: Final = 12  # best and worst images on the page of an evaluation
@@ -136,7 +124,6 @@ class Task(ABC):
 
     def recognises(self, collection: Collection) -> bool:
         """Whether these data are annotated for this task, so that it need not be named."""
-        del collection
         return False
 
     @abstractmethod
@@ -153,12 +140,10 @@ class Task(ABC):
 
     def card_facts(self, objective: ObjectiveConfig, source: ImageDataset) -> Mapping[str, Any]:
         """Additional fields of the weights' card."""
-        del objective, source
         return {}
 
     def check_targets(self, objective: ObjectiveConfig, source: ImageDataset, names: Sequence[str]) -> list[str]:
         """Warnings about the targets of training images, before a run starts."""
-        del objective, source, names
         return []
 
     # Scores.
@@ -171,17 +156,14 @@ class Task(ABC):
         self, score: Any, source: ImageDataset | None, names: Sequence[str], title: str
     ) -> list[Section]:
         """The sections of pages on a score, besides its numbers. `title` names the split and the weights."""
-        del score, source, names, title
         return []
 
     def intervals(self, score: Any, *, seed: int) -> Mapping[str, Interval | None]:
         """95% intervals of numbers of a score's row, by name, as far as the task has them."""
-        del score, seed
         return {}
 
     def details(self, score: Any, names: Sequence[str]) -> Mapping[str, Any]:
         """Details of a score for the result file, as plain data."""
-        del score
         return {"outputs": list(names)}
 
     # Evaluation.
@@ -189,19 +171,18 @@ class Task(ABC):
     def check_scoring(self, how: ScoringOptions, about: Subject) -> None:
         """ConfigError for options of `vitrail evaluate` that do not apply to these weights."""
         if special := how.list_special():
-            are = "is" if len(special) == 1 else "are"
-            options = " and ".join(special)
+            options, are = join_words(special), "is" if len(special) == 1 else "are"
             raise ConfigError(f"{options} {are} for classification; the task of {about.name} is {self.name}")
 
     def assess(self, setting: EvaluationSetting) -> EvaluationOutcome:
         """Scores a network with the task's metric, for `vitrail evaluate`: every number of the score's row."""
-        names = self.output_names(setting.collection)
-        network, where = setting.about.network, setting.collection.name
-        check_outputs(get_card(network), network.config.classes, names, self.describe_outputs(names), where)
-        self.targets.check(setting.source)
+        names, source = self.output_names(setting.collection), setting.source
+        network, outputs = setting.about.network, self.describe_outputs(names)
+        check_outputs(get_card(network), network.config.classes, names, outputs, setting.collection.name)
+        self.targets.check(source)
         metric = self.metric(len(names), setting.world.device, extremes=EXTREMES)
         score: TaskScore = setting.run(metric, self.targets)
-        left = len(setting.source) - len(setting.unreadable) - score.count
+        left = len(source) - len(setting.unreadable) - score.count
         if not score.count:
             raise DataError("no image could be scored: all are unreadable or without a target; choose another split")
         row, seed = score.row(), setting.how.seed
@@ -209,7 +190,9 @@ class Task(ABC):
             setting.advance("computing intervals", 0, None)
         intervals = self.intervals(score, seed=seed)
         measures = measure_row(row, self.criteria, intervals, score.count)
-        source, outputs = setting.source, self.describe_outputs(names)
+        notes = [f"skipped {pluralise(left, 'image')} without a target"] if left else []
+        unsound = [name for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
+        notes += [f"skipped {name}, which is {row[name]}" for name in unsound]
         tables = [each for each in self.report_sections(score, None, names, "") if isinstance(each, Table)]
         return EvaluationOutcome(
             outputs=outputs,
@@ -218,7 +201,7 @@ class Task(ABC):
             brief=tuple(measure.name for measure in measures),
             settings={"task": self.name, **({"seed": seed} if intervals else {})},
             details=self.details(score, names),
-            notes=tuple(note_missing(row, left)),
+            notes=tuple(notes),
             tables=tuple(table for table in tables if len(table.rows) <= PRINTED),
             sections=lambda: self.report_sections(score, source, names, ""),
         )
@@ -244,8 +227,7 @@ class Task(ABC):
         """The share of equal predictions of two outputs [B, K, ...] for each image [B]; None without classes."""
         if not self.has_classes:
             return None
-        same = (outputs.argmax(1) == other.argmax(1)).float()
-        return same if same.ndim == 1 else same.flatten(1).mean(1)
+        return (outputs.argmax(1) == other.argmax(1)).float().reshape(len(outputs), -1).mean(1)
 
     # Predictions.
 
@@ -257,12 +239,10 @@ class Task(ABC):
 
     def prediction_options(self, *, multi_label: bool) -> tuple[str, ...]:
         """The fields of `PredictionOptions` that a user may set: "topk", "threshold"."""
-        del multi_label
         return ()
 
     def describe_predictions(self, *, multi_label: bool) -> str:
         """A heading for predictions, as a server shows it."""
-        del multi_label
         return "What the network predicts for each image"
 
     def prediction_schema(self) -> dict[str, Any]:
@@ -271,12 +251,10 @@ class Task(ABC):
 
     def bars(self, prediction: Any) -> Sequence[PredictionBar]:
         """The parts of a prediction as bars, in order; empty if its text is enough."""
-        del prediction
         return ()
 
     def columns(self, *, multi_label: bool) -> tuple[str, ...]:
         """The columns of a table of predictions, after the image's name."""
-        del multi_label
         return ("prediction",)
 
     def rows(self, prediction: Any) -> list[list[Any]]:
@@ -291,12 +269,10 @@ class Task(ABC):
     def draw(self, prediction: Any, image: "Image") -> "Image | None":
         """The prediction drawn over its image, which may be smaller than the original; None if there is nothing to
         draw."""
-        del prediction, image
         return None
 
     def file_of(self, prediction: Any) -> tuple[str, bytes] | None:
         """The prediction as a file: suffix and bytes; None if text is enough."""
-        del prediction
         return None
 
 

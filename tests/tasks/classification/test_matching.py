@@ -32,7 +32,7 @@ def test_some_of_the_names_are_enough() -> None:
 
 def test_a_strange_name_is_refused_with_the_remedy() -> None:
     with pytest.raises(
-        BadLabels, match=r"photos has cow, which is not a class of the network \(cat, dog, owl\).*--labels"
+        BadLabels, match=r"photos has cow, which is not a class of the network \(cat, dog and owl\).*--labels"
     ):
         match_classes(3, PETS, ("cat", "cow", "owl"), "photos")
     assert match_classes(3, PETS, ("cat", "cow", "owl"), "photos", by_number=True).table.tolist() == [0, 1, 2]

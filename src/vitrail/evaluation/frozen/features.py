@@ -11,6 +11,7 @@ atomically with a checksum per tensor, so a damaged one is noticed and replaced.
 """
 
 import contextlib
+import itertools
 import json
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -118,25 +119,16 @@ def extract_features(
     read: Callable[[nn.Module, Tensor], Tensor] = compute_features,
 ) -> FrozenFeatures:
     """The features of all readable images of the batches, in their order."""
-    held, rows = list[tuple[Tensor, ...]](), list[tuple[Tensor, ...]]()
-
-    def move_to_host() -> None:
-        for *row, valid in held:
-            rows.append(tuple(tensor.cpu()[valid.cpu()] for tensor in row))
-        held.clear()
-
-    device = torch.device(device)
-    for features, batch in iterate_features(network, batches, preprocessing, device, precision=precision, read=read):
-        held.append((features, batch.target, batch.sample, batch.valid))
-        if len(held) == HELD:
-            move_to_host()
-    move_to_host()
+    rows, device = list[tuple[Tensor, ...]](), torch.device(device)
+    found = iterate_features(network, batches, preprocessing, device, precision=precision, read=read)
+    while held := [(one, batch.target, batch.sample, batch.valid) for one, batch in itertools.islice(found, HELD)]:
+        rows += [tuple(tensor.cpu()[valid.cpu()] for tensor in row) for *row, valid in held]
     if not sum(len(samples) for _, _, samples in rows):
         raise DataError("there are no readable images to extract features from")
     if rows[0][1].ndim == 2:  # several labels per sample: every batch is padded to the widest
         widest = max(labels.shape[1] for _, labels, _ in rows)
         pad = lambda labels: F.pad(labels, (0, widest - labels.shape[1]), value=-1)  # noqa: E731
-        rows[:] = [(features, pad(labels), samples) for features, labels, samples in rows]
+        rows = [(features, pad(labels), samples) for features, labels, samples in rows]
     features, labels, samples = (torch.cat(column) for column in zip(*rows, strict=True))
     return FrozenFeatures(features=features, labels=labels, samples=samples)
 
@@ -153,21 +145,22 @@ class SquareView:
         return (self.image,)
 
     @property
-    def square(self) -> tuple[Pair, Pair]:
-        """The size before the crop, and the crop's top left corner."""
-        (height, width), larger = self.image, (round(self.image[0] * 8 / 7), round(self.image[1] * 8 / 7))
-        return larger, ((larger[0] - height) // 2, (larger[1] - width) // 2)
+    def crop(self) -> tuple[Pair, tuple[slice, slice]]:
+        """The size of the square, and its middle."""
+        larger = (round(self.image[0] * 8 / 7), round(self.image[1] * 8 / 7))
+        starts = ((whole - side) // 2 for whole, side in zip(larger, self.image, strict=True))
+        rows, columns = (slice(start, start + side) for start, side in zip(starts, self.image, strict=True))
+        return larger, (rows, columns)
 
     def __call__(self, image: EncodedImage, draws: Sequence[CounterRng]) -> tuple[Tensor, ...]:
-        (height, width), (larger, (top, left)) = self.image, self.square
+        larger, (rows, columns) = self.crop
         rgb = torch.from_numpy(np.array(image.rgb())).permute(2, 0, 1)
-        resized = tensorflow.truncate_levels(tensorflow.resize_bilinear(rgb, larger))
-        return (resized[:, top : top + height, left : left + width],)
+        return (tensorflow.truncate_levels(tensorflow.resize_bilinear(rgb, larger))[:, rows, columns],)
 
     def geometries(self, whole: Pair, draws: Sequence[CounterRng]) -> tuple[Geometry, ...]:
-        (height, width), (larger, (top, left)) = self.image, self.square
+        larger, (rows, columns) = self.crop
         down, across = whole[0] / larger[0], whole[1] / larger[1]
-        box = (top * down, left * across, height * down, width * across)
+        box = (rows.start * down, columns.start * across, self.image[0] * down, self.image[1] * across)
         return (Geometry(whole=whole, box=box, inner=self.image),)
 
 
@@ -198,15 +191,23 @@ def load_or_extract(
         found = extract_features(network, batches(bare), preprocessing, device, precision=precision)
         wrong = (~found.features.isfinite()).any(1).nonzero()
         if len(wrong):
-            name = bare.name(int(found.samples[wrong[0, 0]]))
-            raise DataError(
-                f"the features of {len(wrong):,} images are not finite, first of {name}; the network overflows"
-            )
+            first = f"the features of {len(wrong):,} images are not finite, first of"
+            raise DataError(f"{first} {bare.name(int(found.samples[wrong[0, 0]]))}; the network overflows")
         return found
 
     if folder is None:
         return label(extract())
-    key = describe_extraction(network, bare, preprocessing, torch.device(device), precision, view)
+    facts = {
+        "network": hash_network(network),
+        "pictures": hash_images(bare),
+        "preprocessing": preprocessing.to_dict(),
+        "view": view,
+        "read": "last layer",
+        "precision": precision,
+        "device": torch.device(device).type,
+        "versions": [__version__, torch.__version__],
+    }
+    key: dict[str, Any] = json.loads(json.dumps(facts))  # tuples become lists, as in a file
     path = folder / f"{sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()}.safetensors"
     warning = ""
     try:
@@ -221,8 +222,7 @@ def load_or_extract(
     found = extract()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        tensors = {"features": found.features, "samples": found.samples}
-        write_sealed(path, tensors, {"kind": KIND, "facts": key})
+        write_sealed(path, {"features": found.features, "samples": found.samples}, {"kind": KIND, "facts": key})
         remove_oldest(folder, limit, path)
     except (WeightsError, OSError) as error:
         return label(found, warning=f"the features could not be cached ({' '.join(str(error).split())})")
@@ -236,28 +236,6 @@ def read_cache_file(path: Path, key: dict[str, Any]) -> FrozenFeatures:
         raise WeightsError(f"{path} does not contain what its name says")
     samples = content.tensors["samples"]
     return FrozenFeatures(features=content.tensors["features"], labels=samples, samples=samples)
-
-
-def describe_extraction(
-    network: nn.Module,
-    source: ImageDataset,
-    preprocessing: Preprocessing,
-    device: torch.device,
-    precision: Precision,
-    view: str,
-) -> dict[str, Any]:
-    """Everything that features depend on, as plain data."""
-    facts = {
-        "network": hash_network(network),
-        "pictures": hash_images(source),
-        "preprocessing": preprocessing.to_dict(),
-        "view": view,
-        "read": "last layer",
-        "precision": precision,
-        "device": device.type,
-        "versions": [__version__, torch.__version__],
-    }
-    return json.loads(json.dumps(facts))  # tuples become lists, as in a file
 
 
 def hash_network(network: nn.Module) -> str:

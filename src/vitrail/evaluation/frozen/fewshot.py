@@ -59,7 +59,7 @@ class RidgeClassifier:
 
     def scores(self, features: Tensor) -> Tensor:
         """[N, D] -> [N, K], near 1 for the class and -1 for others."""
-        return append_constant((features.double() - self.mean) / self.std) @ self.weight
+        return F.pad((features.double() - self.mean) / self.std, (0, 1), value=CONSTANT) @ self.weight
 
     def predict(self, features: Tensor) -> Tensor:
         """Predicted classes [N]."""
@@ -134,14 +134,11 @@ def whiten(features: Tensor, labels: Tensor, classes: int, constant: float = CON
     """Mean and std [D] of the features, and X [n, D + 1]: whitened, next to the constant."""
     several = labels.dtype == torch.bool and labels.shape == (len(features), classes)
     if (labels.ndim != 1 and not several) or len(labels) != len(features) or not len(labels):
-        raise BadLabels(
-            f"a linear classifier needs one label per sample; features are {tuple(features.shape)} and labels "
-            f"{tuple(labels.shape)}"
-        )
-    if not several and not (int(labels.min()) >= 0 and int(labels.max()) < classes):
-        raise BadLabels(
-            f"labels from {int(labels.min())} to {int(labels.max())} are out of range for {classes} classes"
-        )
+        shapes = f"features are {tuple(features.shape)} and labels {tuple(labels.shape)}"
+        raise BadLabels(f"a linear classifier needs one label per sample; {shapes}")
+    low, high = int(labels.min()), int(labels.max())
+    if not several and not 0 <= low <= high < classes:
+        raise BadLabels(f"labels from {low} to {high} are out of range for {classes} classes")
     x = features.new_full((len(features), features.shape[1] + 1), constant, dtype=torch.float64)
     white = x[:, :-1].copy_(features)  # in place: this is most of the memory
     mean = white.mean(0)
@@ -162,9 +159,7 @@ def compute_gram(x: Tensor) -> Tensor:
 
 def encode_targets(labels: Tensor, classes: int) -> Tensor:
     """Y [n, K]."""
-    if labels.ndim == 2:
-        return 2.0 * labels.double() - 1.0
-    return 2.0 * F.one_hot(labels.long(), classes).double() - 1.0
+    return 2.0 * (labels if labels.ndim == 2 else F.one_hot(labels.long(), classes)).double() - 1.0
 
 
 def sum_targets(x: Tensor, labels: Tensor, classes: int) -> Tensor:
@@ -224,10 +219,8 @@ def estimate_interval(accuracies: Sequence[float], count: int) -> Interval:
     """The 95% interval of the mean over draws, for other draws and other test images: Student's interval over the draws
     (zero for one draw) and Wilson's over `count` images, added in quadrature."""
     mean = statistics.fmean(accuracies)
-    low, high = wilson_interval(round(mean * count), count)
-    over = 0.0
-    if len(accuracies) > 1:
-        over = student_quantile(len(accuracies) - 1) * statistics.stdev(accuracies) / math.sqrt(len(accuracies))
+    (low, high), draws = wilson_interval(round(mean * count), count), len(accuracies)
+    over = student_quantile(draws - 1) * statistics.stdev(accuracies) / math.sqrt(draws) if draws > 1 else 0.0
     return Interval(max(mean - math.hypot(mean - low, over), 0.0), min(mean + math.hypot(high - mean, over), 1.0))
 
 
@@ -237,18 +230,11 @@ def student_quantile(freedom: int) -> float:
     if freedom <= len(known):
         return known[freedom - 1]
     z = statistics.NormalDist().inv_cdf(0.975)
-    first = (z**3 + z) / 4
-    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + first / freedom + second / freedom**2 + third / freedom**3
+    terms = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + sum(term / freedom**power for power, term in enumerate(terms, start=1))
 
 
 def require_single_labels(labels: Tensor) -> Labels:
     if labels.ndim != 1:
         raise BadLabels("a few-shot draw needs one label per sample")
     return Labels(labels.cpu().numpy())
-
-
-def append_constant(features: Tensor) -> Tensor:
-    """[N, D] -> [N, D + 1]."""
-    return F.pad(features, (0, 1), value=CONSTANT)

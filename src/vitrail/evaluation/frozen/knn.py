@@ -1,7 +1,7 @@
 """Nearest neighbours of frozen features by the cosine of their angle: no training at all, only a vote.
 
     near = find_nearest(train_features, test_features, k=20)
-    classify(near, train_labels, classes, k=20, temperature=0.07)
+    vote_classes(near, train_labels, classes, k=20, temperature=0.07)
 
 The k most similar training samples vote with weight exp(similarity / temperature), or equally. All pairs are compared
 in blocks, so memory does not grow with the product of the two sets. Ties go to the earlier sample and to the class with
@@ -11,7 +11,7 @@ A self-supervised run is monitored by the vote of nearest neighbours, by example
 
 Whether features have collapsed: three numbers that need no labels.
 
-    found = indicators(features)          # [N, D]
+    found = measure_collapse(features)    # [N, D]
     found.rank, found.similarity, found.spread
 
 A network that learns without labels can cheat by giving every image the same features, or features along a few
@@ -37,7 +37,7 @@ from vitrail.data.randomness import hash_keys, hash_word
 from vitrail.distributed.process_group import widest_float
 from vitrail.evaluation import TEMPERATURE
 from vitrail.evaluation.frozen.features import FrozenFeatures
-from vitrail.evaluation.metrics import keep_single_labels, score_predictions
+from vitrail.evaluation.metrics import keep_single_labels, label_rows, score_predictions
 
 TESTED: Final = 1024  # test samples at a time ...
 COMPARED: Final = 8192  # ... with training samples at a time: 64 MiB of similarities
@@ -63,8 +63,8 @@ def find_nearest(
     """The k rows of `train` [n, D] with the highest cosine similarity to each row of `test` [N, D]. `tested` rows are
     compared with `compared` ones at a time."""
     if train.ndim != 2 or test.ndim != 2 or train.shape[1] != test.shape[1]:
-        shapes = f"features {list(train.shape)} and {list(test.shape)}"
-        raise ConfigError(f"{shapes} cannot be compared: both must be rows of the same width, from one network")
+        shapes = f"features {list(train.shape)} and {list(test.shape)} cannot be compared"
+        raise ConfigError(f"{shapes}: both must be rows of the same width, from one network")
     if not 1 <= k <= len(train):
         raise ConfigError(f"k={k} neighbours of {len(train):,} samples: between 1 and {len(train)} can be asked for")
     # Rounded from float64 to float32, so that copies of a sample have equal similarity wherever they are.
@@ -110,16 +110,13 @@ def vote_classes(
         raise ConfigError(f"k={k}: {near.index.shape[1]} neighbours were looked for")
     if temperature is not None and not temperature > 0:
         raise ConfigError(f"temperature={temperature} must be above 0")
-    rows = zip(near.similarity[:, :k].split(TESTED), near.index[:, :k].split(TESTED), strict=True)
-    return torch.cat([count_votes(similar, labels[index], classes, temperature) for similar, index in rows])
-
-
-def count_votes(similarity: Tensor, labels: Tensor, classes: int, temperature: float | None) -> Tensor:
-    votes = torch.ones_like(similarity, dtype=torch.float64)
-    if temperature is not None:
-        exact = similarity.double()
-        votes = ((exact - exact[:, :1]) / temperature).exp()  # relative to the nearest, so that nothing overflows
-    return votes.new_zeros(len(votes), classes).scatter_add_(1, labels, votes).argmax(1)
+    found: list[Tensor] = []
+    blocks = near.similarity[:, :k].double().split(TESTED), near.index[:, :k].split(TESTED)
+    for similar, index in zip(*blocks, strict=True):
+        # Relative to the nearest, so that nothing overflows.
+        votes = ((similar - similar[:, :1]) / (temperature or torch.inf)).exp()
+        found.append(votes.new_zeros(len(votes), classes).scatter_add_(1, labels[index], votes).argmax(1))
+    return torch.cat(found)
 
 
 VOTERS: Final = 20
@@ -162,39 +159,25 @@ def find_similar_samples(
 ) -> tuple[SampleNeighbours, ...]:
     """The nearest training images of each query. With `itself` the queries are training images, and an image is
     not its own neighbour."""
-    most = min(count + itself, len(train.samples))
-    near = find_nearest(train.features, queries.features, most)
+    near = find_nearest(train.features, queries.features, min(count + itself, len(train.samples)))
+    known, mine = ([set(row) - {-1} for row in label_rows(one.labels).tolist()] for one in (train, queries))
     found: list[SampleNeighbours] = []
     for at, sample in enumerate(queries.samples.tolist()):
-        others = [
-            Neighbour(int(train.samples[index]), similarity, share_label(queries.labels[at], train.labels[index]))
-            for index, similarity in zip(near.index[at].tolist(), near.similarity[at].tolist(), strict=True)
-            if not (itself and int(train.samples[index]) == sample)
-        ]
+        others: list[Neighbour] = []
+        for index, similarity in zip(near.index[at].tolist(), near.similarity[at].tolist(), strict=True):
+            same = bool(mine[at] & known[index]) if mine[at] and known[index] else None
+            others.append(Neighbour(int(train.samples[index]), similarity, same))
+        others = [one for one in others if not (itself and one.sample == sample)]
         found.append(SampleNeighbours(sample, tuple(others[:count])))
     return tuple(found)
 
 
-def share_label(one: Tensor, other: Tensor) -> bool | None:
-    """Whether two samples share a label."""
-    left, right = ({label for label in row.reshape(-1).tolist() if label >= 0} for row in (one, other))
-    return bool(left & right) if left and right else None
-
-
 def pick_samples(labels: Labels, count: int) -> NDArray[np.int64]:
     """Random but fixed samples to display, each of another class as far as possible."""
-    order = np.argsort(hash_keys(hash_word("shown"), np.arange(len(labels))), kind="stable")
-    seen, first, later = set[int](), list[int](), list[int]()
-    for sample in order.tolist():
-        if len(first) == count:
-            break
-        label = next(iter(labels[sample]), -1)
-        if label in seen:
-            later += [sample] if len(later) < count else []
-        else:
-            seen.add(label)
-            first.append(sample)
-    return np.array([*first, *later][:count], np.int64)
+    order = np.argsort(hash_keys(hash_word("shown"), np.arange(len(labels))), kind="stable").tolist()
+    first = {next(iter(labels[sample]), -1): sample for sample in reversed(order)}
+    ranked = sorted(order, key=lambda sample: first[next(iter(labels[sample]), -1)] != sample)
+    return np.array(ranked[:count], np.int64)
 
 
 # Relative to the length of all features; below is the rounding of float32, which has every direction and no meaning.
@@ -215,13 +198,13 @@ def measure_collapse(features: Tensor, *, device: torch.device | str = "cpu") ->
     """All three of features [N, D], of two images or more."""
     if features.ndim != 2 or len(features) < 2:
         raise ConfigError(f"features of shape {tuple(features.shape)}: two images or more can be compared, [N, D]")
-    exact = widest_float(torch.device(device))
-    values = features.to(device, exact)
+    values, count = features.to(device, widest_float(torch.device(device))), len(features)
+    unit = F.normalize(values, dim=1)
+    # Of unit vectors, |Σ z|² counts every pair twice and each one with itself.
+    similarity = float((unit.sum(0).square().sum() - count) / (count * (count - 1)))
+    spread = float(unit.std(0, correction=0).mean()) * math.sqrt(values.shape[1])
     return CollapseIndicators(
-        rank=effective_rank(values),
-        similarity=mean_similarity(values),
-        spread=feature_spread(values),
-        width=int(values.shape[1]),
+        rank=effective_rank(values), similarity=similarity, spread=spread, width=int(values.shape[1])
     )
 
 
@@ -237,16 +220,3 @@ def effective_rank(features: Tensor) -> float:
         return 0.0
     share = singular / singular.sum()
     return float(torch.special.entr(share).sum().exp())
-
-
-def mean_similarity(features: Tensor) -> float:
-    """The mean cosine over all pairs of two: of unit vectors, |Σ z|² counts every pair twice and each one with
-    itself."""
-    count = len(features)
-    return float((F.normalize(features, dim=1).sum(0).square().sum() - count) / (count * (count - 1)))
-
-
-def feature_spread(features: Tensor) -> float:
-    """The standard deviation over images of features of length 1, the mean over features, times the root of their
-    number."""
-    return float(F.normalize(features, dim=1).std(0, correction=0).mean()) * math.sqrt(features.shape[1])

@@ -32,7 +32,7 @@ ROWS: Final = 8192  # samples processed at a time
 DEV: Final = 0.1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class LinearProbe:
     """Whitening by mean and std [D], weights [D, K] and bias [K], float64; and how the optimisation ended."""
 
@@ -85,14 +85,9 @@ def fit_probe(
         at.copy_(torch.cat([start.weight, start.bias[None]]))
     at.requires_grad_()
     optimiser = torch.optim.LBFGS(
-        [at],
-        max_iter=iterations,
-        max_eval=2 * iterations,
-        tolerance_grad=tolerance,
-        tolerance_change=0.0,  # stops by the gradient, not by the length of a step
-        history_size=HISTORY,
-        line_search_fn="strong_wolfe",
-    )
+        [at], max_iter=iterations, max_eval=2 * iterations, tolerance_grad=tolerance, history_size=HISTORY,
+        tolerance_change=0.0, line_search_fn="strong_wolfe",  # stops by the gradient, not by the length of a step
+    )  # fmt: skip
 
     def closure() -> float:
         loss, at.grad = compute_gradient(x, labels, at.detach(), penalty)
@@ -101,17 +96,9 @@ def fit_probe(
     optimiser.step(closure)
     final = at.detach()
     loss, gradient = compute_gradient(x, labels, final, penalty)
-    return LinearProbe(
-        mean=mean,
-        std=std,
-        weight=final[:-1].clone(),
-        bias=final[-1].clone(),
-        penalty=penalty,
-        iterations=int(optimiser.state[at]["n_iter"]),
-        loss=loss,
-        gradient=float(gradient.abs().max()),
-        tolerance=tolerance,
-    )
+    steps, slope = int(optimiser.state[at]["n_iter"]), float(gradient.abs().max())
+    weight, bias = final[:-1].clone(), final[-1].clone()
+    return LinearProbe(mean, std, weight, bias, penalty, steps, loss, slope, tolerance)
 
 
 def compute_gradient(x: Tensor, labels: Tensor, at: Tensor, penalty: float) -> tuple[float, Tensor]:
@@ -138,9 +125,8 @@ def search_penalty(
     rest = torch.ones(len(labels), dtype=torch.bool)
     rest[held] = False
     if not len(held) or not bool(rest.any()):
-        raise BadLabels(
-            f"{len(labels)} samples are too few to choose a penalty on held-out ones; give one with --penalty"
-        )
+        few = f"{len(labels)} samples are too few to choose a penalty on held-out ones"
+        raise BadLabels(f"{few}; give one with --penalty")
     found, last = dict[float, tuple[int, float]](), None
     for penalty in sorted(penalties, reverse=True):
         last = fit_probe(features[rest], labels[rest], classes, penalty, start=last, tolerance=ROUGH)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from vitrail.core.atomic_files import read_text
 from vitrail.core.errors import BadLabels, DataError
+from vitrail.core.text import join_words
 from vitrail.data.class_names import read_class_names
 from vitrail.data.dataset import NONE, Labels
 from vitrail.evaluation.intervals import Calibration, Floats, Reliability, bootstrap
@@ -47,10 +48,8 @@ class ClassMatching:
         if np.array_equal(self.table, np.arange(len(self.table))):
             return labels
         if len(self.table) != len(self.names):
-            raise BadLabels(
-                f"{where} has numbers of {len(self.names)} classes, but the data have {len(self.table)} of them by "
-                "name; score the whole set"
-            )
+            partly = f"the data have {len(self.table)} of them by name; score the whole set"
+            raise BadLabels(f"{where} has numbers of {len(self.names)} classes, but {partly}")
         return self.relabel(labels)
 
 
@@ -67,10 +66,8 @@ def match_classes(
     names of all outputs that the data may use. Numeric names are not treated as names. With `by_number` class 7 is
     output 7, whatever their names."""
     if not outputs:
-        raise DataError(
-            "the network has no classifier, so it gives no classes; score its features with vitrail fewshot, probe or "
-            "knn, or fine-tune it"
-        )
+        remedy = "score its features with vitrail fewshot, probe or knn, or fine-tune it"
+        raise DataError(f"the network has no classifier, so it gives no classes; {remedy}")
     theirs = tuple(labels) if labels is not None and not is_numeric(labels) else None
     numbers = is_numeric(classes)
     if by_number or theirs is None or numbers:
@@ -83,22 +80,18 @@ def match_classes(
             if set(classes) <= set(names):
                 return replace(match_by_name(tuple(names), classes, outputs), names=theirs)
         if len(classes) == outputs and theirs == read_class_names("imagenet"):
-            note = (
-                f"{where} has other names than ImageNet's ({brief(strange)}), so its classes are taken in their order"
-            )
+            known = f"{where} has other names than ImageNet's ({join_words(strange, limit=3)})"
             found = match_by_number(outputs, theirs, classes, where, by_number=False)
-            return replace(found, notes=(*found.notes, note))
-        raise BadLabels(
-            f"{where} has {brief(strange)}, which {'is not a class' if len(strange) == 1 else 'are not classes'} of "
-            f"the network ({brief(theirs)}); fine-tune it on these classes, or give its names in the data with "
-            "--labels FILE, or add --by-number if the order is the same"
-        )
+            return replace(found, notes=(*found.notes, f"{known}, so its classes are taken in their order"))
+        unknown, known = "is not a class" if len(strange) == 1 else "are not classes", join_words(theirs, limit=3)
+        names = "give its names in the data with --labels FILE, or add --by-number if the order is the same"
+        wrong = f"{where} has {join_words(strange, limit=3)}, which {unknown} of the network ({known})"
+        raise BadLabels(f"{wrong}; fine-tune it on these classes, {names}")
     if tuple(classes) != theirs and len(set(theirs)) < len(theirs):
         twice = sorted({name for name in theirs if theirs.count(name) > 1})
-        raise BadLabels(
-            f"two classes of the network are called {brief(twice)}, so those of {where} cannot be found by name; "
-            "add --by-number if the order is the same"
-        )
+        same = f"two classes of the network are called {join_words(twice, limit=3)}"
+        remedy = "add --by-number if the order is the same"
+        raise BadLabels(f"{same}, so those of {where} cannot be found by name; {remedy}")
     return match_by_name(theirs, classes, outputs)
 
 
@@ -154,14 +147,13 @@ def read_names(path: Path, outputs: int) -> tuple[str, ...]:
     return tuple(line.strip().replace("_", " ") for line in lines)
 
 
-def brief(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
-
-
 # Measures that are not plain shares, in the order of `Assessment.statistics`.
-STATISTICS: Final[tuple[tuple[str, Unit], ...]] = (
-    *(("mean per class", "share"), ("ECE", "share"), ("adaptive ECE", "share"), ("loss", "number")),
-)
+STATISTICS: Final[dict[str, Unit]] = {
+    "mean per class": "share",
+    "ECE": "share",
+    "adaptive ECE": "share",
+    "loss": "number",
+}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -210,14 +202,10 @@ class Assessment:
         # Every class counts the same, however many images it has; the weights per image are fixed, so that a class with
         # one image that a resample lacks does not raise the others.
         each = weights / self.counts[self.judged.truth]
-        return np.array(
-            [
-                float((each * self.judged.right).sum() / each.sum()),
-                self.calibration.reliability("width", weights).error,
-                self.calibration.reliability("count", weights).error,
-                float((self.judged.loss.astype(np.float64) * weights).sum() / weights.sum()),
-            ]
-        )
+        mean = (each * self.judged.right).sum() / each.sum()
+        errors = [self.calibration.reliability(kind, weights).error for kind in ("width", "count")]
+        loss = (self.judged.loss.astype(np.float64) * weights).sum() / weights.sum()
+        return np.array([mean, *errors, loss])
 
     @cached_property
     def measures(self) -> tuple[Measure, ...]:
@@ -232,21 +220,18 @@ class Assessment:
         intervals = bootstrap(self.statistics, count, seed=self.seed)
         found += [
             make_measure(name, value, interval, count, unit)
-            for (name, unit), value, interval in zip(STATISTICS, values, intervals, strict=True)
+            for (name, unit), value, interval in zip(STATISTICS.items(), values, intervals, strict=True)
             if np.isfinite(value)
         ]
         return tuple(found)
 
     def details(self) -> dict[str, Any]:
         """Plain data for the result: numbers per class, the bins, and the cells of the confusion matrix."""
+        counts = [(at, int(self.hits[at]), int(self.counts[at])) for at in np.flatnonzero(self.counts).tolist()]
+        bins = [{name: round(value, ROUNDED) for name, value in row.items()} for row in self.reliability.rows()]
         return {
             "classes": list(self.names),
-            "per_class": [
-                {"class": at, "right": int(self.hits[at]), "count": int(self.counts[at])}
-                for at in np.flatnonzero(self.counts).tolist()
-            ],
-            "reliability": [
-                {name: round(value, ROUNDED) for name, value in row.items()} for row in self.reliability.rows()
-            ],
+            "per_class": [{"class": at, "right": right, "count": count} for at, right, count in counts],
+            "reliability": bins,
             "confusion": self.cells.tolist(),  # true class, said class, count
         }

@@ -8,21 +8,17 @@ from torch import Tensor
 
 from vitrail.tasks.task import PredictionOptions
 
+ANSWER: Final = {"label": {"type": "string"}, "index": {"type": "integer"}, "probability": {"type": "number"}}
 ANSWERS: Final[dict[str, Any]] = {
     "type": "array",
-    "items": {
-        "type": "object",
-        "required": ["label", "index", "probability"],
-        "properties": {"label": {"type": "string"}, "index": {"type": "integer"}, "probability": {"type": "number"}},
-    },
+    "items": {"type": "object", "required": list(ANSWER), "properties": ANSWER},
 }
-SCHEMA: Final[dict[str, Any]] = {  # of Prediction.to_dict
+CHOSEN: Final = {**ANSWERS, "description": "of a multi-label network: at or above the threshold"}
+# Of Prediction.to_dict.
+SCHEMA: Final[dict[str, Any]] = {
     "type": "object",
     "required": ["top"],
-    "properties": {
-        "top": ANSWERS,
-        "chosen": {**ANSWERS, "description": "of a multi-label network: at or above the threshold"},
-    },
+    "properties": {"top": ANSWERS, "chosen": CHOSEN},
 }
 
 

@@ -1,6 +1,7 @@
 """Sections on a classifier: calibration, confusion, the best and worst images; for multi-label weights, each class."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -40,52 +41,28 @@ def build_assessment_sections(found: Assessment, source: ImageDataset) -> list[S
 
 def draw_calibration(found: Assessment) -> Charts:
     """The reliability diagram, and the number of predictions by confidence."""
-    bins = found.reliability
-    there = bins.counts > 0
-    edges = np.arange(len(bins.counts)) + 0.5
+    bins, even = found.reliability, np.array([0.0, 1.0])
+    there, edges = bins.counts > 0, np.arange(len(bins.counts)) + 0.5
+    level = Series(name="as sure as right", x=100 * even, y=even, faint=True)
     sure, right = 100 * bins.confidence[there], bins.accuracy[there]
-    return Charts(
-        title="Calibration",
-        charts=[
-            LineChart(
-                title="Right answers by confidence",
-                series=[
-                    Series(name="as sure as right", x=np.array([0.0, 100.0]), y=np.array([0.0, 1.0]), faint=True),
-                    Series(name="right", x=sure, y=right, dots=True, colour="ruby"),
-                ],
-                along="confidence in %",
-                unit="confidence in %",
-                percent=True,
-                end=100.0,
-                note="below the faint line it is surer than it should be",
-            ),
-            LineChart(
-                title="Answers by confidence",
-                series=[
-                    Series(
-                        name="answers",
-                        x=100 * edges / len(bins.counts),
-                        y=bins.counts,
-                        dots=True,
-                        area=True,
-                        colour="amber",
-                    )
-                ],
-                along="confidence in %",
-                unit="confidence in %",
-                end=100.0,
-            ),
-        ],
-    )
+    reached = Series(name="right", x=sure, y=right, dots=True, colour="ruby")
+    middles = 100 * edges / len(bins.counts)
+    unit: dict[str, Any] = {"along": "confidence in %", "unit": "confidence in %", "end": 100.0}
+    note = "below the faint line it is surer than it should be"
+    by_bin = Series(name="answers", x=middles, y=bins.counts, dots=True, area=True, colour="amber")
+    charts = [
+        LineChart(title="Right answers by confidence", series=[level, reached], percent=True, note=note, **unit),
+        LineChart(title="Answers by confidence", series=[by_bin], **unit),
+    ]
+    return Charts(title="Calibration", charts=charts)
 
 
 def confusion_sections(found: Assessment) -> list[Section]:
     """The confusion matrix, or a list of mistakes if there are too few images per class."""
     matrix = found.judged.confusion_matrix(len(found.names))
     if matrix is not None and len(found.judged) > 2 * len(found.classes):
-        return [
-            ConfusionSection(counts=matrix, classes=list(found.names), title="What is taken for what", listed=LISTED)
-        ]
+        title = "What is taken for what"
+        return [ConfusionSection(counts=matrix, classes=list(found.names), title=title, listed=LISTED)]
     rows = [(pair.truth, pair.said, f"{pair.count:,}") for pair in found.rank_confusions(LISTED) if pair.count > 1]
     return [Table(title="Most often confused", columns=("true", "said", "times"), rows=rows, left=2)] if rows else []
 
@@ -96,10 +73,9 @@ COLUMNS = ("class", "images", "average precision", "precision", "recall", "F1")
 def list_class_rows(found: MultiLabelScore) -> list[tuple[str, ...]]:
     """One row per class, lowest average precision first."""
     order = sorted(found.classes, key=lambda each: (each.average_precision, -each.count))
-    values = [(each.average_precision, each.precision, each.recall, each.f1) for each in order]
     return [
-        (each.name, f"{each.count:,}", *(f"{value:.1%}" for value in row))
-        for each, row in zip(order, values, strict=True)
+        (one.name, f"{one.count:,}", *map("{:.1%}".format, (one.average_precision, one.precision, one.recall, one.f1)))
+        for one in order
     ]
 
 
@@ -112,11 +88,10 @@ def build_score_sections(
     if score.confusion is not None:
         found.append(ConfusionSection(title=f"Confusion on {title}", counts=score.confusion, classes=names))
     _, comma, weights = title.partition(", ")
-    shown = {"Worst answers": score.worst, "Surest right answers": score.best}
     galleries = [
-        Gallery(title=f"{name}{comma}{weights}", shots=show_answers(answers, source, names))
-        for name, answers in shown.items()
-        if answers
+        Gallery(title=f"{name}{comma}{weights}", shots=show_answers(some, source, names))
+        for name, some in (("Worst answers", score.worst), ("Surest right answers", score.best))
+        if some
     ]
     return [*found, Galleries(galleries=galleries)] if galleries else found
 

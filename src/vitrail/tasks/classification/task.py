@@ -45,8 +45,7 @@ class ClassificationTask(Task):
         return f"{len(names):,} classes"
 
     def card_facts(self, objective: ObjectiveConfig, source: ImageDataset) -> Mapping[str, Any]:
-        several = isinstance(objective, Classification) and objective.is_multi_label(source.labels)
-        return {"multi_label": several}
+        return {"multi_label": isinstance(objective, Classification) and objective.is_multi_label(source.labels)}
 
     def check_targets(self, objective: ObjectiveConfig, source: ImageDataset, names: Sequence[str]) -> list[str]:
         """Warnings about empty or very uneven classes, and about labels that do not suit the loss."""
@@ -90,7 +89,6 @@ class ClassificationTask(Task):
 
     def predict(self, outputs: Tensor, views: Sequence[Geometry], options: PredictionOptions) -> list[Prediction]:
         """Ranks the classes by probability: softmax, or sigmoid if the weights are multi-label."""
-        del views
         return rank_classes(outputs.sigmoid() if options.multi_label else outputs.softmax(-1), options)
 
     def prediction_options(self, *, multi_label: bool) -> tuple[str, ...]:
@@ -103,22 +101,18 @@ class ClassificationTask(Task):
         return SCHEMA
 
     def bars(self, prediction: Prediction) -> list[PredictionBar]:
-        chosen = len(prediction.labels)
-        return [
-            PredictionBar(answer.label, answer.probability, at < chosen) for at, answer in enumerate(prediction.shown)
-        ]
+        num_chosen, answers = len(prediction.labels), enumerate(prediction.shown)
+        return [PredictionBar(one.label, one.probability, at < num_chosen) for at, one in answers]
 
     def columns(self, *, multi_label: bool) -> tuple[str, ...]:
         return ("rank", "label", "index", "probability", *(("chosen",) if multi_label else ()))
 
     def rows(self, prediction: Prediction) -> list[list[Any]]:
-        rows: list[list[Any]] = [
-            [rank, answer.label, answer.index, f"{answer.probability:.6g}"]
-            for rank, answer in enumerate(prediction.shown, start=1)
-        ]
-        if prediction.chosen is None:
-            return rows
-        return [[*row, int(rank < len(prediction.chosen))] for rank, row in enumerate(rows)]
+        rows: list[list[Any]] = []
+        for at, one in enumerate(prediction.shown):
+            chosen = [] if prediction.chosen is None else [int(at < len(prediction.chosen))]
+            rows.append([at + 1, one.label, one.index, f"{one.probability:.6g}", *chosen])
+        return rows
 
 
 CLASSIFICATION: Final = ClassificationTask()

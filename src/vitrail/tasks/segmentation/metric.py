@@ -12,7 +12,7 @@ import colorsys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
 import torch
@@ -26,11 +26,7 @@ from vitrail.data.loader import Batch
 from vitrail.data.targets import IGNORED
 from vitrail.distributed.process_group import widest_float
 from vitrail.evaluation.intervals import DRAWS, RESAMPLES, Floats, Interval, bootstrap
-from vitrail.evaluation.metrics import Criterion, SupportsAllReduce
-
-if TYPE_CHECKING:
-    from PIL.Image import Image as PillowImage
-
+from vitrail.evaluation.metrics import Criterion, SupportsAllReduce, gather_rows
 
 NUMBERS: Final = ("miou", "pixel_accuracy", "loss")  # in the order of `ImageCounts.statistics`
 
@@ -63,41 +59,6 @@ class ImageCounts:
         return dict(zip(NUMBERS, found, strict=True))
 
 
-class ImageTable:
-    """One row per image, batch by batch, on the device. All processes have equally many rows."""
-
-    def __init__(self, classes: int) -> None:
-        self.classes = classes
-        self.counts: list[Tensor] = []  # [B, 2 + 2 K] each: sample, pixels, both, either
-        self.losses: list[Tensor] = []  # [B] each
-
-    def add(self, samples: Tensor, both: Tensor, either: Tensor, pixels: Tensor, losses: Tensor) -> None:
-        self.counts.append(torch.cat([torch.stack([samples, pixels], 1), both, either], 1).int())
-        self.losses.append(losses.float())
-
-    def merge(self, world: SupportsAllReduce) -> None:
-        if self.counts:
-            self.counts = [gather_rows(torch.cat(self.counts), world)]
-            self.losses = [gather_rows(torch.cat(self.losses), world)]
-
-    def read(self) -> ImageCounts | None:
-        if not self.counts:
-            return None
-        rows, losses = torch.cat(self.counts).long().cpu().numpy(), torch.cat(self.losses).cpu().numpy()
-        order = np.argsort(rows[:, 0], kind="stable")
-        order = order[rows[order, 1] > 0]
-        both, either = rows[order, 2 : 2 + self.classes], rows[order, 2 + self.classes :]
-        return ImageCounts(pixels=rows[order, 1], both=both, either=either, loss=losses[order])
-
-
-def gather_rows(mine: Tensor, world: SupportsAllReduce) -> Tensor:
-    """The rows of all processes: each writes its own into a table of zeros, and the tables are summed."""
-    table = mine.new_zeros(world.size, *mine.shape)
-    table[world.rank] = mine
-    world.sum_(table)
-    return table.flatten(0, 1)
-
-
 GROUND: Final = (36, 38, 48)  # colour of class 0, usually the background
 UNSEEN: Final = (250, 250, 250)  # colour of ignored pixels
 GOLDEN: Final = 0.61803398875  # of a turn, between the hues of neighbouring classes
@@ -107,13 +68,11 @@ COVER: Final = 0.55  # how much of a pixel an overlay covers
 @cache
 def make_palette() -> NDArray[np.uint8]:
     """A colour for each of 256 indices [256, 3]."""
-    colours: list[tuple[int, int, int]] = [GROUND]
-    for index in range(1, 256):
-        value, saturation = (0.92, 0.72) if index % 2 else (0.74, 0.85)
-        red, green, blue = colorsys.hsv_to_rgb((0.02 + index * GOLDEN) % 1, saturation, value)
-        colours.append((round(255 * red), round(255 * green), round(255 * blue)))
-    colours[IGNORED] = UNSEEN
-    return np.array(colours, np.uint8)
+    kinds = ((0.85, 0.74), (0.72, 0.92))  # saturation and value
+    hues = [colorsys.hsv_to_rgb((0.02 + index * GOLDEN) % 1, *kinds[index % 2]) for index in range(256)]
+    colours = np.rint(255 * np.array(hues)).astype(np.uint8)
+    colours[0], colours[IGNORED] = GROUND, UNSEEN
+    return colours
 
 
 def list_colours(classes: int) -> list[str]:
@@ -121,14 +80,14 @@ def list_colours(classes: int) -> list[str]:
     return ["", *("#{:02x}{:02x}{:02x}".format(*colour) for colour in make_palette()[1:classes].tolist())]
 
 
-def colour_mask(mask: NDArray[np.uint8]) -> "PillowImage":
+def colour_mask(mask: NDArray[np.uint8]) -> Image.Image:
     """A mask [H, W] as a PNG-ready image of class indices that shows their colours."""
     image = Image.fromarray(mask)
     image.putpalette(make_palette().tobytes())
     return image
 
 
-def blend_mask(mask: NDArray[np.uint8], image: "PillowImage") -> "PillowImage":
+def blend_mask(mask: NDArray[np.uint8], image: Image.Image) -> Image.Image:
     """The colours of a mask over its image, or over a smaller copy of it; class 0 and ignored pixels are not
     painted."""
     if mask.shape != (image.height, image.width):
@@ -173,7 +132,9 @@ class SegmentationScore:
     @property
     def ious(self) -> NDArray[np.float64]:
         """IoU of each class [K]; NaN for one that occurs neither in masks nor in predictions."""
-        return class_ious(self.confusion)
+        both = self.confusion.diagonal().astype(np.float64)
+        either = self.confusion.sum(0) + self.confusion.sum(1) - both
+        return np.divide(both, either, out=np.full(len(both), np.nan), where=either > 0)
 
     @property
     def miou(self) -> float:
@@ -187,13 +148,6 @@ class SegmentationScore:
         return {"miou": self.miou, "pixel_accuracy": self.pixel_accuracy, "loss": self.loss, "count": self.count}
 
 
-def class_ious(confusion: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Intersection over union [K] of a confusion matrix; NaN where the union is empty."""
-    both = confusion.diagonal().astype(np.float64)
-    either = confusion.sum(0) + confusion.sum(1) - both
-    return np.divide(both, either, out=np.full(len(both), np.nan), where=either > 0)
-
-
 class SegmentationMetric:
     """Counts pixels on the device in int64, so they are exact and independent of the order of processes."""
 
@@ -204,7 +158,8 @@ class SegmentationMetric:
         self.loss = torch.zeros(1, dtype=widest_float(device), device=device)  # summed over images
         self.counts = torch.zeros(2, dtype=torch.int64, device=device)  # images that count, unreadable ones
         self.cells = torch.zeros(classes**2, dtype=torch.int64, device=device)
-        self.images = ImageTable(classes)
+        # Of each image: sample, pixels, both and either [B, 2 + 2 K]; and its loss [B]
+        self.images, self.losses = list[Tensor](), list[Tensor]()
         # IoUs [n], samples [n], predicted masks and their own [n, 2, H, W]
         self.worst: tuple[Tensor, Tensor, Tensor] | None = None
 
@@ -225,7 +180,9 @@ class SegmentationMetric:
         self.cells.scatter_add_(0, cell.flatten(), seen.long().flatten())
         if self.most:
             both, either = self.count_images(predicted, mask, seen)
-            self.images.add(batch.sample, both, either, seen.sum((1, 2)), losses)
+            pixels = torch.stack([batch.sample, seen.sum((1, 2))], 1)
+            self.images.append(torch.cat([pixels, both, either], 1).int())
+            self.losses.append(losses.float())
             ious = (both / either.clamp(min=1)).sum(1) / (either > 0).sum(1).clamp(min=1)  # mean of its own classes
             self.keep_worst(ious, counted, batch.sample, torch.stack([predicted, mask], 1))
 
@@ -252,41 +209,42 @@ class SegmentationMetric:
     def merge(self, world: SupportsAllReduce) -> None:
         for sums in (self.loss, self.counts, self.cells):
             world.sum_(sums)
-        self.images.merge(world)
         if self.worst is None:  # no process has any: all have seen the same number of batches
             return
-        tables: list[Tensor] = []
+        self.images = [gather_rows(torch.cat(self.images), world)]
+        self.losses = [gather_rows(torch.cat(self.losses), world)]
         ious, samples, masks = self.worst
-        padded = (F.pad(ious, (0, self.most - len(ious)), value=torch.inf), samples, masks)
-        for mine in padded:
-            room = mine.new_zeros(world.size, self.most, *mine.shape[1:])
-            room[world.rank, : len(mine)] = mine
-            wide = room.int() if room.dtype == torch.uint8 else room
-            world.sum_(wide)
-            tables.append(wide.to(room.dtype).flatten(0, 1))
-        keys, samples, masks = tables
+        missing = self.most - len(ious)
+        ious = gather_rows(F.pad(ious, (0, missing), value=torch.inf), world)
+        samples = gather_rows(F.pad(samples, (0, missing)), world)
+        masks = gather_rows(F.pad(masks.int(), (0, 0, 0, 0, 0, 0, 0, missing)), world)
         self.worst = None
-        self.keep_worst(keys, keys.isfinite(), samples, masks)
+        self.keep_worst(ious, ious.isfinite(), samples, masks)
 
     def result(self) -> SegmentationScore:
         count, unreadable = (int(value) for value in self.counts.tolist())
         if not count:
-            raise DataError(
-                f"no image could be scored: {unreadable} are unreadable and the rest have no pixel with a class; "
-                "choose another split"
-            )
+            rest = f"{unreadable} are unreadable and the rest have no pixel with a class"
+            raise DataError(f"no image could be scored: {rest}; choose another split")
         return SegmentationScore(
             count=count,
             unreadable=unreadable,
             loss=float(self.loss.item()) / count,
             confusion=self.cells.view(self.classes, self.classes).cpu().numpy(),
             worst=self.read_worst(),
-            images=self.images.read(),
+            images=self.read_images(),
         )
 
     def read_worst(self) -> tuple[SegmentedImage, ...]:
-        if self.worst is None:
-            return ()
-        ious, samples, masks = self.worst
+        ious, samples, masks = self.worst or (torch.zeros(0),) * 3
         rows = zip(samples.tolist(), ious.tolist(), masks.cpu().numpy(), strict=True)
         return tuple(SegmentedImage(sample, iou, *both) for sample, iou, both in rows if iou != float("inf"))
+
+    def read_images(self) -> ImageCounts | None:
+        if not self.images:
+            return None
+        rows, losses = torch.cat(self.images).long().cpu().numpy(), torch.cat(self.losses).cpu().numpy()
+        order = np.argsort(rows[:, 0], kind="stable")
+        order = order[rows[order, 1] > 0]
+        both, either = np.split(rows[order, 2:], 2, axis=1)
+        return ImageCounts(pixels=rows[order, 1], both=both, either=either, loss=losses[order])

@@ -3,7 +3,7 @@
 import base64
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -15,25 +15,16 @@ from torch.nn import functional as F
 from vitrail.data.targets import IGNORED, Geometry
 from vitrail.tasks.segmentation.metric import colour_mask
 
+REGION: Final = {"label": {"type": "string"}, "index": {"type": "integer"}, "share": {"type": "number"}}
+REGIONS: Final = {"type": "object", "required": list(REGION), "properties": REGION}
+UNSEEN: Final = f"a PNG of class indices in that size; {IGNORED} where the network did not see the image"
 SCHEMA: Final[dict[str, Any]] = {  # of PredictedMask.to_dict
     "type": "object",
     "required": ["size", "regions", "png"],
     "properties": {
         "size": {"type": "array", "items": {"type": "integer"}, "description": "height and width of the upright image"},
-        "regions": {
-            "type": "array",
-            "description": "the classes that occur, the largest first",
-            "items": {
-                "type": "object",
-                "required": ["label", "index", "share"],
-                "properties": {"label": {"type": "string"}, "index": {"type": "integer"}, "share": {"type": "number"}},
-            },
-        },
-        "png": {
-            "type": "string",
-            "contentEncoding": "base64",
-            "description": f"a PNG of class indices in that size; {IGNORED} where the network did not see the image",
-        },
+        "regions": {"type": "array", "description": "the classes that occur, the largest first", "items": REGIONS},
+        "png": {"type": "string", "contentEncoding": "base64", "description": UNSEEN},
     },
 }
 
@@ -58,9 +49,8 @@ class PredictedMask:
     def regions(self) -> tuple[Region, ...]:
         """The classes that occur, largest first."""
         counts = np.bincount(self.mask.ravel(), minlength=256)[: len(self.names)]
-        order = np.argsort(-counts, kind="stable")
-        indices = [int(at) for at in order if counts[at]]
-        return tuple(Region(self.names[at], at, float(counts[at] / self.mask.size)) for at in indices)
+        order: list[int] = np.argsort(-counts, kind="stable").tolist()
+        return tuple(Region(self.names[at], at, float(counts[at] / self.mask.size)) for at in order if counts[at])
 
     def png(self) -> bytes:
         """The mask as a PNG of class indices, coloured for people."""
@@ -70,7 +60,7 @@ class PredictedMask:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data: {"size": [H, W], "regions": [{"label", "index", "share"}, ...], "png": base64}."""
-        rows = [{"label": one.label, "index": one.index, "share": one.share} for one in self.regions]
+        rows = [asdict(one) for one in self.regions]
         return {"size": list(self.mask.shape), "regions": rows, "png": base64.b64encode(self.png()).decode()}
 
     def __str__(self) -> str:
@@ -80,16 +70,16 @@ class PredictedMask:
 def segment(logits: Tensor, view: Geometry) -> NDArray[np.uint8]:
     """Logits [K, h, w] of a view as the mask [H, W] of the whole image: resized to the part that was seen, and then the
     largest of each pixel."""
-    top, left, height, width = view.box
-    first = (min(max(round(top), 0), view.whole[0] - 1), min(max(round(left), 0), view.whole[1] - 1))
-    last = (min(round(top + height), view.whole[0]), min(round(left + width), view.whole[1]))
-    last = (max(last[0], first[0] + 1), max(last[1], first[1] + 1))  # of a strip less than a pixel may be seen
-    across, down = view.pad[0], view.pad[1]
+    (top, left, height, width), (across, down, *_) = view.box, view.pad
+    spans: list[tuple[int, int]] = []
+    for start, length, whole in ((top, height, view.whole[0]), (left, width, view.whole[1])):
+        first = min(max(round(start), 0), whole - 1)
+        spans.append((first, max(min(round(start + length), whole), first + 1)))  # less than a pixel may be seen
     upright = logits.flip(-1) if view.flip else logits
     inner = upright[:, down : down + view.inner[0], across : across + view.inner[1]]
     mask = np.full(view.whole, IGNORED, np.uint8)
-    size = (last[0] - first[0], last[1] - first[1])
-    mask[first[0] : last[0], first[1] : last[1]] = resize_argmax(inner, size)
+    rows, columns = (slice(*span) for span in spans)
+    mask[rows, columns] = resize_argmax(inner, mask[rows, columns].shape)
     return mask
 
 

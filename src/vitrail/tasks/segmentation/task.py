@@ -72,7 +72,6 @@ class SegmentationObjective(Objective):
 
     def inputs(self, batch: Batch, *, seed: int, step: int) -> tuple[Tensor, ...]:
         """Pixels as bytes [B, 3, H, W], masks [B, H, W], and which images are there [B]."""
-        del seed, step
         return batch.pixels, batch.target, batch.valid
 
     def forward(self, *inputs: Tensor) -> ObjectiveOutput:
@@ -97,12 +96,8 @@ def build_sections(
     if source is not None and score.worst:
         sides = ("image", "mask", "predicted")
         strips = [
-            ImageRow(
-                panes=build_panes(one, source, sides),
-                caption=f"IoU {format_share(one.iou)}",
-                note=source.name(one.sample),
-            )
-            for one in score.worst
+            ImageRow(panes=build_panes(one, source, sides), caption=f"IoU {format_share(one.iou)}", note=name)
+            for one, name in ((one, source.name(one.sample)) for one in score.worst)
         ]
         found.append(ImageRows(title=f"Lowest IoU{on(title)}", sides=sides, strips=strips))
     return found
@@ -111,15 +106,9 @@ def build_sections(
 def build_class_table(score: SegmentationScore, names: Sequence[str], title: str) -> Table:
     truth, said = score.confusion.sum(1), score.confusion.sum(0)
     total = max(int(truth.sum()), 1)
-    rows = [
-        (
-            name,
-            "–" if math.isnan(iou) else format_share(iou),
-            format_share(truth[at] / total),
-            format_share(said[at] / total),
-        )
-        for at, (name, iou) in enumerate(zip(names, score.ious.tolist(), strict=True))
-    ]
+    ious = ["–" if math.isnan(iou) else format_share(iou) for iou in score.ious]
+    shares = [[format_share(one / total) for one in counts] for counts in (truth, said)]
+    rows = list(zip(names, ious, *shares, strict=True))
     columns = ("class", "IoU", "pixels", "predicted")
     return Table(title=f"Classes{on(title)}", columns=columns, rows=rows, colours=list_colours(len(names)))
 
@@ -140,7 +129,7 @@ def build_panes(one: SegmentedImage, source: ImageDataset, names: Sequence[str])
         shown = (image, blend_mask(truth, image), blend_mask(stretch_mask(one.mask, truth.shape), image))
     else:
         shown = (image, colour_mask(one.truth), colour_mask(one.mask))
-    return [make_pane(picture, name) for picture, name in zip(shown, names, strict=True)]
+    return [make_pane(one, name) for one, name in zip(shown, names, strict=True)]
 
 
 def stretch_mask(mask: NDArray[np.uint8], size: tuple[int, ...]) -> NDArray[np.uint8]:
@@ -172,7 +161,6 @@ class SegmentationTask(Task):
         return f"{len(names):,} classes of pixels"
 
     def fit_model(self, model: ModelConfig, outputs: int, *, new_head: bool) -> ModelConfig:
-        del new_head  # whatever head there was read the whole image
         return adapt_config(model, **model.patch_head(outputs))
 
     def metric(self, outputs: int, device: torch.device, *, extremes: int = 0) -> SegmentationMetric:
@@ -198,12 +186,9 @@ class SegmentationTask(Task):
     def predict(self, outputs: Tensor, views: Sequence[Geometry], options: PredictionOptions) -> list[PredictedMask]:
         if outputs.ndim != 4:
             raise ConfigError(f"segmentation needs logits per pixel [B, K, H, W], not {tuple(outputs.shape)}")
-        return [
-            PredictedMask(segment(logits, view), options.names) for logits, view in zip(outputs, views, strict=True)
-        ]
+        return [PredictedMask(segment(*one), options.names) for one in zip(outputs, views, strict=True)]
 
     def describe_predictions(self, *, multi_label: bool) -> str:
-        del multi_label
         return "The class of every pixel of each image"
 
     def prediction_schema(self) -> dict[str, Any]:
@@ -217,7 +202,6 @@ class SegmentationTask(Task):
         ]
 
     def columns(self, *, multi_label: bool) -> tuple[str, ...]:
-        del multi_label
         return ("label", "index", "share")
 
     def rows(self, prediction: PredictedMask) -> list[list[Any]]:
