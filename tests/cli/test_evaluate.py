@@ -206,7 +206,7 @@ def test_what_contradicts_itself_is_refused(here: Path, tmp_path: Path, capsys: 
     names = tmp_path / "names.txt"
     names.write_text("lion\nlynx\n")
     for words, why in (
-        ([*command, str(tmp_path / "cats")], "lion, lynx"),
+        ([*command, str(tmp_path / "cats")], "lion and lynx"),
         ([*bare, str(tmp_path / "cats")], "2 classes"),
         ([*bare, str(tmp_path / "cats"), "--labels", str(names)], "names.txt"),
         ([*command, "photos/cat"], "no labels"),

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -34,15 +34,6 @@ GAIN: Final = 1.02  # factor from which a larger batch counts as faster
 PATIENCE: Final = 3  # doublings without a gain
 BACK_OFF, TRIES = 0.95, 8  # if the largest batch does not fit after all
 TRIED: Final = 1 << 15  # images at most
-
-
-class SpeedBench(Protocol):
-    """The object that is timed."""
-
-    def seconds(self, batch: int) -> float: ...  # of one pass; torch.OutOfMemoryError where it does not fit
-    def memory(self, batch: int) -> int | None: ...  # peak bytes of a pass; None if unknown
-    @property
-    def tries(self) -> bool: ...  # whether running out of memory is harmless, so the largest batch can be tried
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +81,7 @@ class Speed:
 
 
 def measure_speed(
-    bench: SpeedBench,
+    bench: "TimedNetwork",
     limits: SpeedLimits,
     *,
     clock: Callable[[], float] = time.perf_counter,
@@ -98,24 +89,22 @@ def measure_speed(
 ) -> Speed:
     """Times batch after batch; `tell` is called with each. There is at least one point; ConfigError if not even the
     first batch fits."""
-    start, points, stopped, flat = clock(), list[SpeedPoint](), "all asked for", 0
+    start, points, stopped, flat = clock(), list[SpeedPoint](), "", 0
     for batch in limits.batches or (1 << power for power in itertools.count()):
         if points and (stopped := find_limit(points, batch, limits, clock() - start)):
             break
         tell(batch)
+        best = max((one.images_per_s for one in points), default=0.0)
         try:
-            point = time_batch(bench, batch, limits.seconds / 4, clock)
+            points.append(time_batch(bench, batch, limits.seconds / 4, clock))
         except torch.OutOfMemoryError:
             stopped = "memory"
             break
-        best = max((one.images_per_s for one in points), default=0.0)
-        points.append(point)
-        flat = 0 if point.images_per_s > GAIN * best else flat + 1
+        flat = 0 if points[-1].images_per_s > GAIN * best else flat + 1
         if not limits.batches and flat == PATIENCE:
             stopped = "no faster"
             break
-    else:
-        stopped = "all asked for"
+    stopped = stopped or "all asked for"
     if not points:
         raise ConfigError("the first batch does not fit into memory; give a smaller --batch or --image-size")
     largest, tried = estimate_largest(bench, points, limits.room), False
@@ -134,7 +123,7 @@ def find_limit(points: list[SpeedPoint], batch: int, limits: SpeedLimits, spent:
     return "memory" if last.memory + each * (batch - last.batch) > limits.room else ""
 
 
-def time_batch(bench: SpeedBench, batch: int, limit: float, clock: Callable[[], float]) -> SpeedPoint:
+def time_batch(bench: "TimedNetwork", batch: int, limit: float, clock: Callable[[], float]) -> SpeedPoint:
     """Times passes after a warm-up. A pass that takes longer than the limit is timed once."""
     end = clock() + min(POINT_S, limit)
     warm = bench.seconds(batch)
@@ -155,7 +144,7 @@ def estimate_growth(points: list[SpeedPoint]) -> float | None:
     return (after - before) / (large - small)
 
 
-def estimate_largest(bench: SpeedBench, points: list[SpeedPoint], room: int) -> int | None:
+def estimate_largest(bench: "TimedNetwork", points: list[SpeedPoint], room: int) -> int | None:
     """The largest batch that should fit. A single point cannot show the memory per image, so it gets a second one."""
     only = points[0]
     if len(points) == 1 and room and only.memory is not None and 2 * only.memory <= room:
@@ -168,7 +157,7 @@ def estimate_largest(bench: SpeedBench, points: list[SpeedPoint], room: int) -> 
     return max(int(last.batch + (room - last.memory) / each), last.batch)
 
 
-def try_largest(bench: SpeedBench, last: SpeedPoint, largest: int, limits: SpeedLimits) -> tuple[int, bool]:
+def try_largest(bench: "TimedNetwork", last: SpeedPoint, largest: int, limits: SpeedLimits) -> tuple[int, bool]:
     """Runs the largest batch once, or a slightly smaller one; keeps the estimate if a pass would take too long, or if
     the batch is so large that kernels may fail for other reasons than memory. Also whether one was run."""
     if last.seconds * largest / last.batch > limits.seconds or largest > TRIED:
@@ -200,9 +189,11 @@ class TimedNetwork:
 
     @property
     def tries(self) -> bool:
+        """Whether running out of memory is harmless, so the largest batch can be tried."""
         return self.device.type == "cuda"
 
     def seconds(self, batch: int) -> float:
+        """Of one pass; torch.OutOfMemoryError where it does not fit."""
         try:
             images = self.images(batch)
             synchronise(self.device)

@@ -110,37 +110,22 @@ class DetailsSection:
     template: str = field(default="details.html", init=False)
 
 
-def encode_image(image: ImageLike | None, side: int) -> str:
-    """A small image as a data URI; empty for none."""
-    if isinstance(image, np.ndarray):
-        image = Image.fromarray(np.ascontiguousarray(image))
-    return "" if image is None else to_data_uri(image, side)
-
-
 def make_shot(image: ImageLike | None, caption: str, *, mood: Mood = "", side: int = 128) -> Shot:
     """An image made small. A second line of the caption is the quieter one."""
+    if isinstance(image, np.ndarray):
+        image = Image.fromarray(np.ascontiguousarray(image))
     text, _, note = caption.partition("\n")
-    return Shot(picture=encode_image(image, side), caption=text, note=note, mood=mood)
+    return Shot(picture="" if image is None else to_data_uri(image, side), caption=text, note=note, mood=mood)
 
 
 SIDE = 96  # pixels of a pane
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pane:
-    """An image as a data URI, or empty where there is none to show, with a word below it where it has one."""
-
-    picture: str
-    name: str  # for those who do not see it
-    caption: str = ""
-    mood: Mood = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ImageRow:
     """Panes that belong together, left to right; `note` is set quietly next to the caption."""
 
-    panes: Sequence[Pane]
+    panes: Sequence[Shot]  # their captions are for those who do not see them, their notes stand below them
     caption: str = ""
     note: str = ""
 
@@ -158,6 +143,6 @@ class ImageRows:
     template: str = field(default="image_rows.html", init=False)
 
 
-def make_pane(image: ImageLike | None, name: str, *, caption: str = "", mood: Mood = "") -> Pane:
-    """An image made small."""
-    return Pane(picture=encode_image(image, SIDE), name=name, caption=caption, mood=mood)
+def make_pane(image: ImageLike | None, name: str, *, caption: str = "", mood: Mood = "") -> Shot:
+    """An image made small, with a word below it where it has one."""
+    return make_shot(image, f"{name}\n{caption}", mood=mood, side=SIDE)

@@ -134,26 +134,19 @@ def fit(
     unseen = [(part.split, rest) for part in parts[1:] if (rest := skip_seen(part, records, notes)) is not None]
     fit_split = fit_multi_label if multi_label else fit_single_label
     head, facts, score, several = fit_split(train, unseen, classes, notes, penalty, held_out)
-    facts |= {
-        "made_by": "vitrail fit",
-        "data": collection.name,
-        "split": split,
-        "pictures": len(source),
-        "fingerprint": source.fingerprint,
-        "l2": head.penalty,
-        "logit_scale": head.scale,
-    }
+    images = {"data": collection.name, "split": split, "pictures": len(source), "fingerprint": source.fingerprint}
+    facts |= {"made_by": "vitrail fit", **images, "l2": head.penalty, "logit_scale": head.scale}
     return FittedClassifier(
         model=replace_head(network, head, classes, facts | records, multi_label=multi_label),
         head=head,
         split=split,
         pictures=len(train.samples),
         scored=score,
+        several=several,
         found=all(part.features.reused for part in parts),
         kept=all(part.features.cached for part in parts),
         notes=tuple(dict.fromkeys(notes)),
         unreadable=tuple(f"{part.split}: {name}" for part in parts for name in part.unreadable),
-        several=several,
     )
 
 

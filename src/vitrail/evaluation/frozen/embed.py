@@ -92,16 +92,9 @@ def embed(
     classes = next((one.classes for one in splits.values() if one.classes), ())
     joined = [one if one.classes == classes else RelabelledDataset(one, one.labels, classes) for one in splits.values()]
     source = joined[0] if len(joined) == 1 else ConcatDataset(joined)
-    work = EmbeddingJob(
-        network=network,
-        source=source,
-        preprocessing=preprocessing or get_card(network).preprocessing,
-        out=out,
-        rows=batch * max(min(ROWS // batch, -(-len(source) // (PARTS * batch))), 1),
-        batch=batch,
-        dtype=dtype,
-        precision=precision,
-    )
+    rows = batch * max(min(ROWS // batch, -(-len(source) // (PARTS * batch))), 1)
+    preprocessing = preprocessing or get_card(network).preprocessing
+    work = EmbeddingJob(network, source, preprocessing, out, rows, batch, dtype, precision)
     facts = work.facts(world)
     with open_job(work, facts, world, force=force) as todo:
         if todo is not None:
@@ -111,12 +104,10 @@ def embed(
         described = run_on_main(world, lambda: read_description(out))
     return EmbeddingSummary(
         path=out,
-        pictures=int(described["pictures"]),
-        width=int(described["width"]),
-        unreadable=int(described["unreadable"]),
         first=tuple(UnreadableSample(**entry) for entry in described["first"]),
         parts=work.parts,
         found=work.parts - (0 if todo is None else len(todo)),
+        **{name: int(described[name]) for name in ("pictures", "width", "unreadable")},
     )
 
 
@@ -176,7 +167,7 @@ def check_unchanged(what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -
         raise ConfigError(f"{what} holds embeddings of other weights, images or settings ({shown}); {remedy}")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class EmbeddingJob:
     """A source in parts of `rows` samples, of which each holds whole batches."""
 
@@ -192,10 +183,6 @@ class EmbeddingJob:
     @property
     def folder(self) -> Path:
         return self.out.with_name(f"{self.out.name}.parts")
-
-    @property
-    def unreadable_list(self) -> Path:
-        return self.out.with_name(f"{self.out.name}.unreadable.txt")
 
     @property
     def parts(self) -> int:
@@ -284,12 +271,13 @@ class EmbeddingJob:
         temporary = self.folder / f"joined{self.out.suffix}"  # here, so that a kill leaves nothing next to the file
         try:
             bad = join_parts(self.read, self.source, splits, about, temporary)
-            self.unreadable_list.unlink(missing_ok=True)
+            unreadable = self.out.with_name(f"{self.out.name}.unreadable.txt")
+            unreadable.unlink(missing_ok=True)
             if bad:
                 lines = "".join(f"{to_printable(one['name'])}: {one['reason']}\n" for one in bad)
                 inside = self.folder / "joined.unreadable"
                 write_file(inside, lines.encode())
-                os.replace(inside, self.unreadable_list)
+                os.replace(inside, unreadable)
             with open(temporary, "rb") as file:
                 os.fsync(file.fileno())
             os.replace(temporary, self.out)

@@ -197,17 +197,7 @@ def load_or_extract(
 
     if folder is None:
         return label(extract())
-    facts = {
-        "network": hash_network(network),
-        "pictures": hash_images(bare),
-        "preprocessing": preprocessing.to_dict(),
-        "view": view,
-        "read": "last layer",
-        "precision": precision,
-        "device": torch.device(device).type,
-        "versions": [__version__, torch.__version__],
-    }
-    key: dict[str, Any] = json.loads(json.dumps(facts))  # tuples become lists, as in a file
+    key = describe_extraction(network, bare, preprocessing, torch.device(device).type, precision, view)
     path = folder / f"{sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()}.safetensors"
     warning = ""
     try:
@@ -227,6 +217,23 @@ def load_or_extract(
     except (WeightsError, OSError) as error:
         return label(found, warning=f"the features could not be cached ({' '.join(str(error).split())})")
     return label(found, cached=True, warning=warning)
+
+
+def describe_extraction(
+    network: nn.Module, source: ImageDataset, preprocessing: Preprocessing, device: str, precision: str, view: str
+) -> dict[str, Any]:
+    """Everything that features depend on, as plain data."""
+    facts = {
+        "network": hash_network(network),
+        "pictures": hash_images(source),
+        "preprocessing": preprocessing.to_dict(),
+        "versions": [__version__, torch.__version__],
+        "view": view,
+        "read": "last layer",
+        "precision": precision,
+        "device": device,
+    }
+    return json.loads(json.dumps(facts))  # tuples become lists, as in a file
 
 
 def read_cache_file(path: Path, key: dict[str, Any]) -> FrozenFeatures:

@@ -41,8 +41,13 @@ class Classification(ObjectiveConfig):
         return self.loss == "sigmoid" and labels.multi_label
 
     def prepare_head(self, network: Backbone) -> None:
-        if self.head_bias:
-            start_bias(network, self.head_bias)
+        """Sets the bias of the last layer, where a fresh head starts."""
+        head = getattr(network, "head", None)
+        bias = getattr(getattr(head, "classifier", head), "bias", None)
+        if self.head_bias and not isinstance(bias, nn.Parameter):
+            raise ConfigError(f"objective.head_bias={self.head_bias}: the network has no head with a bias")
+        if self.head_bias and bias is not None:
+            nn.init.constant_(bias, self.head_bias)
 
     def macs_per_image(self, model: ModelConfig) -> float:
         """Of one image, in multiply-accumulates of forward and backward."""
@@ -86,14 +91,3 @@ class ClassificationObjective(Objective):
         right = (logits.argmax(-1) == label).float() * keep
         # A row that does not count may hold anything, NaN included, so it is replaced, not multiplied by zero.
         return ObjectiveOutput(torch.where(counted, losses, 0.0).sum(), keep.sum(), {"accuracy": right.sum()})
-
-
-def start_bias(network: nn.Module, value: float) -> None:
-    """Sets the bias of the last layer, where a fresh head starts."""
-    head = getattr(network, "head", None)
-    last = getattr(head, "classifier", head)
-    bias = getattr(last, "bias", None)
-    if not isinstance(bias, nn.Parameter):
-        raise ConfigError(f"objective.head_bias={value}: the network has no head with a bias")
-    with torch.no_grad():
-        bias.fill_(value)

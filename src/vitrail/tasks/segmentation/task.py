@@ -26,7 +26,7 @@ from vitrail.models.zoo import adapt_config
 from vitrail.objectives.objective import Objective, ObjectiveConfig, ObjectiveContext, ObjectiveOutput
 from vitrail.report.axis import format_share
 from vitrail.report.page import Section, Table
-from vitrail.report.sections import ImageRow, ImageRows, Pane, make_pane
+from vitrail.report.sections import ImageRow, ImageRows, Shot, make_pane
 from vitrail.tasks.segmentation.metric import (
     SegmentationMetric,
     SegmentationScore,
@@ -88,21 +88,6 @@ class SegmentationObjective(Objective):
         return ObjectiveOutput(total, counted.float().sum(), tallies)
 
 
-def build_sections(
-    score: SegmentationScore, source: ImageDataset | None, names: Sequence[str], title: str
-) -> list[Section]:
-    """A table of classes; images next to their own masks and the predicted ones."""
-    found: list[Section] = [build_class_table(score, names, title)]
-    if source is not None and score.worst:
-        sides = ("image", "mask", "predicted")
-        strips = [
-            ImageRow(panes=build_panes(one, source, sides), caption=f"IoU {format_share(one.iou)}", note=name)
-            for one, name in ((one, source.name(one.sample)) for one in score.worst)
-        ]
-        found.append(ImageRows(title=f"Lowest IoU{on(title)}", sides=sides, strips=strips))
-    return found
-
-
 def build_class_table(score: SegmentationScore, names: Sequence[str], title: str) -> Table:
     truth, said = score.confusion.sum(1), score.confusion.sum(0)
     total = max(int(truth.sum()), 1)
@@ -117,7 +102,7 @@ def on(title: str) -> str:
     return f" on {title}" if title else ""
 
 
-def build_panes(one: SegmentedImage, source: ImageDataset, names: Sequence[str]) -> list[Pane]:
+def build_panes(one: SegmentedImage, source: ImageDataset, names: Sequence[str]) -> list[Shot]:
     """The image, and over it its own mask and the predicted one; nothing where it cannot be read any more. Where the
     network saw a part of it, the masks of that part stand by themselves."""
     try:
@@ -167,9 +152,17 @@ class SegmentationTask(Task):
         return SegmentationMetric(outputs, device, extremes)
 
     def report_sections(
-        self, score: Any, source: ImageDataset | None, names: Sequence[str], title: str
+        self, score: SegmentationScore, source: ImageDataset | None, names: Sequence[str], title: str
     ) -> list[Section]:
-        return build_sections(score, source, names, title)
+        """A table of classes; images next to their own masks and the predicted ones."""
+        found: list[Section] = [build_class_table(score, names, title)]
+        if source is not None and score.worst:
+            sides, strips = ("image", "mask", "predicted"), list[ImageRow]()
+            for one in score.worst:
+                caption, note = f"IoU {format_share(one.iou)}", source.name(one.sample)
+                strips.append(ImageRow(panes=build_panes(one, source, sides), caption=caption, note=note))
+            found.append(ImageRows(title=f"Lowest IoU{on(title)}", sides=sides, strips=strips))
+        return found
 
     def intervals(self, score: SegmentationScore, *, seed: int) -> Mapping[str, Interval | None]:
         return {} if score.images is None else score.images.intervals(seed)
