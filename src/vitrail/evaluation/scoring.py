@@ -209,7 +209,10 @@ def choose_unseen(
         source, rule = drop_images(source, without)
 
     def hash_in_parallel(one: ImageDataset) -> Hashes:
-        tell = (lambda done: advance("which images were seen", done, len(one))) if rank == 0 else None
+        def tell(done: int) -> None:
+            if rank == 0:
+                advance("which images were seen", done, len(one))
+
         share = hash_contents(one, rank=rank, world=size, advance=tell)
         return share if world is None else interleave(world.gather(share))
 
