@@ -118,7 +118,6 @@ def test_neither_path_nor_name(text: str, here: Path) -> None:
 
 def test_named_sets_are_asked_with_their_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from vitrail.data.datasets import open_by_name as opening
-    from vitrail.data.datasets import vtab
 
     asked: list[object] = []
 
@@ -131,7 +130,7 @@ def test_named_sets_are_asked_with_their_folder(here: Path, monkeypatch: pytest.
         return {"train": source([0], "a")}
 
     monkeypatch.setattr(opening, "open_named", named)
-    monkeypatch.setattr(vtab, "open_vtab", task)
+    monkeypatch.setattr(opening, "open_vtab", task)
     cifar = open_collection("cifar10", download=True)
     assert list(cifar.splits) == ["train", "test"]
     assert cifar.kind == "CIFAR-10"

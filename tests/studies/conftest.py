@@ -7,7 +7,7 @@ import torch
 
 from tests.data.datasets import writers
 from vitrail.checkpoint.weights import build_fresh, save
-from vitrail.data.datasets import vtab
+from vitrail.data.datasets.open_by_name import open_vtab
 from vitrail.models.vit_config import ViTConfig
 
 TINY = ViTConfig(width=16, depth=1, mlp_width=32, heads=2, patch=(4, 4), image=(8, 8), classes=10)
@@ -50,6 +50,6 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def ten(monkeypatch: pytest.MonkeyPatch) -> None:
     """VTAB-10: eight and two images in the place of 800 and 200."""
-    defaults = vtab.open_vtab.__kwdefaults__
+    defaults = open_vtab.__kwdefaults__
     assert defaults is not None
     monkeypatch.setitem(defaults, "first", (8, 2))

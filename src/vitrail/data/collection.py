@@ -174,7 +174,7 @@ def open_by_name(
     name: str, place: Path | None, root: Path | None, download: bool, progress: Progress | None
 ) -> Collection:
     """A set by its name, in the folder that the text names, else in the one that is given, else in its usual one."""
-    from vitrail.data.datasets import builtin_sets, vtab
+    from vitrail.data.datasets import builtin_sets
     from vitrail.data.datasets import open_by_name as opening
 
     kind, root = known_names()[name], place or root
@@ -183,8 +183,8 @@ def open_by_name(
             raise DataError(f"{name}:{place}: the set {name} is in the package and has no folder; write {name}")
         return build_collection(name, None, ("in the package", builtin_sets.read_builtin(name)))
     if kind == "vtab":
-        task = vtab.find_task(name)
-        splits = vtab.open_vtab(name, root, download=download, progress=progress)
+        task = opening.find_vtab_task(name)
+        splits = opening.open_vtab(name, root, download=download, progress=progress)
         entry, kind = opening.find_set(task.source), f"task of VTAB: {task.title}"
         return build_collection(name, opening.folder_of(entry, root), (kind, splits))
     entry = opening.find_set(name)

@@ -17,7 +17,7 @@ from tests.data.datasets.writers import put, shade
 from vitrail.core.errors import BadImage, BadLabels, DataError
 from vitrail.data.dataset import ArrayDataset, ImageDataset
 from vitrail.data.datasets import cifar_mnist as cifar
-from vitrail.data.datasets import natural_sets, open_by_name, specialized_sets, structured_sets
+from vitrail.data.datasets import natural_sets, open_by_name, structured_sets
 from vitrail.data.datasets.file_formats import masked_crc, parse_example
 
 
@@ -147,7 +147,7 @@ def test_svhn_keeps_rows_columns_and_colours_apart(tmp_path: Path) -> None:
 
 def test_pcam_reads_single_pictures_in_any_process(tmp_path: Path) -> None:
     writers.pcam(tmp_path)
-    splits = specialized_sets.read_pcam(tmp_path)
+    splits = natural_sets.read_pcam(tmp_path)
     assert {split: len(source) for split, source in splits.items()} == {"train": 20, "val": 6, "test": 5}
     assert labels(splits["val"]) == [0, 1, 0, 1, 0, 1]
     assert (pixels(splits["train"], 9) == shade(9)).all()
@@ -166,18 +166,18 @@ def test_pcam_without_h5py_names_the_extra(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(open_by_name, "import_module", missing)
     with pytest.raises(DataError):
-        specialized_sets.read_pcam(tmp_path)
+        natural_sets.read_pcam(tmp_path)
 
 
 def test_a_damaged_file_of_pcam_is_named(tmp_path: Path) -> None:
     writers.pcam(tmp_path)
     put(tmp_path / "camelyonpatch_level_2_split_valid_y.h5", b"no such thing")
     with pytest.raises(DataError):
-        specialized_sets.read_pcam(tmp_path)
+        natural_sets.read_pcam(tmp_path)
     put(tmp_path / "camelyonpatch_level_2_split_train_x.h5.gz", b"no such thing")
     (tmp_path / "camelyonpatch_level_2_split_train_x.h5").unlink()
     with pytest.raises(DataError):
-        specialized_sets.read_pcam(tmp_path)
+        natural_sets.read_pcam(tmp_path)
 
 
 def test_sprites_are_kept_as_bits_and_come_out_black_and_white(tmp_path: Path) -> None:
@@ -195,11 +195,6 @@ def test_sprites_are_kept_as_bits_and_come_out_black_and_white(tmp_path: Path) -
         np.testing.assert_array_equal(pixels(across, i), expected)
     kept = list((tmp_path / "cache" / "data" / "dsprites").iterdir())
     assert [path.stat().st_size for path in kept] == [80 * 512]
-
-
-def test_orientation_fills_sixteen_bins() -> None:
-    bins = structured_sets.bin_latents(np.arange(40), 40)
-    assert bins.tolist() == [int(np.floor(o / 2.5)) for o in range(40)]
 
 
 def test_sprites_cut_short_are_refused(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from tests.data.datasets import writers
 from tests.data.datasets.writers import jpeg, put, shade
 from vitrail.core.errors import BadImage, BadLabels, DataError
 from vitrail.data.dataset import ImageDataset, Labels
-from vitrail.data.datasets import natural_sets, open_by_name, specialized_sets, structured_sets
+from vitrail.data.datasets import natural_sets, open_by_name, structured_sets
 from vitrail.data.datasets.file_formats import ZipDataset, ZipTree
 
 
@@ -125,14 +125,15 @@ def test_sun_follows_the_lists_where_they_are(tmp_path: Path) -> None:
 
 
 def test_the_sizes_of_sun_come_out_as_published() -> None:
-    assert natural_sets.sun_sizes(108753) == (76128, 10875, 21750)
+    splits = natural_sets.draw_sun_splits([str(i) for i in range(108753)])
+    assert [len(names) for names in splits.values()] == [76128, 10875, 21750]
 
 
 def test_a_zip_file_and_what_it_unpacks_to_are_the_same(tmp_path: Path) -> None:
     writers.eurosat(tmp_path)
-    packed = specialized_sets.read_eurosat(tmp_path)["train"]
+    packed = natural_sets.read_eurosat(tmp_path)["train"]
     open_by_name.extract(tmp_path / "EuroSAT.zip", tmp_path / "loose")
-    loose = specialized_sets.read_eurosat(tmp_path / "loose")["train"]
+    loose = natural_sets.read_eurosat(tmp_path / "loose")["train"]
     assert packed.classes == loose.classes == ("AnnualCrop", "Forest")
     assert labels(packed) == labels(loose)
     assert [packed.read(i) for i in range(30)] == [loose.read(i) for i in range(30)]
@@ -142,13 +143,13 @@ def test_a_zip_file_and_what_it_unpacks_to_are_the_same(tmp_path: Path) -> None:
 def test_resisc_may_have_one_folder_more_around_it_in_a_zip(tmp_path: Path) -> None:
     members = {f"data/NWPU-RESISC45/{name}/{name}_1.jpg": jpeg(i) for i, name in enumerate(("beach", "cloud"))}
     writers.zipped(tmp_path / "NWPU-RESISC45.zip", members)
-    source = specialized_sets.read_resisc45(tmp_path)["train"]
+    source = natural_sets.read_resisc45(tmp_path)["train"]
     assert (source.classes, labels(source)) == (("beach", "cloud"), [0, 1])
 
 
 def test_a_damaged_member_of_a_zip_file_is_named(tmp_path: Path) -> None:
     path = writers.zipped(tmp_path / "EuroSAT.zip", {f"2750/Forest/Forest_{i}.jpg": jpeg(i) for i in (1, 2)})
-    source = specialized_sets.read_eurosat(tmp_path)["train"]
+    source = natural_sets.read_eurosat(tmp_path)["train"]
     data = bytearray(path.read_bytes())
     data[data.index(b"Forest_1.jpg") + 60] ^= 0xFF
     path.write_bytes(data)
@@ -157,14 +158,14 @@ def test_a_damaged_member_of_a_zip_file_is_named(tmp_path: Path) -> None:
     assert abs(grey(source, 1) - shade(2)) <= 1
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as opened:
         opened.writestr("2750/Forest/Forest_1.jpg", jpeg(1))
-    stored = specialized_sets.read_eurosat(tmp_path)["train"]
+    stored = natural_sets.read_eurosat(tmp_path)["train"]
     whole = path.read_bytes()
     path.write_bytes(whole.replace(jpeg(1)[-9:], bytes(9)))
     with pytest.raises(BadImage):
         stored.open_image(0)
     path.write_bytes(data[:100])
     with pytest.raises(DataError):
-        specialized_sets.read_eurosat(tmp_path)
+        natural_sets.read_eurosat(tmp_path)
 
 
 def test_a_member_that_would_unpack_to_more_than_it_says_is_refused(tmp_path: Path) -> None:
@@ -242,7 +243,7 @@ def test_a_bad_line_of_kitti_is_named(tmp_path: Path) -> None:
 
 def test_retinopathy_follows_the_tables(tmp_path: Path) -> None:
     writers.retinopathy(tmp_path)
-    splits = specialized_sets.read_retinopathy(tmp_path)
+    splits = natural_sets.read_retinopathy(tmp_path)
     assert {split: len(source) for split, source in splits.items()} == {"train": 18, "val": 6, "test": 12}
     assert names(splits["val"])[:3] == ["0_right.jpeg", "3_right.jpeg", "6_right.jpeg"]
     assert labels(splits["val"])[:3] == [0, 3, 1]
@@ -253,13 +254,13 @@ def test_eyes_are_brought_to_one_size_and_brightness(tmp_path: Path) -> None:
     """A bright disc of radius 150 on black: radius 300 after scaling, cropped to 270, grey where it is even."""
     y, x = np.ogrid[:400, :500]
     disc = ((y - 200) ** 2 + (x - 250) ** 2 < 150**2)[..., None] * np.array([180, 90, 30])
-    out = specialized_sets.normalise_eye(disc.astype(np.uint8))
+    out = natural_sets.normalise_eye(disc.astype(np.uint8))
     assert out.shape == (540, 540, 3)
     assert (out[0, 0] == 128).all(), "grey in the corners, outside of the circle"
     assert abs(out[270, 270].astype(int) - 128).max() <= 1, (
         "grey in the middle, where nothing differs from its surroundings"
     )
-    black = specialized_sets.normalise_eye(np.zeros((40, 60, 3), np.uint8))
+    black = natural_sets.normalise_eye(np.zeros((40, 60, 3), np.uint8))
     assert black.shape == (540, 540, 3)
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.data.datasets import writers
 from vitrail.core.errors import DataError, UnknownName
 from vitrail.data.datasets.catalogue import SETS, VTAB_TASKS
-from vitrail.data.datasets.vtab import choose_samples, cut_range, find_task, open_vtab
+from vitrail.data.datasets.open_by_name import choose_samples, find_vtab_task, open_vtab
 
 OWN_CLASSES = {"caltech101": 3, "dtd": 3, "eurosat": 2, "pets": 3, "resisc45": 3, "sun397": 3}  # of the tiny copies
 
@@ -73,7 +73,8 @@ def test_the_order_is_fixed() -> None:
 
 def test_parts_share_nothing_and_leave_nothing_out() -> None:
     for count in (0, 1, 7, 99, 73257):
-        assert [*cut_range(count, 0, 60), *cut_range(count, 60, 80), *cut_range(count, 80, 100)] == list(range(count))
+        parts = [choose_samples(VTAB_TASKS["resisc45"], split, count) for split in ("train", "val", "test")]
+        assert sorted(np.concatenate(parts).tolist()) == list(range(count))
 
 
 def test_crop_and_flip_are_off_where_they_would_change_the_label() -> None:
@@ -94,4 +95,4 @@ def test_a_copy_that_is_too_small_is_refused(tmp_path: Path) -> None:
 
 def test_a_misspelt_task_is_named_with_its_neighbours() -> None:
     with pytest.raises(UnknownName, match="vtab/clevr-count"):
-        find_task("vtab/clevr-cuont")
+        find_vtab_task("vtab/clevr-cuont")

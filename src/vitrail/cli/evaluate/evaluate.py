@@ -20,7 +20,7 @@ from vitrail.core.errors import ConfigError, DataError, TrainingError
 from vitrail.core.text import format_clock, format_size, pluralise
 from vitrail.data.collection import Collection
 from vitrail.data.datasets.catalogue import SETS, VTAB_TASKS
-from vitrail.data.datasets.vtab import find_task as find_vtab_task
+from vitrail.data.datasets.open_by_name import find_vtab_task
 from vitrail.distributed.process_group import World, join_world
 from vitrail.evaluation.compare import evaluation_page
 from vitrail.evaluation.result import describe_weights, format_interval, format_value

@@ -1,7 +1,7 @@
 """The data sets with a name, their original files, and the 19 tasks of VTAB: tables read from the TOML files next to
 this module when they are first needed. Importing it loads no numpy.
 
-`open_by_name.open_named` opens a data set, `vtab.open_vtab` a task of VTAB.
+`open_by_name.open_named` opens a data set, `open_by_name.open_vtab` a task of VTAB.
 """
 
 import tomllib

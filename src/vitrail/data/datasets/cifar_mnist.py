@@ -13,6 +13,7 @@ import pickle
 import struct
 import tarfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -29,7 +30,7 @@ CLOTHES: Final = "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,B
 
 
 class CifarVersion(NamedTuple):
-    """The files of one version. The Python one has keys into its pickles, the binary one bytes of labels per image."""
+    """The files of one version. The Python one has a key into its pickles, the binary one bytes of labels per image."""
 
     folder: str
     archive: str
@@ -37,49 +38,41 @@ class CifarVersion(NamedTuple):
     test: str
     names: str  # file with the class names
     key: str = ""
-    names_key: str = ""
     label_bytes: int = 0  # coarse, then fine, where there are two
 
 
 BATCHES: Final = tuple(f"data_batch_{i}" for i in range(1, 6))
 BINARY: Final = tuple(f"{name}.bin" for name in BATCHES)
 CIFAR10: Final = (
-    CifarVersion(
-        "cifar-10-batches-py", "cifar-10-python.tar.gz", BATCHES, "test_batch", "batches.meta", "labels", "label_names"
-    ),
-    CifarVersion(
-        "cifar-10-batches-bin", "cifar-10-binary.tar.gz", BINARY, "test_batch.bin", "batches.meta.txt", label_bytes=1
-    ),
+    CifarVersion("cifar-10-batches-py", "cifar-10-python.tar.gz", BATCHES, "test_batch", "batches.meta", "label"),
+    CifarVersion("cifar-10-batches-bin", "cifar-10-binary.tar.gz", BINARY, "test_batch.bin", "batches.meta.txt", "", 1),
 )
 CIFAR100: Final = (
+    CifarVersion("cifar-100-python", "cifar-100-python.tar.gz", ("train",), "test", "meta", "fine_label"),
     CifarVersion(
-        "cifar-100-python", "cifar-100-python.tar.gz", ("train",), "test", "meta", "fine_labels", "fine_label_names"
-    ),
-    CifarVersion(
-        "cifar-100-binary", "cifar-100-binary.tar.gz", ("train.bin",), "test.bin", "fine_label_names.txt", label_bytes=2
+        "cifar-100-binary", "cifar-100-binary.tar.gz", ("train.bin",), "test.bin", "fine_label_names.txt", "", 2
     ),
 )
-
-
-def read_cifar10(root: Path) -> dict[str, ImageDataset]:
-    return read_cifar(root, CIFAR10)
-
-
-def read_cifar100(root: Path) -> dict[str, ImageDataset]:
-    return read_cifar(root, CIFAR100)
 
 
 def read_cifar(root: Path, versions: Sequence[CifarVersion]) -> dict[str, ImageDataset]:
     """Reads the first version that exists, unpacked or not."""
     for version in versions:
         wanted = (*version.train, version.test, version.names)
-        place, archive = root if root.name == version.folder else root / version.folder, root / version.archive
+        place, archive = (
+            root if root.name == version.folder else root / version.folder,
+            root / version.archive,
+        )
         if place.is_dir():
             with refuse_damaged(place):
                 return build_splits({name: (place / name).read_bytes() for name in wanted}, version, place)
         if archive.is_file():
             return build_splits(read_members(archive, version.folder, wanted), version, archive)
     raise FilesMissing(root, tuple(name for version in versions for name in (version.folder, version.archive)))
+
+
+read_cifar10 = partial(read_cifar, versions=CIFAR10)
+read_cifar100 = partial(read_cifar, versions=CIFAR100)
 
 
 def read_members(archive: Path, folder: str, wanted: Sequence[str]) -> dict[str, bytes]:
@@ -112,7 +105,7 @@ def read_batch(data: bytes, version: CifarVersion, where: str) -> tuple[NDArray[
     held = unpickle(data, where)
     with refuse_damaged(where, "a batch of CIFAR"):
         images: NDArray[np.uint8] = held[b"data"].array
-        labels = np.asarray(held[version.key.encode()], np.int64)
+        labels = np.asarray(held[f"{version.key}s".encode()], np.int64)
     if images.ndim != 2 or images.shape[1] != NUM_PIXELS or labels.shape != images.shape[:1]:
         raise DataError(f"{where} is not a batch of CIFAR: data {images.shape} and labels {labels.shape}")
     return images, labels
@@ -128,11 +121,11 @@ def read_binary(data: bytes, version: CifarVersion, where: str) -> tuple[NDArray
 
 
 def read_class_names(data: bytes, version: CifarVersion, where: str) -> tuple[str, ...]:
-    if not version.names_key:
+    if not version.key:
         return tuple(data.decode("utf-8", "replace").split())
     held = unpickle(data, where)
     with refuse_damaged(where, "a list of class names"):
-        return tuple(name.decode() for name in held[version.names_key.encode()])
+        return tuple(name.decode() for name in held[f"{version.key}_names".encode()])
 
 
 class SafeUnpickler(pickle.Unpickler):
@@ -188,14 +181,6 @@ def unpickle(data: bytes, where: str) -> dict[bytes, Any]:
         raise DataError(f"{where} is damaged or not a file of CIFAR: {describe_error(error)}") from None
 
 
-def read_mnist(root: Path) -> dict[str, ImageDataset]:
-    return read_idx_sets(root, tuple("0123456789"))
-
-
-def read_fashion_mnist(root: Path) -> dict[str, ImageDataset]:
-    return read_idx_sets(root, tuple(CLOTHES.split(",")))
-
-
 def read_idx_sets(root: Path, classes: tuple[str, ...]) -> dict[str, ImageDataset]:
     splits: dict[str, ImageDataset] = {}
     for split, word in (("train", "train"), ("test", "t10k")):
@@ -206,6 +191,10 @@ def read_idx_sets(root: Path, classes: tuple[str, ...]) -> dict[str, ImageDatase
         checked = make_labels(labels, len(classes), label_file)
         splits[split] = ArrayDataset(images, checked, classes, called=f"{root.name}/{split}")
     return splits
+
+
+read_mnist = partial(read_idx_sets, classes=tuple("0123456789"))
+read_fashion_mnist = partial(read_idx_sets, classes=tuple(CLOTHES.split(",")))
 
 
 def find_idx(root: Path, stem: str, dimensions: int) -> Path:

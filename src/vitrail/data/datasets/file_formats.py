@@ -24,11 +24,10 @@ from vitrail.core.atomic_files import cache_folder, replace_on_success
 from vitrail.core.errors import BadImage, BadLabels, DataError, describe_error
 from vitrail.data.dataset import ImageDataset, Labels, StringArray
 from vitrail.data.datasets.open_by_name import find_file, import_extra, refuse_damaged
-from vitrail.data.readers.folder import FileDataset, list_below
+from vitrail.data.readers.folder import MAX_BYTES, FileDataset, list_below
 
 IndexTable = dict[str, NDArray[Any]]
 LARGEST_RECORD: Final = 256 * 2**20  # bytes of a TFRecord
-LARGEST_MEMBER: Final = 512 * 2**20  # bytes of a member of a zip file
 RECORD_HEADER: Final = struct.Struct("<QI")
 ZIP_HEADER: Final = struct.Struct("<4s22xHH")  # signature, and the lengths of the name and of the extra field
 
@@ -190,8 +189,8 @@ class ZipDataset(ImageDataset):
 
     def read(self, index: int) -> bytes:
         start, packed, size, method, checksum = (int(value) for value in self.table[index])
-        if size > LARGEST_MEMBER:
-            raise BadImage(f"has {size:,} bytes; the limit for one image is {LARGEST_MEMBER:,}")
+        if size > MAX_BYTES:
+            raise BadImage(f"has {size:,} bytes; the limit for one image is {MAX_BYTES:,}")
         with open(self.path, "rb") as file:
             file.seek(start)
             header = file.read(ZIP_HEADER.size)

@@ -39,6 +39,7 @@ from vitrail.data.datasets import file_formats as formats
 from vitrail.data.datasets.file_formats import ByteRangeDataset, build_index, cached_index
 from vitrail.data.datasets.open_by_name import FilesMissing, find_file, read_text, refuse_damaged
 from vitrail.data.readers.folder import has_image_suffix, is_folder, list_entries, read_classes
+from vitrail.data.readers.tar import TarReader
 
 TRAIN_TAR: Final = "ILSVRC2012_img_train.tar"
 VAL_TAR: Final = "ILSVRC2012_img_val.tar"
@@ -113,8 +114,6 @@ def read_val_folder(root: Path, where: Path) -> ImageDataset:
 
 
 def read_val_tar(root: Path) -> ImageDataset:
-    from vitrail.data.readers.tar import TarReader
-
     with TarReader(root / VAL_TAR) as opened:
         members = sorted(opened.members())
     labels, classes = read_val_labels(root, [Path(member.name).name for member in members])
@@ -239,8 +238,6 @@ def find_class_tars(root: Path) -> list[Path]:
 
 def index_class_tars(paths: list[Path]) -> formats.IndexTable:
     """Where each image lies. Only headers are read; 14 million of them take a while, once."""
-    from vitrail.data.readers.tar import TarReader
-
     names: list[str] = []
     rows: list[tuple[int, int, int, int]] = []
     for i, path in enumerate(paths):

@@ -5,6 +5,14 @@
 The folder is the one given, else $VITRAIL_DATA/<set>, else data/<set> in the cache. Files may lie in it as they were
 downloaded, unpacked, or in torchvision's layout. A download is resumed, verified, and in place only once it is
 complete; until then it is `<file>.part` next to its place. VITRAIL_OFFLINE=1 forbids all requests.
+
+VTAB: 19 tasks, each with a train, val and test split, and VTAB-1k's thousand images for training.
+
+VTAB-1k is the first 800 images of train and the first 200 of val, in the order in which TensorFlow Datasets stores
+them. The original files do not contain that order. Ours is a fixed pseudo-random order that depends only on the set's
+name, so the thousand images differ from the published ones, are drawn in the same way, and are the same everywhere. The
+same holds for splits that VTAB cuts out of an official one. Flowers, DTD, PatchCamelyon, Retinopathy and DMLab have the
+official splits, and KITTI has VTAB's own. The sizes are VTAB's throughout.
 """
 
 import gzip
@@ -20,19 +28,23 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from vitrail.core.atomic_files import cache_folder, replace_on_success, sync_folder
 from vitrail.core.errors import DataError, SourceNotFound, describe_error, unknown_name
 from vitrail.core.http import ChecksumError, Reply, RequestError, UnsafeRequest, is_offline, split_address
 from vitrail.core.http import download as http_download
-from vitrail.core.text import format_bytes
-from vitrail.data.dataset import ImageDataset
-from vitrail.data.datasets.catalogue import SETS, DataFile, NamedSet
+from vitrail.core.text import Pair, format_bytes
+from vitrail.data.dataset import ConcatDataset, ImageDataset, SubsetDataset
+from vitrail.data.datasets.catalogue import SETS, VTAB_TASKS, DataFile, NamedSet, VtabTask
+from vitrail.data.randomness import EpochOrder, hash_word
 
 CHUNK: Final = 1 << 20
 LARGEST: Final = 2**40  # bytes of a file of unknown size
-Progress = Callable[[str, int, int | None], None]  # the file's name, bytes done, bytes in all
+Progress: TypeAlias = Callable[[str, int, int | None], None] | None  # the file's name, bytes done, bytes in all
 DAMAGED: Final = (
     *(tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, struct.error, EOFError, RecursionError),
     *(KeyError, IndexError, ValueError, TypeError, AttributeError, OverflowError),
@@ -48,29 +60,19 @@ class FilesMissing(Exception):
 
 
 @contextmanager
-def refuse_damaged(where: object, what: str = "") -> Generator[None]:
-    """Turns what a damaged file raises while it is read into DataError; `what` is the kind of file expected."""
+def refuse_damaged(where: object, what: str = "", *, target: Path | None = None) -> Generator[None]:
+    """Turns what a damaged file raises while it is read, or unpacked to `target`, into DataError; `what` is the kind of
+    file expected."""
     try:
         yield
-    except OSError as error:
-        if isinstance(error, DAMAGED):
-            raise DataError(f"{where} is damaged or cut short ({describe_error(error)}); download it again") from None
-        raise DataError(f"{where}: {error.strerror or error}") from None
     except DAMAGED as error:
         kind = f", or is not {what}" if what else ""
         raise DataError(f"{where} is damaged or cut short{kind} ({describe_error(error)}); download it again") from None
-
-
-@contextmanager
-def refuse_unpacking(archive: Path, target: Path) -> Generator[None]:
-    """Turns what goes wrong while an archive is unpacked into DataError: it is damaged, or the folder not writable."""
-    try:
-        yield
-    except DAMAGED as error:
-        raise DataError(f"{archive} is damaged or cut short ({describe_error(error)}); download it again") from None
     except OSError as error:
+        if target is None:
+            raise DataError(f"{where}: {error.strerror or error}") from None
         remedy = f"unpack it to {target} yourself, or give a folder that can be written"
-        raise DataError(f"{archive} cannot be unpacked ({error.strerror or error}); {remedy}") from None
+        raise DataError(f"{where} cannot be unpacked ({error.strerror or error}); {remedy}") from None
 
 
 def import_extra(module: str, need: str) -> Any:
@@ -98,7 +100,7 @@ def unpack(root: Path, folder: str, *archives: str) -> Path:
     archive = find_file(root, *archives)
     temporary = root / f".vitrail-{secrets.token_hex(8)}.tmp"
     try:
-        with refuse_unpacking(archive, target):
+        with refuse_damaged(archive, target=target):
             temporary.mkdir()
             extract(archive, temporary)
             held = temporary / folder
@@ -112,7 +114,7 @@ def unpack(root: Path, folder: str, *archives: str) -> Path:
 
 def extract(archive: Path, into: Path) -> None:
     """Unpacks a tar or zip file. Names that lead out of the folder, links to elsewhere and devices are refused."""
-    with refuse_unpacking(archive, into):
+    with refuse_damaged(archive, target=into):
         if zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as opened:
                 opened.extractall(into)  # drops .. and leading slashes by itself
@@ -126,7 +128,7 @@ def decompress(root: Path, name: str) -> Path:
     path = root / name
     if not path.exists():
         packed = find_file(root, f"{name}.gz")
-        with refuse_unpacking(packed, path), gzip.open(packed) as source, replace_on_success(path) as file:
+        with refuse_damaged(packed, target=path), gzip.open(packed) as source, replace_on_success(path) as file:
             shutil.copyfileobj(source, file, CHUNK)
     return path
 
@@ -137,7 +139,7 @@ def read_text(path: Path) -> str:
         return path.read_text("utf-8", errors="surrogateescape")
 
 
-def fetch(file: DataFile, root: Path, progress: Progress | None = None) -> Path:
+def fetch(file: DataFile, root: Path, progress: Progress = None) -> Path:
     """The file in its place; one that exists is not downloaded again."""
     path = root / file.path
     if path.exists():
@@ -181,7 +183,7 @@ def find_set(name: str) -> NamedSet:
 
 
 def open_named(
-    name: str, root: Path | None = None, *, download: bool = False, progress: Progress | None = None
+    name: str, root: Path | None = None, *, download: bool = False, progress: Progress = None
 ) -> dict[str, ImageDataset]:
     """The splits of a data set by name: train, val, test.
 
@@ -251,3 +253,45 @@ def find_differences(entry: NamedSet, splits: dict[str, ImageDataset]) -> list[s
     ]
     classes = {len(source.classes) for source in splits.values()}
     return found + [f"{count} classes, not {entry.classes}" for count in sorted(classes - {entry.classes})]
+
+
+def find_vtab_task(name: str) -> VtabTask:
+    """The task of a name, with or without a leading "vtab/"."""
+    short = name.removeprefix("vtab/")
+    if short not in VTAB_TASKS:
+        raise unknown_name("VTAB task", name, (f"vtab/{task}" for task in VTAB_TASKS))
+    return VTAB_TASKS[short]
+
+
+def choose_samples(task: VtabTask, split: str, count: int) -> NDArray[np.int64]:
+    """Which of the `count` samples of its official split a split of a task consists of, in order.
+
+    The order depends only on the data set's files: both tasks of CLEVR see the same images. A complete official test
+    split keeps its order.
+    """
+    official, start, end = task.plan[split]
+    places = np.arange(count * start // 100, count * end // 100)  # adjacent parts do not overlap
+    if not count or (split == "test" and (start, end) == (0, 100)):
+        return places
+    return EpochOrder(count, hash_word(f"vtab {SETS[task.source].folder} {official}"))(0, places)
+
+
+def open_vtab(
+    name: str, root: Path | None = None, *, first: Pair = (800, 200), download: bool = False, progress: Progress = None
+) -> dict[str, ImageDataset]:
+    """The splits of a task: the full train, val and test, and VTAB-1k's train800, val200 and trainval1000, which are
+    the first samples of train, those of val, and both. DataError where there are too few."""
+    task = find_vtab_task(name)
+    sets = open_named(task.source, root, download=download, progress=progress)
+    splits: dict[str, ImageDataset] = {}
+    for split, (official, _, _) in task.plan.items():
+        if official not in sets:
+            raise DataError(f"{task.source} has no split {official!r} here; it has {', '.join(sets)}")
+        splits[split] = SubsetDataset(sets[official], choose_samples(task, split, len(sets[official])))
+    for split, count in zip(("train", "val"), first, strict=True):
+        if len(splits[split]) < count:
+            rule = f"VTAB-1k takes {count}; the copy of {SETS[task.source].title} is not complete"
+            raise DataError(f"vtab/{task.name}: {split} has {len(splits[split])} samples, {rule}")
+    train, val = SubsetDataset(splits["train"], np.arange(first[0])), SubsetDataset(splits["val"], np.arange(first[1]))
+    names = f"train{first[0]}", f"val{first[1]}", f"trainval{sum(first)}"
+    return {**splits, **dict(zip(names, (train, val, ConcatDataset([train, val])), strict=True))}

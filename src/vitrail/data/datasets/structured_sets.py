@@ -19,6 +19,7 @@ import struct
 import zipfile
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final, cast
@@ -110,23 +111,8 @@ def index_dmlab(paths: list[Path]) -> formats.IndexTable:
     return formats.build_index(rows, names)
 
 
-def read_dsprites_location(root: Path) -> dict[str, ImageDataset]:
-    """The horizontal position: 32 values in 16 steps of two."""
-    return read_dsprites(root, 4, 32)
-
-
-def read_dsprites_orientation(root: Path) -> dict[str, ImageDataset]:
-    """The orientation: 40 values in 16 steps of two and a half."""
-    return read_dsprites(root, 3, 40)
-
-
-def bin_latents(values: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """floor(v / (count / 16)), in integers."""
-    return values * DSPRITES_BINS // count
-
-
 def read_dsprites(root: Path, column: int, count: int) -> dict[str, ImageDataset]:
-    """One column of latents_classes, which has `count` values."""
+    """One column of latents_classes, which has `count` values, in 16 steps: floor(v / (count / 16)), in integers."""
     path = find_file(root, DSPRITES_FILE)
     with refuse_damaged(path), path.open("rb") as file, np.load(file, allow_pickle=False) as held:
         latents = cast("NDArray[np.int64]", held["latents_classes"])
@@ -135,11 +121,15 @@ def read_dsprites(root: Path, column: int, count: int) -> dict[str, ImageDataset
     bits, shape = pack_dsprites(path)
     if shape[0] != len(latents):
         raise DataError(f"{path} has {shape[0]} images for {len(latents)} latents")
-    labels = make_labels(bin_latents(latents[:, column].astype(np.int64), count), DSPRITES_BINS, path)
+    labels = make_labels(latents[:, column].astype(np.int64) * DSPRITES_BINS // count, DSPRITES_BINS, path)
     classes = [str(i) for i in range(DSPRITES_BINS)]
     source = formats.BitmapDataset(bits, 0, prod(shape[1:]) // 8, shape[1:], labels, classes)
     source.called = "dsprites"
     return {"train": source}
+
+
+read_dsprites_location = partial(read_dsprites, column=4, count=32)  # horizontally
+read_dsprites_orientation = partial(read_dsprites, column=3, count=40)
 
 
 def pack_dsprites(path: Path) -> tuple[Path, tuple[int, ...]]:
@@ -222,36 +212,30 @@ def split_drives(drives: Sequence[str]) -> list[str]:
     return ["test" if drive in test else "val" if drive in val else "train" for drive in drives]
 
 
-def read_smallnorb(root: Path) -> dict[str, ImageDataset]:
-    """The category of the toy."""
-    return read_norb_sets(root, "cat", NORB_TOYS, lambda category: category)
-
-
-def read_smallnorb_azimuth(root: Path) -> dict[str, ImageDataset]:
-    """The azimuth in steps of 20 degrees; the file counts 0, 2, ... 34."""
-    return read_norb_sets(root, "info", [f"{20 * i} degrees" for i in range(18)], lambda info: info[:, 2] // 2)
-
-
-def read_smallnorb_elevation(root: Path) -> dict[str, ImageDataset]:
-    """The elevation, 30 to 70 degrees in steps of 5."""
-    return read_norb_sets(root, "info", [f"{30 + 5 * i} degrees" for i in range(9)], lambda info: info[:, 1])
-
-
-def read_norb_sets(
-    root: Path, part: str, classes: Sequence[str], label: Callable[[NDArray[np.int64]], NDArray[np.int64]]
-) -> dict[str, ImageDataset]:
-    """The images of both splits, with labels from one of the other files."""
+def read_norb_sets(root: Path, column: int, step: int, classes: Sequence[str]) -> dict[str, ImageDataset]:
+    """The images of both splits, with labels from a column of the info files in units of `step`; or, with column -1,
+    from the file of categories, which has no columns."""
+    part = "info" if column >= 0 else "cat"
     splits: dict[str, ImageDataset] = {}
     for split, stem in NORB_STEMS.items():
         label_file, path = (decompress(root, f"smallnorb-{stem}-{name}.mat") for name in (part, "dat"))
         kind, shape, start = read_norb_header(label_file)
-        values = label(np.fromfile(label_file, kind, prod(shape), offset=start).astype(np.int64).reshape(shape))
+        values = np.fromfile(label_file, kind, prod(shape), offset=start).astype(np.int64).reshape(shape)
+        values = (values[:, column] if column >= 0 else values) // step
         kind, shape, start = read_norb_header(path)
         if kind != "u1" or len(shape) != 4 or shape[0] != len(values):
             raise DataError(f"{path} has {' x '.join(map(str, shape))} images for {len(values)} labels")
         labels = make_labels(values, len(classes), path)
         splits[split] = FixedRecordDataset(path, start, prod(shape[1:]), shape[2:], labels, classes)
     return splits
+
+
+read_smallnorb = partial(read_norb_sets, column=-1, step=1, classes=NORB_TOYS)
+# The azimuth in steps of 20 degrees, which the file counts as 0, 2, ... 34; the elevation in steps of 5.
+read_smallnorb_azimuth = partial(read_norb_sets, column=2, step=2, classes=[f"{20 * i} degrees" for i in range(18)])
+read_smallnorb_elevation = partial(
+    read_norb_sets, column=1, step=1, classes=[f"{30 + 5 * i} degrees" for i in range(9)]
+)
 
 
 def read_norb_header(path: Path) -> tuple[str, tuple[int, ...], int]:
