@@ -1,7 +1,7 @@
 """The table of docs/training.md: every field of a run with its default, what it takes and what it means."""
 
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
 from vitrail.core.config_overrides import (
@@ -11,7 +11,6 @@ from vitrail.core.config_overrides import (
     field_types,
     format_value,
     is_choice,
-    is_required,
 )
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.train.config import Run
@@ -93,13 +92,13 @@ def leaves(kind: type[Any], path: str = "") -> Iterator[tuple[str, str, str]]:
     """Name, default and what it takes. Configs that are always there are entered; of a choice, its default."""
     for field in fields(kind):
         hint, name = field_types(kind)[field.name], f"{path}{field.name}"
-        inner = Augmentation if hint is Augmentation else None if is_required(field) else default_of(field)
+        inner = Augmentation if hint is Augmentation else None if default_of(field) is MISSING else default_of(field)
         if is_choice(hint) and is_dataclass(inner):
             yield name, format_value(inner), takes(hint)
         if inner is Augmentation or is_dataclass(inner):
             yield from leaves(inner if isinstance(inner, type) else type(inner), f"{name}.")
         else:
-            yield name, "" if is_required(field) else format_value(inner), takes(hint)
+            yield name, "" if default_of(field) is MISSING else format_value(inner), takes(hint)
 
 
 def takes(hint: Any) -> str:
