@@ -24,8 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.data.dedup.planted import Files, encoded, plant, scene, score, tar_files
 from vitrail.data.dataset import ImageDataset, Labels
-from vitrail.data.dedup.deduplicate import DedupJob, deduplicate
-from vitrail.data.dedup.deduplicate import write_page
+from vitrail.data.dedup.deduplicate import DedupJob, deduplicate, write_page
 
 
 class Numbered(ImageDataset):

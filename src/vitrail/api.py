@@ -40,6 +40,7 @@ from vitrail.train import loop
 from vitrail.train.observer import Observer
 from vitrail.train.run_folder.files import BEST, METRICS
 from vitrail.train.run_folder.metric_rows import headline, read_metrics
+from vitrail.train.scoring import TrainingResult
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,8 +144,7 @@ def write_settings(settings: Mapping[str, object] | None, **short: Any) -> tuple
 def launch(
     asked: RunCommand, out: str | Path | None, *, force: bool, observer: Observer | None, device: str
 ) -> Trained:
-    """The run of a request, from its first step or from where it stopped. The scores are those of the weights that the
-    run stands for."""
+    """The run of a request, from its first step or from where it stopped."""
     folder = None if out is None else Path(out)
     with join_world(device) as world:
         plan, budget = plan_run(asked, folder, world)
@@ -153,6 +153,11 @@ def launch(
         result = loop.train(
             plan.run, out=folder, world=world, command=command, force=force, observer=observer, why=plan.why
         )
+    return summarise_training(result, plan.why)
+
+
+def summarise_training(result: TrainingResult, choices: tuple[str, ...]) -> Trained:
+    """The scores are those of the weights that the run stands for."""
     watch: dict[str, Any] | None = result.watch
     if watch is not None and result.weights.name == BEST:
         watch = result.best.apply_to(watch)
@@ -164,7 +169,7 @@ def launch(
         weights=result.weights,
         scores={row["split"]: row for row in (watch, result.test) if row is not None},
         score=None if first is None else first.value,
-        choices=plan.why,
+        choices=choices,
     )
 
 

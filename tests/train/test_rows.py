@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.train.gauge import GaugeTask, gauge_rows
-from vitrail.api import trained
+from vitrail.api import summarise_training
 from vitrail.cli.train.display import describe_briefly, describe_row
 from vitrail.cli.train.training import describe_outcome
 from vitrail.studies.run_study import read_values
@@ -124,7 +124,7 @@ def test_points_of_a_sweep_are_told_by_their_score(tmp_path: Path, key: str, sco
 def test_the_public_result_has_the_score_of_the_task(tmp_path: Path, named: bool) -> None:
     row = gauge_rows()[-1] if named else watched(30, accuracy=0.5, loss=1.0)
     result = TrainingResult(folder=tmp_path, state="done", step=30, best=Best(), test=row, watch=None, baseline={})
-    run = trained(result, ())
+    run = summarise_training(result, ())
     assert (run.score, run.accuracy) == ((0.5, None) if named else (0.5, 0.5))
     assert run.scores == {row["split"]: row}
 
