@@ -336,7 +336,11 @@ def model_table(sizes: tuple[int, int]) -> str:
         else:
             shape = [config.features, "-".join(map(str, config.blocks)), "-", "-"]
         at = [models.config_at(name, size, 1000) for size in sizes]
-        cost = [cell for config in at for cell in (models.format_tokens(config), f"{config.macs / 1e9:,.2f}")]
+        cost = [
+            cell
+            for config in at
+            for cell in (f"{config.tokens:,}" if config.tokens else "-", f"{config.macs / 1e9:,.2f}")
+        ]
         rows.append([name, code(slug(name)), *map(str, shape), f"{at[0].parameters:,}", *cost])
     return markdown(heads, rows, right=len(heads) - 2)
 
