@@ -12,7 +12,6 @@ from vitrail.data.splits import (
     DEV,
     dev_split,
     select_few_shot,
-    select_first_shots,
     split_share,
     split_stratified,
 )
@@ -70,7 +69,7 @@ def test_few_shot_is_the_references_draw() -> None:
     generator = np.random.default_rng(2)
     wanted = np.concatenate([generator.permutation(np.where(labels.values == c)[0])[:10] for c in range(5)])
     assert np.array_equal(select_few_shot(labels, 5, 10, seed=2), wanted)
-    first = select_first_shots(labels, 5, 3)
+    first = select_few_shot(labels, 5, 3, seed=None)
     assert first[:3].tolist() == np.flatnonzero(labels.values == 0)[:3].tolist()
     assert labels.take(first).counts(5).tolist() == [3] * 5
 
@@ -78,9 +77,9 @@ def test_few_shot_is_the_references_draw() -> None:
 def test_too_few_samples_of_a_class_are_named() -> None:
     with pytest.raises(BadLabels, match="class 1 has 1 samples, 2 shots"):
         select_few_shot(Labels(np.array([0, 0, 1])), 2, 2)
-    for draw in (select_few_shot, select_first_shots):
+    for seed in (0, None):
         with pytest.raises(BadLabels, match="one label"):
-            draw(Labels.several([[0]]), 1, 1)
+            select_few_shot(Labels.several([[0]]), 1, 1, seed=seed)
 
 
 def test_selections_say_what_they_are() -> None:

@@ -10,7 +10,7 @@ from vitrail.checkpoint.weights import load
 from vitrail.data.collection import open_collection
 from vitrail.data.dataset import ImageDataset, SubsetDataset
 from vitrail.data.loader import eval_batches
-from vitrail.data.splits import select_few_shot, select_first_shots
+from vitrail.data.splits import select_few_shot
 from vitrail.evaluation.frozen.features import extract_features
 from vitrail.evaluation.frozen.fewshot import fit_ridge
 from vitrail.evaluation.frozen.knn import find_nearest, vote_classes
@@ -33,7 +33,7 @@ def test_five_pictures_a_breed_are_enough_for_three_in_four(tmp_path: Path, monk
     (learnt,), (scored,) = train.values(), test.values()
     parts: list[ImageDataset] = [
         SubsetDataset(learnt, select_few_shot(learnt.labels, CLASSES, SHOTS, seed=0)),
-        SubsetDataset(scored, np.sort(select_first_shots(scored.labels, CLASSES, TESTED))),
+        SubsetDataset(scored, np.sort(select_few_shot(scored.labels, CLASSES, TESTED, seed=None))),
     ]
     learned, tested = (
         extract_features(network, eval_batches(part, prepare, batch=32), prepare, "cpu") for part in parts

@@ -127,7 +127,7 @@ class Preprocessing:
         whole = (upright.height, upright.width)
         height, width = self.image
         if self._is_strip(whole):
-            box = self._centre(whole)
+            box = self.centre(whole)
             return F.pil_to_tensor(upright.resize((width, height), pillow_filter(self.interpolation), box))
         if self.interpolation == "area":  # big_vision's resize_small and central_crop
             done = truncate_levels(resize_area(F.pil_to_tensor(upright), self.resized(whole)))
@@ -149,7 +149,7 @@ class Preprocessing:
         if self.resize is None:
             return Geometry(whole=whole, box=(0, 0, *whole), inner=self.image)
         if self._is_strip(whole):
-            left, top, right, bottom = self._centre(whole)
+            left, top, right, bottom = self.centre(whole)
             return Geometry(whole=whole, box=(top, left, bottom - top, right - left), inner=self.image)
         resized = self.resized(whole)
         windows = (self._window(*sides) for sides in zip(resized, self.image, strict=True))
@@ -181,12 +181,9 @@ class Preprocessing:
         other = int(self.resize * max(whole) / min(whole))
         return (self.resize, other) if whole[0] <= whole[1] else (other, self.resize)
 
-    def centre(self, image: "Image") -> tuple[float, float, float, float]:
-        """The box of an image that resizing and cropping would leave, without making the rest: for one so long that
-        the rest would fill the memory."""
-        return self._centre((image.height, image.width))
-
-    def _centre(self, whole: Pair) -> tuple[float, float, float, float]:
+    def centre(self, whole: Pair) -> tuple[float, float, float, float]:
+        """The box of an image of size `whole` that resizing and cropping would leave, without making the rest: for one
+        so long that the rest would fill the memory. Left, top, right, bottom."""
         assert self.resize is not None
         scale = min(whole) / self.resize
         height, width = (side * scale for side in self.image)

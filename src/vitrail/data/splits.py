@@ -123,24 +123,19 @@ def split_share(labels: Labels, fraction: float, *, seed: int = 0) -> NDArray[np
     return take_first(order, first, taken)
 
 
-def select_few_shot(labels: Labels, classes: int, shots: int, *, seed: int = 0) -> NDArray[np.int64]:
-    """`shots` samples per class as the reference draws them: one generator per seed, permuting class after class."""
+def select_few_shot(labels: Labels, classes: int, shots: int, *, seed: int | None = 0) -> NDArray[np.int64]:
+    """`shots` samples per class as the reference draws them: one generator per seed, permuting class after class. With
+    seed None the first ones in the order of the source, fewer where there are no more: the sweep variant."""
     if labels.multiple:
         raise BadLabels("a few-shot draw needs exactly one label per sample")
-    generator = np.random.default_rng(seed)
-    drawn = [generator.permutation(np.flatnonzero(labels.values == number)) for number in range(classes)]
+    drawn = [np.flatnonzero(labels.values == number) for number in range(classes)]
+    if seed is not None:
+        drawn = list(map(np.random.default_rng(seed).permutation, drawn))
     short = [number for number, found in enumerate(drawn) if len(found) < shots]
-    if short:
+    if short and seed is not None:
         few = f"({len(short)} of {classes} classes have too few)"
         raise BadLabels(f"class {short[0]} has {len(drawn[short[0]])} samples, {shots} shots were asked for {few}")
     return np.concatenate([found[:shots] for found in drawn])
-
-
-def select_first_shots(labels: Labels, classes: int, shots: int) -> NDArray[np.int64]:
-    """The first `shots` samples of each class in the order of the source: the sweep variant, without seeds."""
-    if labels.multiple:
-        raise BadLabels("a few-shot draw needs exactly one label per sample")
-    return np.concatenate([np.flatnonzero(labels.values == number)[:shots] for number in range(classes)])
 
 
 def dev_split(source: ImageDataset, fraction: float, *, seed: int = 0) -> tuple[Selection, Selection]:

@@ -46,7 +46,7 @@ def prepare_image(image: Image.Image, preprocessing: Preprocessing) -> tuple[Ten
     height, width = preprocessing.image
     box = (0.0, 0.0, float(image.width), float(image.height))
     if preprocessing.resize is not None:
-        box = preprocessing.centre(image)
+        box = preprocessing.centre((image.height, image.width))
     scale = min(max((box[2] - box[0]) / width, (box[3] - box[1]) / height), LARGEST / max(width, height))
     if scale <= 1 or min(box) < 0:  # the margin that the crop adds around an image is in the network's input only
         return pixels, pixels.permute(1, 2, 0).contiguous().numpy()

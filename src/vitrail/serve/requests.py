@@ -10,7 +10,7 @@ import binascii
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
@@ -112,8 +112,7 @@ def parse_form(content_type: str, body: bytes, max_parts: int) -> list[FormPart]
     return parts
 
 
-@dataclass(frozen=True, slots=True)
-class Upload:
+class Upload(NamedTuple):
     """One encoded image and its name."""
 
     name: str

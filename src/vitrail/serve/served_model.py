@@ -6,9 +6,8 @@ Attention of one image: rollout over all layers, and every head of one layer at 
 import base64
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from PIL import Image
@@ -80,8 +79,7 @@ def scale_rows(values: Tensor) -> Tensor:
     return values / values.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(values.dtype).tiny)
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedImage:
+class PreparedImage(NamedTuple):
     """The size of the upright upload, and the part of it that the model sees, in its pixels."""
 
     size: tuple[int, int]  # (width, height)
@@ -106,8 +104,9 @@ class ServedModel:
         times = 1 if preprocessing.antialias else 2
         with self.memory.reserve() as grow:
             image = self._decode(data, lambda size: grow(times * size))
-            whole = (0.0, 0.0, float(image.width), float(image.height))
-            left, top, right, bottom = whole if preprocessing.resize is None else preprocessing.centre(image)
+            left, top, right, bottom = 0.0, 0.0, float(image.width), float(image.height)
+            if preprocessing.resize is not None:
+                left, top, right, bottom = preprocessing.centre((image.height, image.width))
             pixels, geometry = self.predictor.view(image)
             return pixels, PreparedImage(image.size, (left, top, right - left, bottom - top), geometry)
 

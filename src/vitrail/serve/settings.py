@@ -52,12 +52,8 @@ class ServeSettings:
         if self.token is not None and (not self.token or not self.token.isascii() or not self.token.isprintable()):
             raise ConfigError("the token is empty or has characters that a header cannot carry; use printable ASCII")
         for origin in self.origins:  # a scheme and a host, with a port where it is not the default one
-            parts = urlsplit(origin)
-            if (
-                parts.scheme not in ("http", "https")
-                or not parts.netloc
-                or origin != f"{parts.scheme}://{parts.netloc}"
-            ):
+            scheme, host, *_ = urlsplit(origin)
+            if scheme not in ("http", "https") or not host or origin != f"{scheme}://{host}":
                 raise ConfigError(f"--origin {origin}: give only scheme and host, as in https://demo.example")
 
     @property

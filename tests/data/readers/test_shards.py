@@ -7,7 +7,6 @@ import pickle
 import subprocess
 import tarfile
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +135,7 @@ def test_masks_are_read_where_their_classes_have_names(tmp_path: Path, monkeypat
     made_by_fill = index.write_columns
 
     def without_masks(*args: Any) -> list[index.ShardFile]:
-        return [replace(shard, masks=-1) for shard in made_by_fill(*args)]  # as 0.1.0 wrote its index
+        return [shard._replace(masks=-1) for shard in made_by_fill(*args)]  # as 0.1.0 wrote its index
 
     with monkeypatch.context() as patch:
         patch.setattr(index, "write_columns", without_masks)

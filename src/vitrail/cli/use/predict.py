@@ -281,7 +281,7 @@ def crop_view(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
     """The part of an image that the network sees, in the image's own aspect, in a size that one can look at."""
     box = (0.0, 0.0, float(image.width), float(image.height))
     if preprocessing.resize is not None:
-        left, top, right, bottom = preprocessing.centre(image)
+        left, top, right, bottom = preprocessing.centre((image.height, image.width))
         box = (max(left, 0.0), max(top, 0.0), min(right, box[2]), min(bottom, box[3]))
     width, height = box[2] - box[0], box[3] - box[1]
     least, most = VIEW_SIZES

@@ -5,11 +5,12 @@ this module when they are first needed. Importing it loads no numpy.
 """
 
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections import UserDict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import resources
-from typing import Any, Final, Generic, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 Row = TypeVar("Row")
 
@@ -78,24 +79,15 @@ class VtabTask:
         return SETS[self.source].classes
 
 
-class TomlTable(Mapping[str, Row], Generic[Row]):
+class TomlTable(UserDict[str, Row]):
     """A TOML file of this package as a mapping from names to rows, parsed on first use."""
 
     def __init__(self, file: str, build: Callable[..., Row]) -> None:
         self.file, self.build = file, build
 
     @cached_property
-    def rows(self) -> dict[str, Row]:
+    def data(self) -> dict[str, Row]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return {name: self.build(name=name, **fields) for name, fields in read_toml(self.file).items()}
-
-    def __getitem__(self, name: str) -> Row:
-        return self.rows[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.rows)
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
 
 @cache

@@ -10,7 +10,7 @@ numbers in text or with an odd maximum value by value in Python, so that a comme
 import re
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -254,42 +254,39 @@ def find_first_orientation(blocks: list[MetadataBlock]) -> int:
     return next((turned for turned in found if turned != UPRIGHT), UPRIGHT)
 
 
-def read_png(data: bytes) -> ImageHeader:
-    """Header, palette and pixels are kept. An animated PNG is its still image, alpha is not asked for (tRNS)."""
-    kept, since, at = list[bytes](), 0, 8
-    walk, tagged = PieceLimit("PNG", data), list[MetadataBlock]()
-    while at < len(data):
+def walk_png(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """The chunks up to the last one: name, start and end. BadImage where one is cut."""
+    walk, at, name = PieceLimit("PNG", data), 8, b""
+    while at < len(data) and name != b"IEND":
         walk.step()
         if at + 12 > len(data):
             raise BadImage("truncated PNG: it ends within a chunk")
         length, name = struct.unpack_from(">I4s", data, at)
-        end = at + 12 + length
-        if end > len(data):
-            raise BadImage(f"truncated PNG: {end - len(data):,} bytes are missing")
-        if name == b"IHDR" and zlib.crc32(data[at + 4 : end - 4]) != int.from_bytes(data[end - 4 : end]):
+        start, at = at, at + 12 + length
+        if at > len(data):
+            raise BadImage(f"truncated PNG: {at - len(data):,} bytes are missing")
+        yield name, start, at
+
+
+def read_png(data: bytes) -> ImageHeader:
+    """Header, palette and pixels are kept. An animated PNG is its still image, alpha is not asked for (tRNS)."""
+    kept, since, end, tagged = list[bytes](), 0, 8, list[MetadataBlock]()
+    for name, start, end in walk_png(data):
+        if name == b"IHDR" and zlib.crc32(data[start + 4 : end - 4]) != int.from_bytes(data[end - 4 : end]):
             raise BadImage("damaged PNG: the checksum of its header is wrong")
         if name not in (b"IHDR", b"PLTE", b"IDAT", b"IEND"):
-            if reader := find_reader(data, at + 4):
-                tagged.append((reader, data[at + 8 : end - 4]))
-            kept.append(data[since:at])
+            if reader := find_reader(data, start + 4):
+                tagged.append((reader, data[start + 8 : end - 4]))
+            kept.append(data[since:start])
             since = end
-        at = end
-        if name == b"IEND":
-            break
-    return ImageHeader("PNG", b"".join([*kept, data[since:at]]), find_first_orientation(tagged))
+    return ImageHeader("PNG", b"".join([*kept, data[since:end]]), find_first_orientation(tagged))
 
 
 def check_png(data: bytes) -> None:
     """BadImage where a checksum over the pixels is wrong; Pillow passes over those."""
-    view, at = memoryview(data), 8
-    while at + 12 <= len(data):
-        length, name = struct.unpack_from(">I4s", data, at)
-        end = at + 12 + length
-        if name == b"IDAT" and zlib.crc32(view[at + 4 : end - 4]) != int.from_bytes(data[end - 4 : end]):
+    for name, start, end in walk_png(data):
+        if name == b"IDAT" and zlib.crc32(memoryview(data)[start + 4 : end - 4]) != int.from_bytes(data[end - 4 : end]):
             raise BadImage("damaged PNG: the checksum of its pixels is wrong")
-        if name == b"IEND":
-            return
-        at = end
 
 
 def read_gif(data: bytes) -> ImageHeader:

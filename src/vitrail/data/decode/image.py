@@ -39,7 +39,7 @@ from PIL.WebPImagePlugin import WebPImageFile
 from vitrail.core.errors import BadImage
 from vitrail.core.text import Pair
 from vitrail.data.decode.exif_tiff import TURNING, UPRIGHT, find_orientation
-from vitrail.data.decode.headers import check_png, detect_format, read_header
+from vitrail.data.decode.headers import FORMATS, check_png, detect_format, read_header
 
 USUAL: Final = 12  # bytes a pixel
 # Formats whose decoders keep more.
@@ -108,18 +108,6 @@ RUNS: Final = 1 << 22  # pixels of a run-length BMP, which Pillow unpacks in Pyt
 RUN_BYTES: Final = 1 << 21  # ... and bytes of its file
 SAMPLE_FORMAT: Final = 339
 BLOCK: Final = 1 << 20  # pixels scaled at a time
-# The classes themselves and not Image.open: nothing off this list can run, no MPO or warning logic is in between.
-DECODERS: Final[dict[str, Callable[[io.BytesIO], ImageFile]]] = {
-    "JPEG": JpegImageFile,
-    "PNG": PngImageFile,
-    "WEBP": WebPImageFile,
-    "GIF": GifImageFile,
-    "BMP": BmpImageFile,
-    "TIFF": TiffImageFile,
-    "PPM": PpmImageFile,
-    "AVIF": lambda file: open_avif(file),
-    "HEIC": lambda file: open_heic(file),
-}
 PREMULTIPLIED: Final = {"La": "LA", "RGBa": "RGBA"}  # Pillow knows no shorter way from these
 # By EXIF's orientations from 2 on.
 TURNS: Final = "FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90"
@@ -212,6 +200,13 @@ def open_heic(file: io.BytesIO) -> ImageFile:
     except ImportError:
         raise BadImage(f"HEIC, which needs an extra: {HEIC_EXTRA}") from None
     return library.HeifImageFile(file)
+
+
+# The classes themselves and not Image.open: nothing off this list can run, no MPO or warning logic is in between.
+OPENERS: Final = JpegImageFile, PngImageFile, WebPImageFile, GifImageFile, BmpImageFile, TiffImageFile, PpmImageFile
+DECODERS: Final[dict[str, Callable[[io.BytesIO], ImageFile]]] = dict(
+    zip(FORMATS, (*OPENERS, open_avif, open_heic), strict=True)
+)
 
 
 @contextmanager

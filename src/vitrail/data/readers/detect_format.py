@@ -20,24 +20,16 @@ MANIFESTS: Final = (".csv", ".tsv", ".jsonl")
 SAVED: Final = ("dataset_info.json", "dataset_dict.json", "state.json")
 SPLIT_ORDER: Final = ("train", "trainval", "val", "test")
 
-READINGS: Final = {
-    "classes": "folders are classes",
-    "splits": "folders named after train, val or test are splits, other folders are skipped",
-    "masks": "images with one mask each, a PNG of class indices",
-    "flat": "all images below it, without labels",
+READINGS: Final = {  # what a path may be read as, and what that is called
+    "classes": "class folders",
+    "splits": "folders",  # those named after train, val or test; others are skipped
+    "masks": "images and masks",
+    "flat": "flat folder",  # all images below it, without labels
     "shards": "tar shards",
-    "parquet": "Parquet files",
-    "saved": "a saved Hugging Face dataset",
-    "manifest": "a list of paths and labels",
+    "parquet": "Parquet",
+    "saved": "Hugging Face dataset",
+    "manifest": "manifest",
     "arrays": "arrays",
-}
-READERS: Final = {  # module, function and the name of what it reads; imported on first use
-    "masks": ("masks", "read", "images and masks"),
-    "manifest": ("manifest", "read", "manifest"),
-    "shards": ("shards", "read", "tar shards"),
-    "parquet": ("parquet", "read", "Parquet"),
-    "saved": ("parquet", "read_saved", "Hugging Face dataset"),
-    "arrays": ("arrays", "read", "arrays"),
 }
 BINARIES: Final = {".tar": "shards", ".parquet": "parquet", ".npz": "arrays", ".npy": "arrays"}
 SUFFIXES: Final = BINARIES | dict.fromkeys(MANIFESTS, "manifest")
@@ -63,17 +55,17 @@ def read_as(kind: str, path: Path, *choice: Mapping[str, str]) -> ReadResult:
         raise SourceNotFound(f"{path}: no such file or folder")
     match kind:
         case "classes":
-            return "class folders", {"train": read_classes(path)}
+            return READINGS[kind], {"train": read_classes(path)}
         case "splits":
             splits = {name: split for name in list_folder(str(path)).folders if (split := find_split_word(name))}
             if not splits:
                 raise DataError(f"splits:{path}: no folder here is named after train, val or test")
             return read_splits(path, splits, sure=True)
         case "flat":
-            return "flat folder", {"train": read_flat(path)}
-        case other if other in READERS:
-            module, function, called = READERS[other]
-            return called, getattr(import_module(f"{__package__}.{module}"), function)(path, *choice)
+            return READINGS[kind], {"train": read_flat(path)}
+        case other if other in READINGS:  # the module is imported on first use
+            module, function = ("parquet", "read_saved") if other == "saved" else (other, "read")
+            return READINGS[other], getattr(import_module(f"{__package__}.{module}"), function)(path, *choice)
         case other:
             raise unknown_name("reading", other, READINGS)
 

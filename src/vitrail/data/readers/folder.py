@@ -16,10 +16,9 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import filterfalse, takewhile
+from itertools import filterfalse
 from pathlib import Path, PurePosixPath
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,8 +98,7 @@ def map_threads(function: Callable[[Item], Answer], items: Sequence[Item], block
             yield from pool.map(function, items[start : start + block])
 
 
-@dataclass(frozen=True, slots=True)
-class Contents:
+class Contents(NamedTuple):
     """The entries of a folder, by kind and name, without hidden ones."""
 
     folders: tuple[str, ...]
@@ -327,7 +325,8 @@ class ImageLocator:
         if (same := "/".join(parts)) in self.paths:
             return same
         found = self.tails.get(parts[-1], [])
-        agreeing = [count_shared(parts, one) for one in found]
+        # How many folders two names have in common, counted from the last.
+        agreeing = [len(os.path.commonprefix([parts[-2::-1], one.split("/")[-2::-1]])) for one in found]  # noqa: RUF071
         foreign = re.match(r"[/\\]|[A-Za-z]:", name.strip()) is not None
         least = len(parts) - 1 if not foreign else 0 if self.distinct else 1
         most = max(agreeing, default=0)
@@ -363,9 +362,3 @@ class ImageLocator:
                         self.tails.setdefault(tail, []).append(name)
             if len(self.paths) > MOST_FILES:
                 raise DataError(f"{self.folder} has more than {MOST_FILES:,} images; add paths to {self.path.name}")
-
-
-def count_shared(parts: Sequence[str], name: str) -> int:
-    """How many folders two names have in common, counted from the last."""
-    pairs = zip(reversed(parts[:-1]), reversed(name.split("/")[:-1]), strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -8,9 +8,8 @@ choose: list.csv:image=COLUMN,label=COLUMN.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from vitrail.core.errors import DataError
 from vitrail.core.text import join_words
@@ -32,8 +31,7 @@ Kind = Literal["none", "one", "several", "flags"]
 Rows = Sequence[Sequence[str]]
 
 
-@dataclass(frozen=True, slots=True)
-class ListColumns:
+class ListColumns(NamedTuple):
     """Their indices. `kind` says whether a row has one label, several in a cell, or a 0 or 1 for each class."""
 
     names: tuple[str, ...]

@@ -13,9 +13,8 @@ import csv
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -31,8 +30,7 @@ Names: TypeAlias = tuple[str, ...]
 DIGITS: Final = 18  # of a number; longer ones count as 10^18
 
 
-@dataclass(frozen=True, slots=True)
-class ListRow:
+class ListRow(NamedTuple):
     """A line of the list: its number and its contents."""
 
     line: int
@@ -41,8 +39,7 @@ class ListRow:
     split: str
 
 
-@dataclass(frozen=True, slots=True)
-class ImageList:
+class ImageList(NamedTuple):
     """The rows of a list, whether a row may have several labels, a note on the columns where they are not the standard
     ones, and the classes where the columns themselves are classes."""
 
@@ -70,7 +67,7 @@ def read(path: Path | str, choice: Mapping[str, str] | None = None) -> dict[str,
         if "://" in row.path:
             raise DataError(f"{path}, line {row.line}: {row.path[:80]} is a URL; only files are read")
     names = locator.find_all([row.path for row in listing.rows])
-    rows = [replace(row, path=name) for row, name in zip(listing.rows, names, strict=True)]
+    rows = [row._replace(path=name) for row, name in zip(listing.rows, names, strict=True)]
     if not any(os.path.lexists(path.parent / row.path) for row in rows[:TRIED]):  # it belongs to another folder
         rule = "paths are relative to the folder of the list, and images in folders below it are found by name"
         first = f"no file {path.parent / rows[0].path}, nor any of the next ones"

@@ -13,10 +13,9 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -70,8 +69,7 @@ class MaskedFileDataset(FileDataset):
         return hash_parts("masks", [super().fingerprint], [sizes])
 
 
-@dataclass(frozen=True, slots=True)
-class MaskFolders:
+class MaskFolders(NamedTuple):
     """The folders of one split, relative to that of the set. Where both are the same, masks lie next to images."""
 
     images: str

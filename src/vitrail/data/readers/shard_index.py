@@ -14,12 +14,11 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from hashlib import file_digest, sha256
 from pathlib import Path
 from shutil import copyfileobj
-from typing import IO, Any, Final, TypeAlias, cast
+from typing import IO, Any, Final, NamedTuple, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,8 +42,7 @@ DTYPES: Final[dict[str, str]] = {"label": "<i4", "several": "<i4", "names": "|u1
 Progress: TypeAlias = Callable[[int, int], None]  # shards done, shards in all
 
 
-@dataclass(frozen=True, slots=True)
-class ShardFile:
+class ShardFile(NamedTuple):
     """One tar file, as scanned."""
 
     name: str  # relative to the folder of the set
@@ -56,7 +54,7 @@ class ShardFile:
     masks: int = -1  # samples with a mask; -1 in an index of an earlier version, which ignored masks
 
     def is_same_file(self, other: "ShardFile") -> bool:
-        return (self.name, self.size, self.changed) == (other.name, other.size, other.changed)
+        return self[:3] == other[:3]
 
 
 Scanner: TypeAlias = Callable[[ShardFile], ShardColumns]
@@ -206,7 +204,7 @@ def write_columns(
             spool.write(np.ascontiguousarray(pieces[name], DTYPES[name]).tobytes())
         highest, masks = int(part["several"].max(initial=-1)), int((part["mask_size"] > 0).sum())
         facts = len(part["offset"]), highest, bool(part["listed"].any()), masks
-        done.append(ShardFile(shard.name, shard.size, shard.changed, *facts))
+        done.append(ShardFile(*shard[:3], *facts))
         if progress:
             progress(len(done), len(shards))
     return done
@@ -222,8 +220,7 @@ def write_index(place: Path, shards: Sequence[ShardFile], spools: dict[str, IO[b
         count = spool.tell() // np.dtype(DTYPES[name]).itemsize
         spool.seek(0)
         columns[name] = {"count": count, "offset": 0, "sha256": file_digest(cast("Any", spool), "sha256").hexdigest()}
-    rows = [[getattr(shard, field) for field in ShardFile.__slots__] for shard in shards]
-    header: dict[str, Any] = {"shards": rows, "columns": columns, "length": 2**62}
+    header: dict[str, Any] = {"shards": shards, "columns": columns, "length": 2**62}
     room = len(json.dumps(header)) + 24 * len(columns)  # offsets are filled in below, and take less
     at = align(PREAMBLE + room)
     for name, column in columns.items():

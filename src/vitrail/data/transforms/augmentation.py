@@ -20,7 +20,7 @@ from torch import Tensor
 from vitrail.core.errors import ConfigError
 from vitrail.core.text import Pair, pair
 from vitrail.data.decode.image import EncodedImage
-from vitrail.data.randomness import GOLDEN, CounterRng, Keys, hash_keys, hash_word, splitmix64
+from vitrail.data.randomness import GOLDEN, CounterRng, as_int64, hash_keys, hash_word, splitmix64_tensor
 from vitrail.data.targets import Geometry
 from vitrail.data.transforms.crop import TRIES, Crop, Cut, InceptionCrop, Range, ResizeCrop, check_ranges, rectangles
 from vitrail.data.transforms.policy import GEOMETRIC, OPERATIONS, Policy, check_probability, operations_of
@@ -70,23 +70,22 @@ class RandomErasing:
         pixels = pixels.clone()
         hole = pixels[:, top : top + height, left : left + width]
         if self.fill is None:
-            rows = np.arange(top, top + height)[:, None] * pixels.shape[-1]
-            place = rows + np.arange(left, left + width)
-            hole.copy_(torch.from_numpy(noise(noise_keys(draws)[0], place)))
+            rows = torch.arange(top, top + height)[:, None] * pixels.shape[-1]
+            hole.copy_(make_noise(torch.from_numpy(noise_keys(draws)), rows + torch.arange(left, left + width))[0])
         else:
             hole.fill_(self.fill)
         return pixels
 
 
-def noise_keys(draws: CounterRng) -> Keys:
-    """The key of each sample's noise [B]."""
-    return draws.bits("erase noise")[:, 0]
+def noise_keys(draws: CounterRng) -> NDArray[np.int64]:
+    """The key of each sample's noise [B, 1, 1]."""
+    return draws.bits("erase noise").view(np.int64)[:, :, None]
 
 
-def noise(key: "np.uint64", place: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Noise bytes [3, ...], a hash of each pixel's position, so that an accelerator computes the same."""
-    bits = splitmix64(key + place.astype(np.uint64) * GOLDEN)
-    return np.stack([bits >> np.uint64(8 * (channel + 1)) for channel in range(3)]).astype(np.uint8)
+def make_noise(keys: Tensor, place: Tensor) -> Tensor:
+    """Noise bytes [B, 3, H, W]: a hash of the keys [B, 1, 1] and the position of each pixel [H, W]."""
+    bits = splitmix64_tensor(place * as_int64(int(GOLDEN)) + keys)  # [B, H, W]
+    return bits.view(torch.uint8).unflatten(-1, (-1, 8))[..., 1:4].movedim(-1, 1)  # low bytes come first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,9 +26,9 @@ from torch.nn.functional import pad
 from vitrail.core.errors import ConfigError
 from vitrail.core.text import Pair
 from vitrail.data.preprocessing import Interpolation
-from vitrail.data.randomness import GOLDEN, CounterRng, as_int64, splitmix64_tensor
+from vitrail.data.randomness import CounterRng
 from vitrail.data.targets import TIE
-from vitrail.data.transforms.augmentation import Augmentation, RandomErasing, noise_keys
+from vitrail.data.transforms.augmentation import Augmentation, RandomErasing, make_noise, noise_keys
 from vitrail.data.transforms.batched_ops import SORTED, BatchStage, column, plan_programme
 from vitrail.data.transforms.crop import Crop, InceptionCrop, ResizeCrop
 from vitrail.data.transforms.policy import operations_of
@@ -227,8 +227,7 @@ def plan_erasing(erase: RandomErasing, draws: CounterRng, size: Pair) -> list[Ba
     top, left, tall, wide = erase.boxes(draws, height, width).T[..., None, None, None]
     edges = (top, top + tall, left, left + wide)  # [n, 1, 1, 1] each
     rulers = (np.arange(height)[:, None], np.arange(width))
-    keys = noise_keys(draws).view(np.int64)[:, None]
-    return [BatchStage((some, *edges, *rulers, keys), partial(apply_erasing, erase.fill))]
+    return [BatchStage((some, *edges, *rulers, noise_keys(draws)), partial(apply_erasing, erase.fill))]
 
 
 def apply_erasing(fill: int | None, pixels: Tensor, arrays: Sequence[Tensor]) -> Tensor:
@@ -236,16 +235,10 @@ def apply_erasing(fill: int | None, pixels: Tensor, arrays: Sequence[Tensor]) ->
     some, top, bottom, left, right, row, column, keys = arrays
     hole = ((row >= top) & (row < bottom)) & ((column >= left) & (column < right))  # [n, 1, H, W]
     mine = pixels.index_select(0, some)
-    covered = mine.masked_fill_(hole, fill) if fill is not None else torch.where(hole, noise(keys, mine), mine)
-    return pixels.index_copy_(0, some, covered)
-
-
-def noise(keys: Tensor, like: Tensor) -> Tensor:
-    """The bytes of `augmentation.noise` [n, 3, H, W]."""
-    count, _, height, width = like.shape
-    steps = torch.arange(height * width, device=like.device).mul_(as_int64(int(GOLDEN)))
-    bits = splitmix64_tensor(steps + keys)  # [n, H W]
-    return bits.view(torch.uint8).view(count, height, width, 8)[..., 1:4].permute(0, 3, 1, 2)  # low bytes come first
+    if fill is not None:
+        return pixels.index_copy_(0, some, mine.masked_fill_(hole, fill))
+    noise = make_noise(keys, row * pixels.shape[-1] + column)
+    return pixels.index_copy_(0, some, torch.where(hole, noise, mine))
 
 
 def find_sources(augmentation: Augmentation, draws: CounterRng, whole: Pair) -> tuple[NDArray[np.int64], ...]:

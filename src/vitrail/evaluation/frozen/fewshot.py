@@ -37,7 +37,7 @@ from torch.nn import functional as F
 
 from vitrail.core.errors import BadLabels, ConfigError, DataError
 from vitrail.data.dataset import Labels
-from vitrail.data.splits import select_few_shot, select_first_shots
+from vitrail.data.splits import select_few_shot
 from vitrail.evaluation.intervals import Interval, wilson_interval
 from vitrail.evaluation.metrics import score_predictions
 
@@ -200,7 +200,7 @@ def sweep_penalties(
 ) -> dict[float, float]:
     """The sweep variant, closer to the paper: the first `shots` samples of each class, and the test accuracy of every
     penalty. `choose_penalty` chooses one for several data sets."""
-    drawn = torch.from_numpy(select_first_shots(require_single_labels(train_labels), classes, shots))
+    drawn = torch.from_numpy(select_few_shot(require_single_labels(train_labels), classes, shots, seed=None))
     parts = decompose(train_features[drawn], train_labels[drawn], classes)
     return {penalty: parts.classifier(penalty).accuracy(test_features, test_labels) for penalty in penalties}
 
