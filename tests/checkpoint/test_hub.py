@@ -500,7 +500,7 @@ def test_cache_that_cannot_be_written_says_so(site: Hub, tmp_path: Path, monkeyp
 def test_threads_share_one_download(site: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     site.stall = threading.Event()
     said: list[str] = []
-    monkeypatch.setattr(hub, "_say", said.append)
+    monkeypatch.setattr(hub, "_write_line", said.append)
     with ThreadPoolExecutor(4) as pool:
         tasks = [pool.submit(fetch, ENTRY, endpoint=site.base) for _ in range(4)]
         until(lambda: sum("waiting for another" in line for line in said) == 3)

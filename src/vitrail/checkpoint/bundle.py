@@ -88,13 +88,10 @@ def parse_description(data: dict[str, Any]) -> tuple[ModelConfig, Card]:
         multi_label, task = data.get("multi_label", False), data.get("task", CLASSIFICATION)
         if not isinstance(multi_label, bool) or not isinstance(task, str) or not task:
             raise ConfigError(f"multi_label={multi_label!r} is not true or false, or task={task!r} not a name")
-        card = Card(
-            preprocessing=Preprocessing.from_dict(data["preprocessing"]),
-            labels=None if labels is None else tuple(str(label) for label in labels),
-            provenance=dict(provenance),
-            multi_label=multi_label,
-            task=task,
-        )
+        preprocessing = Preprocessing.from_dict(data["preprocessing"])
+        names = None if labels is None else tuple(map(str, labels))
+        kind: Any = {"multi_label": multi_label, "task": task}
+        card = Card(preprocessing=preprocessing, labels=names, provenance=dict(provenance), **kind)
     except ConfigError:
         raise
     except (KeyError, TypeError, AttributeError, ValueError):

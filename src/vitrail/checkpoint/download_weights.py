@@ -78,7 +78,7 @@ def fetch(
         same_size = record and path.is_file() and path.stat().st_size == record["size"]
         if record and same_size and compute_sha256(path) == (entry.sha256 or record["sha256"]):
             if entry.sha256 is None and record["etag"] is None:
-                _say(f"{path} is unverified: no hub and no pin names its checksum; {PIN_HINT}")
+                _write_line(f"{path} is unverified: no hub and no pin names its checksum; {PIN_HINT}")
             return path
         if offline and not path.is_file():
             raise WeightsNotFound(missing)
@@ -128,12 +128,12 @@ def _keep(path: Path, entry: PublicWeights, url: str, offline: bool) -> bool:
         if record is None or (record["sha256"], record["size"]) != (sha256, size):
             _write_record(path, sha256, size)
             known = "as pinned" if entry.sha256 else f"unverified; {PIN_HINT}"
-            _say(f"using {path}, put there by hand, {known}; recorded its sha256 {sha256}")
+            _write_line(f"using {path}, put there by hand, {known}; recorded its sha256 {sha256}")
         return True
     fault = f"{path} has sha256 {sha256}, not {expected}"
     if offline:
         raise CorruptWeights(f"{fault}, and vitrail is offline; put {url} in its place and delete {path.name}.json")
-    _say(f"{fault}; removed, downloading it again")
+    _write_line(f"{fault}; removed, downloading it again")
     path.unlink()
     _next_to(path, "json").unlink(missing_ok=True)
     return False
@@ -172,7 +172,7 @@ def _hold_lock(path: Path) -> Generator[None, None, None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with _next_to(path, "lock").open("ab") as file:
         if not try_lock(file.fileno()):
-            _say(f"waiting for another process that is fetching {path}")
+            _write_line(f"waiting for another process that is fetching {path}")
             while not try_lock(file.fileno()):
                 time.sleep(LOCK_POLL_S)
         try:
@@ -202,16 +202,14 @@ def _download(path: Path, entry: PublicWeights, url: str) -> None:
             raise CorruptWeights(f"{fault}; look for the earlier file and put it at {path}")
         odd = headers.get("Content-Type", "").lower().startswith("text/") or "Content-Encoding" in headers
         if not (expected or reply.start) and (reply.total is None or odd):
-            raise CorruptWeights(
-                f"{url} has no checksum and is not a plain file of known length; check the hub's address"
-            )
+            raise CorruptWeights(f"{url} has no checksum and is not a plain file of known length; check VITRAIL_HUB")
         if not reply.is_at_end:
             size = "size unknown" if reply.total is None else f"{reply.total / 1e6:,.1f} MB"
-            _say(f"downloading {entry.repo} ({size}, {entry.licence}) from {urlsplit(url).hostname}")
+            _write_line(f"downloading {entry.repo} ({size}, {entry.licence}) from {urlsplit(url).hostname}")
         return expected and f"sha256:{expected}"
 
     def retry(reason: object) -> None:
-        _say(f"{reason}; trying again")
+        _write_line(f"{reason}; trying again")
 
     limits: Any = {"max_bytes": MAX_BYTES, "token": token or None}
     try:
@@ -221,11 +219,11 @@ def _download(path: Path, entry: PublicWeights, url: str) -> None:
         raise _weights_error(error, url, path) from None
     sha256 = compute_sha256(part)
     if checksum is None:
-        _say(f"warning: {url} has no known checksum, so it is unverified; recorded its sha256 {sha256}")
+        _write_line(f"warning: {url} has no known checksum, so it is unverified; recorded its sha256 {sha256}")
     # The record goes first: a crash in between leaves a checksum without a file, never a file without its checksum.
     _write_record(path, sha256, part.stat().st_size, url, etag)
     part.replace(path)
-    _say(f"saved {path}")
+    _write_line(f"saved {path}")
 
 
 def _weights_error(error: http.RequestError, url: str, path: Path) -> WeightsError:
@@ -264,7 +262,7 @@ def _show_progress() -> Generator[http.Progress | None, None, None]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _say(line: str) -> None:
+def _write_line(line: str) -> None:
     sys.stderr.write(f"{line}\n")
 
 

@@ -9,38 +9,21 @@ Images are prepared images [B, C, H, W], as `model.card.preprocessing` makes the
 mode, without gradients, with their fused attention.
 """
 
+# isort: off
 # Not lazy as the package itself: four functions are named as their modules, and a module that is imported later would
 # take the name.
 from vitrail.inspection.layer_taps import TokenLayout, get_token_layout, iterate_layers
 from vitrail.inspection.measures import (
-    FaithfulnessCurves,
-    attention_distance,
-    attention_entropy,
-    cka,
-    distance_matrix,
-    faithfulness_curves,
-    layer_cka,
+    FaithfulnessCurves, attention_distance, attention_entropy, cka, distance_matrix, faithfulness_curves, layer_cka,
     random_maps,
-)
+)  # fmt: skip
 from vitrail.inspection.rollout import (
-    class_attention,
-    combine_layers,
-    grad_cam,
-    gradient_rollout,
-    overlay,
-    rollout,
-    rollout_by_layer,
-)
+    class_attention, combine_layers, grad_cam, gradient_rollout, overlay, rollout, rollout_by_layer,
+)  # fmt: skip
 from vitrail.inspection.weights_and_features import (
-    distance_correlation,
-    feature_colours,
-    filter_components,
-    patch_features,
-    patch_similarity,
-    position_similarity,
-    row_column_score,
-    token_norms,
-)
+    distance_correlation, feature_colours, filter_components, patch_features, patch_similarity, position_similarity,
+    row_column_score, token_norms,
+)  # fmt: skip
 
 __all__ = [
     "FaithfulnessCurves", "TokenLayout", "attention_distance", "attention_entropy", "cka", "class_attention",

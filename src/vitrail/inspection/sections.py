@@ -17,19 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrail.core.text import Pair
-from vitrail.inspection import figures, measures, page
+from vitrail.inspection import context, figures, measures, page
 from vitrail.inspection import weights_and_features as learned
-from vitrail.inspection.context import (
-    DOWN,
-    InspectionContext,
-    Pixels,
-    choose_layers,
-    choose_portion,
-    name_prefix_tokens,
-    run_in_portions,
-    space_evenly,
-    to_numpy,
-)
+from vitrail.inspection.context import DOWN, InspectionContext, Pixels, choose_layers, name_prefix_tokens, to_numpy
 from vitrail.inspection.layer_taps import has_token_readout, iterate_layers, mean_logits
 from vitrail.inspection.page import InspectionSection
 from vitrail.inspection.rollout import class_attention, grad_cam, gradient_rollout, overlay, rollout, rollout_by_layer
@@ -93,7 +83,7 @@ def make_layers(given: InspectionContext) -> InspectionSection:
 def make_heads(given: InspectionContext) -> InspectionSection:
     maps = to_numpy(class_attention(given.model, given.images[:1]))[0]  # [L, k, rows, columns]
     count = maps.shape[1]
-    layers, heads = choose_layers(given, len(maps)), space_evenly(0, count - 1, 16)
+    layers, heads = choose_layers(given, len(maps)), context.space_evenly(0, count - 1, 16)
     tiles = [[map_colours(maps[layer, head], 0, float(maps[layer, head].max())) for layer in layers] for head in heads]
     columns, rows = [f"layer {at + 1}" for at in layers], [f"head {at + 1}" for at in heads]
     whose = "output's token looks" if has_token_readout(given.model) else "patches look, on average,"
@@ -158,19 +148,17 @@ def make_faithfulness(given: InspectionContext) -> InspectionSection:
     if given.asked is not None:
         classes = torch.full_like(classes, given.asked)
     if given.transformer:
-        portions = zip(*(both.split(choose_portion(model)) for both in (images, classes)), strict=True)
-        maps = {
-            "rollout": run_in_portions(model, images, partial(rollout, model)),
-            "gradient rollout": torch.cat([gradient_rollout(model, *portion) for portion in portions]),
-            "last layer": run_in_portions(model, images, lambda some: class_attention(model, some)[:, -1].mean(1)),
-        }
+        portions = zip(*(both.split(context.choose_portion(model)) for both in (images, classes)), strict=True)
+        run = partial(context.run_in_portions, model, images)
+        maps = {"rollout": run(partial(rollout, model))}
+        maps["gradient rollout"] = torch.cat([gradient_rollout(model, *portion) for portion in portions])
+        maps["last layer"] = run(lambda some: class_attention(model, some)[:, -1].mean(1))
     else:
         maps = {"Grad-CAM": grad_cam(model, images, classes)}
     maps["random"] = measures.random_maps(next(iter(maps.values())))
     steps = min(14, maps["random"][0].numel())
-    curves = {
-        name: measures.faithfulness_curves(model, images, map, classes, steps=steps) for name, map in maps.items()
-    }
+    measure = partial(measures.faithfulness_curves, model, images, classes=classes, steps=steps)
+    curves = {name: measure(map) for name, map in maps.items()}
     values = {name: (to_numpy(curve.deletion), to_numpy(curve.insertion)) for name, curve in curves.items()}
     numbers = {f"deletion, {name}": float(curve.deletion_area.mean()) for name, curve in curves.items()}
     numbers |= {f"insertion, {name}": float(curve.insertion_area.mean()) for name, curve in curves.items()}
@@ -198,10 +186,8 @@ def make_norms(given: InspectionContext) -> InspectionSection:
     values, tokens = to_numpy(learned.token_norms(given.model, given.images)), given.tokens
     maps = values[:, :, tokens.prefix :].reshape(*values.shape[:2], *tokens.grid)
     layers = [layer + 1 for layer in choose_layers(given, len(values) - 1, 6)]
-    tiles = [
-        [pixels, *(map_colours(maps[layer, at], 0, float(maps[layer].max())) for layer in layers)]
-        for at, pixels in enumerate(given.pixels[:DOWN])
-    ]
+    rows = [[map_colours(row, 0, float(maps[at].max())) for row in maps[at, :DOWN]] for at in layers]
+    tiles = [list(tiles) for tiles in zip(given.pixels[:DOWN], *rows, strict=True)]
     columns = ["image", *(f"after layer {layer}" for layer in layers)]
     ratio = float((maps[-1].max((1, 2)) / np.median(maps[-1], (1, 2))).max())
     on_images = page.SectionFigure(
@@ -217,9 +203,8 @@ def make_norms(given: InspectionContext) -> InspectionSection:
 def make_features(given: InspectionContext) -> InspectionSection:
     layers, images = choose_layers(given, given.depth, 5), given.images[:DOWN]
     shades = [to_numpy(learned.feature_colours(learned.patch_features(given.model, images, layer))) for layer in layers]
-    return tile_section(
-        given, "features", layers, lambda _, at, place: np.rint(255 * shades[place][at]).astype(np.uint8)
-    )
+    colours = [np.rint(255 * shade).astype(np.uint8) for shade in shades]
+    return tile_section(given, "features", layers, lambda _, at, place: colours[place][at])
 
 
 def make_similarity(given: InspectionContext) -> InspectionSection:

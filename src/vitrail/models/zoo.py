@@ -20,34 +20,21 @@ from vitrail.models.vit_config import ViTConfig
 # width, depth, MLP width, heads. B, L, H: Table 1; Ti, S: the same authors' later "How to train your ViT"; g, G:
 # "Scaling Vision Transformers".
 SHAPES: dict[str, tuple[int, int, int, int]] = {
-    "Ti": (192, 12, 768, 3),
-    "S": (384, 12, 1536, 6),
-    "B": (768, 12, 3072, 12),
-    "L": (1024, 24, 4096, 16),
-    "H": (1280, 32, 5120, 16),
-    "g": (1408, 40, 6144, 16),
-    "G": (1664, 48, 8192, 16),
-}
+    "Ti": (192, 12, 768, 3), "S": (384, 12, 1536, 6),
+    "B": (768, 12, 3072, 12), "L": (1024, 24, 4096, 16), "H": (1280, 32, 5120, 16),
+    "g": (1408, 40, 6144, 16), "G": (1664, 48, 8192, 16),
+}  # fmt: skip
 PATCHES = (8, 14, 16, 32)
 
 # For 28 to 64 px images; at 32 px and patch 4 there are 64 tokens.
-SMALL_SHAPES: dict[str, tuple[int, int, int, int]] = {
-    "Nano": (96, 6, 192, 3),
-    "Micro": (192, 9, 384, 3),
-    "Mini": (256, 7, 512, 4),
-}
+SMALL_SHAPES = {"Nano": (96, 6, 192, 3), "Micro": (192, 9, 384, 3), "Mini": (256, 7, 512, 4)}
 SMALL_PATCHES = (2, 4, 8)
 
 R50 = (3, 4, 6, 3)
 BIT: dict[str, tuple[tuple[int, ...], float]] = {
-    "R50x1": (R50, 1),
-    "R50x2": (R50, 2),
-    "R101x1": ((3, 4, 23, 3), 1),
-    "R152x1": ((3, 8, 36, 3), 1),
-    "R152x2": ((3, 8, 36, 3), 2),
-    "R152x4": ((3, 8, 36, 3), 4),
-    "R200x3": ((3, 24, 36, 3), 3),
-}
+    "R50x1": (R50, 1), "R50x2": (R50, 2), "R101x1": ((3, 4, 23, 3), 1), "R152x1": ((3, 8, 36, 3), 1),
+    "R152x2": ((3, 8, 36, 3), 2), "R152x4": ((3, 8, 36, 3), 4), "R200x3": ((3, 24, 36, 3), 3),
+}  # fmt: skip
 MINI_BIT: dict[str, tuple[int, ...]] = {"mini-R14": (1, 1, 1, 1), "mini-R26": (2, 2, 2, 2)}
 
 
@@ -180,27 +167,17 @@ BIT_NAME: Final = re.compile(r"resnetv2_(\d+x\d+)_bit")
 
 # timm's keyword to our config field.
 KEYWORDS: Final = {
-    "num_classes": "classes",
-    "img_size": "image_size",
-    "in_chans": "channels",
-    "patch_size": "patch",
-    "embed_dim": "width",
-    "num_heads": "heads",
-    "drop_rate": "dropout",
-    "attn_drop_rate": "attention_dropout",
-    "drop_path_rate": "stochastic_depth",
-    "reg_tokens": "registers",
-}
+    "num_classes": "classes", "img_size": "image_size", "in_chans": "channels", "patch_size": "patch",
+    "embed_dim": "width", "num_heads": "heads", "reg_tokens": "registers", "drop_rate": "dropout",
+    "attn_drop_rate": "attention_dropout", "drop_path_rate": "stochastic_depth",
+}  # fmt: skip
 # What timm's other keywords are called here.
 HINTS: Final = {
-    "global_pool": "pool='mean' or pool='token'",
-    "mlp_ratio": "mlp_width, the width itself",
-    "checkpoint_path": "vitrail.load(path)",
+    "global_pool": "pool='mean' or pool='token'", "mlp_ratio": "mlp_width, the width itself",
+    "no_embed_class": "position_prefix=False", "fc_norm": "norm_after_pool", "checkpoint_path": "vitrail.load(path)",
     "features_only": "model.forward_intermediates(images, layers)",
-    "no_embed_class": "position_prefix=False",
-    "fc_norm": "norm_after_pool",
     "dynamic_img_size": "nothing: images of other sizes are read as they are",
-}
+}  # fmt: skip
 
 
 class TimmName(NamedTuple):

@@ -179,26 +179,26 @@ def open_seal(path: Path, header: SafetensorsHeader) -> Seal | None:
     text = header.metadata.get(KEY)
     if text is None:
         if all(mark in header.raw for mark in MARKS):
-            raise _altered_error(path, f"carries a seal but no {KEY!r} entry")
+            raise _refuse_altered(path, f"carries a seal but no {KEY!r} entry")
         return None
     try:
         fields = parse_object(text)
     except (ValueError, RecursionError) as error:
-        raise _altered_error(path, f"its description is not JSON ({shorten(error)})") from None
+        raise _refuse_altered(path, f"its description is not JSON ({shorten(error)})") from None
     version = fields.get("format")
     if type(version) is not int or version < 1:
-        raise _altered_error(path, f"its format is {quote(version)}")
+        raise _refuse_altered(path, f"its format is {quote(version)}")
     if version > FORMAT:
         cause = f"written by a newer vitrail (format {version}, this one reads up to {FORMAT})"
         raise refuse(WeightsError, path, cause, "upgrade vitrail")
     found = list(SEAL_TEXT.finditer(header.raw))
     if len(found) != 1 or fields.get("seal") != found[0][1].decode():
-        raise _altered_error(path, "its seal is missing or not in its place")
+        raise _refuse_altered(path, "its seal is missing or not in its place")
     if _seal_of(header.raw, found[0].start(1)) != fields["seal"]:
-        raise _altered_error(path, "its header does not match its seal")
+        raise _refuse_altered(path, "its header does not match its seal")
     checksums = fields.get("checksums")
     if not isinstance(checksums, dict) or set(cast(dict[str, Any], checksums)) != {e.name for e in header.entries}:
-        raise _altered_error(path, "its checksums and its tensors do not have the same names")
+        raise _refuse_altered(path, "its checksums and its tensors do not have the same names")
     description = {name: value for name, value in fields.items() if name not in RESERVED}
     return Seal(description=description, checksums=cast(dict[str, str], checksums))
 
@@ -245,7 +245,7 @@ def write_sealed(
         raise refuse(WeightsError, path, cause, "free space or choose another folder; nothing was replaced") from error
 
 
-def _altered_error(path: Path, cause: str) -> CorruptWeights:
+def _refuse_altered(path: Path, cause: str) -> CorruptWeights:
     return corrupt(path, f"altered since vitrail wrote it: {cause}")
 
 

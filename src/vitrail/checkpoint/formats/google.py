@@ -101,18 +101,13 @@ def infer(shapes: TensorShapes) -> ModelConfig:
         position, size, prefix = *_infer_position(shapes, layout, (width, mlp_width), ground), 1
     classes = shapes.get("head/kernel", 2)[1] if "head/kernel" in shapes else 0
     sizes: Any = {"width": width, "mlp_width": mlp_width, "heads": heads, "patch": (high, wide), "image": size}
+    sizes |= {"depth": shapes.count(BLOCK + "LayerNorm_0/scale"), "channels": channels, "classes": classes}
     return ViTConfig(
-        **sizes,
-        depth=shapes.count(BLOCK + "LayerNorm_0/scale"),
-        channels=channels,
-        classes=classes,
+        **sizes, class_token=token, position=position, position_prefix=bool(prefix) or not token,
         head="tanh" if "pre_logits/kernel" in shapes else "linear" if classes else "none",
         pool="token" if token else "mean",
-        class_token=token,
-        position=position,
-        position_prefix=bool(prefix) or not token,
         backbone=None if trunk is None else replace(trunk, image=size, channels=channels),
-    )
+    )  # fmt: skip
 
 
 def _infer_position(
@@ -145,12 +140,9 @@ def refuse_unreadable(config: ModelConfig, layout: NpzLayout) -> None:
     build_table(config, layout)  # what has no place at all is refused first
     config = vit_config(config, layout.name)
     if layout is BIG_VISION and config.position == "learned" and config.class_token and config.position_prefix:
-        raise ExportRefused(
-            "npz-big-vision keeps no position for the class token: field position_prefix=True cannot be held; use npz"
-        )
-    known = (
-        ("sincos2d", "learned") if layout is BIG_VISION else ("learned",)
-    )  # what the code of that time computes with
+        raise ExportRefused("field position_prefix=True cannot be held by npz-big-vision; use npz")
+    # What the code of that time computes with.
+    known = ("sincos2d", "learned") if layout is BIG_VISION else ("learned",)
     rules = {
         "pool": (config.pool == "mean" and config.class_token, "it averages without a class token"),
         "position": (config.position not in known, f"it adds {known[0]} positions"),
@@ -185,19 +177,16 @@ def _block_table(ours: str, theirs: str, layout: NpzLayout, heads: int) -> list[
     """q, k and v are one matrix [3D, D] here and three of [D, heads, D_h] there, their biases [3D] and [heads, D_h];
     the matrix behind them is [D, D] here, [heads, D_h, D] there."""
     attention, out = f"{theirs}{layout.attention}/", f"{theirs}{layout.attention}/out/kernel"
-    kernels, biases = (
-        tuple(f"{attention}{n}/{kind}" for n in ("query", "key", "value")) for kind in ("kernel", "bias")
-    )
     split = (heads, -1)
 
-    def qkv(part: str, names: tuple[str, ...], out: Change, back: Change) -> KeyEntry:
-        ours_qkv = f"{ours}attention.qkv.{part}"
-        return KeyEntry(ours_qkv, names, lambda t: tuple(map(out, t.chunk(3))), lambda ts: torch.cat([*map(back, ts)]))
+    def qkv(part: str, kind: str, out: Change, back: Change) -> KeyEntry:
+        name, names = f"{ours}attention.qkv.{part}", tuple(f"{attention}{n}/{kind}" for n in ("query", "key", "value"))
+        return KeyEntry(name, names, lambda t: tuple(map(out, t.chunk(3))), lambda ts: torch.cat([*map(back, ts)]))
 
     return [
         *norm(f"{ours}norm_attention", f"{theirs}LayerNorm_0"),
-        qkv("weight", kernels, lambda t: t.T.unflatten(1, split), lambda t: t.flatten(1).T),
-        qkv("bias", biases, lambda t: t.unflatten(0, split), lambda t: t.flatten()),
+        qkv("weight", "kernel", lambda t: t.T.unflatten(1, split), lambda t: t.flatten(1).T),
+        qkv("bias", "bias", lambda t: t.unflatten(0, split), lambda t: t.flatten()),
         reshape(f"{ours}attention.out.weight", out, lambda t: t.T.unflatten(0, split), lambda t: t.flatten(0, 1).T),
         copy(f"{ours}attention.out.bias", f"{attention}out/bias"),
         *norm(f"{ours}norm_mlp", f"{theirs}{layout.norm_mlp}"),
@@ -208,9 +197,7 @@ def _block_table(ours: str, theirs: str, layout: NpzLayout, heads: int) -> list[
 
 def _trunk_table(c: ResNetConfig, layout: NpzLayout) -> list[KeyEntry]:
     if (c.unit, c.root, c.mixing, c.factor) != ("postactivation", "7x7", "convolution", 1):
-        raise ExportRefused(
-            f"{layout.name} holds R50 hybrids: field root={c.root!r} or factor={c.factor} cannot be held"
-        )
+        raise ExportRefused(f"{layout.name} holds R50 hybrids, not field root={c.root!r} or factor={c.factor}")
 
     def group_norm(ours: str, theirs: str) -> list[KeyEntry]:
         names = {f"{ours}.weight": f"{theirs}/scale", f"{ours}.bias": f"{theirs}/bias"}
@@ -229,9 +216,8 @@ def reshape(ours: str, theirs: str, out: Change, back: Change) -> KeyEntry:
 
 def conv(ours: str, theirs: str) -> list[KeyEntry]:
     """OIHW here, HWIO there."""
-    return [
-        reshape(f"{ours}.weight", f"{theirs}/kernel", lambda t: t.permute(2, 3, 1, 0), lambda t: t.permute(3, 2, 0, 1))
-    ]
+    name, kernel = f"{ours}.weight", f"{theirs}/kernel"
+    return [reshape(name, kernel, lambda t: t.permute(2, 3, 1, 0), lambda t: t.permute(3, 2, 0, 1))]
 
 
 def dense(ours: str, theirs: str) -> list[KeyEntry]:

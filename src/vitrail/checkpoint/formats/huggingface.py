@@ -23,24 +23,18 @@ GELU = {"gelu": "erf", "gelu_python": "erf", "gelu_new": "tanh", "gelu_pytorch_t
 _NORMS = ("layernorm_before", "layernorm_after")
 BLOCK = keys.name_layers(_NORMS[0], "attention.output.dense", _NORMS[1], "intermediate.dense", "output.dense")
 # Names of transformers 5: those of 4.
-FIVE = (
-    {"attention.q_proj.": "attention.attention.query.", "attention.k_proj.": "attention.attention.key."}
-    | {"attention.v_proj.": "attention.attention.value.", "attention.o_proj.": "attention.output.dense."}
-    | {"mlp.fc1.": "intermediate.dense.", "mlp.fc2.": "output.dense."}
-)
+_QKV = {f"attention.{name[0]}_proj.": f"attention.attention.{name}." for name in ("query", "key", "value")}
+_DENSE = {"attention.o_proj.": "attention.output.", "mlp.fc1.": "intermediate.", "mlp.fc2.": "output."}
+FIVE = _QKV | {five: f"{four}dense." for five, four in _DENSE.items()}
 # Fields of a ViT: what config.json calls them, and the value that it need not state.
-WHOLE = {
-    "width": ("hidden_size", 768),
-    "depth": ("num_hidden_layers", 12),
-    "mlp_width": ("intermediate_size", 3072),
-    "heads": ("num_attention_heads", 12),
-    "channels": ("num_channels", 3),
-}
+INTEGERS = {
+    "width": ("hidden_size", 768), "depth": ("num_hidden_layers", 12), "mlp_width": ("intermediate_size", 3072),
+    "heads": ("num_attention_heads", 12), "channels": ("num_channels", 3),
+}  # fmt: skip
 NUMBERS = {
-    "dropout": ("hidden_dropout_prob", 0.0),
-    "attention_dropout": ("attention_probs_dropout_prob", 0.0),
+    "dropout": ("hidden_dropout_prob", 0.0), "attention_dropout": ("attention_probs_dropout_prob", 0.0),
     "norm_eps": ("layer_norm_eps", 1e-12),
-}
+}  # fmt: skip
 
 
 def recognises(names: set[str]) -> bool:
@@ -80,7 +74,7 @@ class ConfigReader:
     def refuse(self, cause: str) -> MismatchedWeights:
         return MismatchedWeights(f"{self.shapes.path}: {cause}")
 
-    def whole(self, name: str, default: int) -> int:
+    def integer(self, name: str, default: int) -> int:
         value = self.values.get(name, default)
         if type(value) is not int or not 0 < value < 2**20:
             raise self.refuse(f"config.json says {name}={value!r}, expected a whole number above 0")
@@ -107,7 +101,7 @@ def _infer_vit(get: ConfigReader) -> ViTConfig:
         raise get.refuse(f"model_type {kind!r} is not a ViT or BiT of the paper")
     if act not in GELU:
         raise get.refuse(f"hidden_act {act!r} is not a GELU; known: {', '.join(GELU)}")
-    fields: dict[str, Any] = {field: get.whole(*known) for field, known in WHOLE.items()}
+    fields: dict[str, Any] = {field: get.integer(*known) for field, known in INTEGERS.items()}
     if fields["depth"] != (found := shapes.count("vit.encoder.layer.{}.layernorm_before.weight")):
         raise get.refuse(f"config.json says num_hidden_layers={fields['depth']}, the tensors make {found}")
     fields |= {field: get.number(*known) for field, known in NUMBERS.items()}
@@ -116,14 +110,10 @@ def _infer_vit(get: ConfigReader) -> ViTConfig:
     if pooler and settings.get("pooler_act", "tanh") != "tanh":
         raise get.refuse(f"pooler_act {settings['pooler_act']!r} is not the paper's tanh")
     return ViTConfig(
-        **fields,
-        image=shapes.image or get.size("image_size", 224),
-        patch=get.size("patch_size", 16),
-        classes=classes,
-        head="tanh" if pooler else "linear" if classes else "none",
-        qkv_bias=bool(settings.get("qkv_bias", True)),
+        **fields, image=shapes.image or get.size("image_size", 224), patch=get.size("patch_size", 16), classes=classes,
+        head="tanh" if pooler else "linear" if classes else "none", qkv_bias=bool(settings.get("qkv_bias", True)),
         gelu="erf" if GELU[act] == "erf" else "tanh",
-    )
+    )  # fmt: skip
 
 
 def _infer_bit(get: ConfigReader) -> ResNetConfig:
@@ -136,10 +126,8 @@ def _infer_bit(get: ConfigReader) -> ResNetConfig:
         raise get.refuse(f"config.json says depths={settings.get('depths')}, the tensors make {blocks}")
     width, channels, *_ = shapes.get("bit.embedder.convolution.weight", 4)
     classes = shapes.get("classifier.1.weight", 2)[0] if "classifier.1.weight" in shapes else 0
-    groups = get.whole("num_groups", 32)
-    return ResNetConfig(
-        blocks=blocks, factor=width / 64, channels=channels, classes=classes, groups=groups, standardisation_eps=1e-8
-    )
+    sizes: Any = {"channels": channels, "classes": classes, "groups": get.integer("num_groups", 32)}
+    return ResNetConfig(blocks=blocks, factor=width / 64, standardisation_eps=1e-8, **sizes)
 
 
 def build_table(config: ModelConfig) -> list[KeyEntry]:
@@ -147,9 +135,7 @@ def build_table(config: ModelConfig) -> list[KeyEntry]:
         return _bit_table(config)
     c = keys.require_plain(NAME, config, free=("qkv_bias",))
     if c.head == "tanh" and c.classes:
-        raise ExportRefused(
-            "huggingface has no classifier behind a hidden tanh layer: field head='tanh' goes with classes=0"
-        )
+        raise ExportRefused("huggingface has no classifier behind a tanh layer: field head='tanh' goes with classes=0")
     rows = [copy("class_token", "vit.embeddings.cls_token")]
     rows += [keys.position_entry(c, "vit.embeddings.position_embeddings")]
     rows += weight_and_bias("embedding.projection", "vit.embeddings.patch_embeddings.projection")
@@ -177,14 +163,9 @@ def build_settings(
 ) -> dict[str, Any]:
     """The folder's `config.json`."""
     names = class_names or [f"LABEL_{i}" for i in range(c.classes)]
-    common: dict[str, Any] = {
-        "num_channels": c.channels,
-        "id2label": {str(i): name for i, name in enumerate(names)},
-        "label2id": {name: i for i, name in enumerate(names)},
-        "torch_dtype": dtype,
-        **({"problem_type": MULTI_LABEL} if multi_label else {}),
-    }
-    return _network_settings(c) | common
+    numbers = {"id2label": {str(i): n for i, n in enumerate(names)}, "label2id": {n: i for i, n in enumerate(names)}}
+    problem = {"problem_type": MULTI_LABEL} if multi_label else {}
+    return _network_settings(c) | {"num_channels": c.channels, **numbers, "torch_dtype": dtype, **problem}
 
 
 def _network_settings(config: ModelConfig) -> dict[str, Any]:
@@ -197,7 +178,7 @@ def _network_settings(config: ModelConfig) -> dict[str, Any]:
     return {
         "model_type": "vit",
         "architectures": ["ViTForImageClassification" if c.classes else "ViTModel"],
-        **{name: getattr(c, field) for field, (name, _) in (WHOLE | NUMBERS).items()},
+        **{name: getattr(c, field) for field, (name, _) in (INTEGERS | NUMBERS).items()},
         "image_size": c.image[0] if c.image[0] == c.image[1] else list(c.image),
         "patch_size": c.patch[0] if c.patch[0] == c.patch[1] else list(c.patch),
         "hidden_act": "gelu" if c.gelu == "erf" else "gelu_pytorch_tanh",
@@ -221,12 +202,9 @@ BOX = 4  # the nearest of them to "area", which it is not
 def build_preprocessor(p: Preprocessing) -> dict[str, Any]:
     """The folder's `preprocessor_config.json`; a centre crop needs BiT's image processor."""
     common: dict[str, Any] = {
-        **dict.fromkeys(("do_resize", "do_rescale", "do_normalize"), True),
-        "rescale_factor": 1 / 255,
-        "resample": RESAMPLE.get(p.interpolation, BOX),
-        "image_mean": list(p.mean),
-        "image_std": list(p.std),
-    }
+        **dict.fromkeys(("do_resize", "do_rescale", "do_normalize"), True), "rescale_factor": 1 / 255,
+        "resample": RESAMPLE.get(p.interpolation, BOX), "image_mean": list(p.mean), "image_std": list(p.std),
+    }  # fmt: skip
     box = {"height": p.image[0], "width": p.image[1]}
     if p.resize is None:
         return {"image_processor_type": "ViTImageProcessor", "size": box, **common}
@@ -244,11 +222,9 @@ def read_preprocessor(values: dict[str, Any], image: Pair) -> Preprocessing | No
         box = crop if values.get("do_center_crop") and crop else size
         said: dict[str, Any] = {
             "image": (box["height"], box["width"]) if isinstance(box, dict) and "height" in box else image,
-            "resize": size.get("shortest_edge"),
-            "interpolation": names[values.get("resample", 2)],
-            "mean": values["image_mean"],
-            "std": values["image_std"],
-        }
+            "resize": size.get("shortest_edge"), "interpolation": names[values.get("resample", 2)],
+            "mean": values["image_mean"], "std": values["image_std"],
+        }  # fmt: skip
         if said["resize"] is not None and said["resize"] < min(said["image"]):
             return None  # the rest would be filled with black
     except (KeyError, TypeError, AttributeError):

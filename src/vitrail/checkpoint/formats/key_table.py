@@ -112,25 +112,19 @@ def import_tensors(path: Path, config: ModelConfig, table: Iterable[KeyEntry], t
     for entry in table:
         with torch.device("meta"):
             wanted = entry.to_theirs(torch.empty(shapes[entry.ours]))
-        parts = tuple(
-            _check_tensor(path, name, left.pop(name, None), tuple(want.shape))
-            for name, want in zip(entry.names, wanted, strict=True)
-        )
+        pairs = zip(entry.names, wanted, strict=True)
+        parts = tuple(_check_tensor(path, name, left.pop(name, None), tuple(want.shape)) for name, want in pairs)
         out[entry.ours] = entry.to_ours(parts).contiguous()
     if left:
         name, more = next(iter(left)), f" and {len(left) - 1} more" if len(left) > 1 else ""
-        raise MismatchedWeights(
-            f"{path}: tensor {name!r}{more} has no place in this network; is it another one's file?"
-        )
+        raise MismatchedWeights(f"{path}: tensor {name!r}{more} has no place in this network; give another file")
     return {name: out[name] for name in shapes}
 
 
 def expected_shapes(path: Path, config: ModelConfig, theirs: Tensors) -> dict[str, tuple[int, ...]]:
     """What the network holds; a file that speaks of more layers than it has tensors is not taken at its word."""
     if config.units > len(theirs):
-        raise MismatchedWeights(
-            f"{path}: {len(theirs)} tensors cannot hold the {config.units} layers that it speaks of"
-        )
+        raise MismatchedWeights(f"{path}: {len(theirs)} tensors cannot hold the {config.units} layers it speaks of")
     if config.fixed_bytes:
         held = sum(tensor.nbytes for tensor in theirs.values())
         check_budget(path, held, config.fixed_bytes, what="its fixed positions")
@@ -205,9 +199,7 @@ def infer_heads(shapes: TensorShapes, width: int, mlp_width: int) -> int:
     if (width, mlp_width) in HEADS:
         return HEADS[width, mlp_width]
     if width % 64:
-        raise MismatchedWeights(
-            f"{shapes.path}: width {width} is not a published shape and the file gives no number of heads; pass heads="
-        )
+        raise MismatchedWeights(f"{shapes.path}: width {width} is not a published shape; pass heads=")
     return width // 64
 
 
@@ -257,7 +249,6 @@ def require_bit(format_name: str, config: ModelConfig) -> ResNetConfig:
         raise ExportRefused(f"{format_name} holds BiT ResNets; this network is a {config.title}")
     fields = {name: getattr(config, name) for name in ("unit", "root", "mixing")}
     if list(fields.values()) != ["preactivation", "7x7", "convolution"]:
-        raise ExportRefused(
-            f"{format_name} has no place for field {', '.join(f'{k}={v!r}' for k, v in fields.items())}"
-        )
+        listed = ", ".join(f"{name}={value!r}" for name, value in fields.items())
+        raise ExportRefused(f"{format_name} has no place for field {listed}")
     return config

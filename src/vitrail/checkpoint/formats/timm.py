@@ -33,9 +33,8 @@ def infer(shapes: TensorShapes) -> ModelConfig:
     heads, act = args.get("num_heads"), args.get("act_layer", "gelu")
     if act not in ("gelu", "gelu_tanh"):
         raise MismatchedWeights(f"{shapes.path}: act_layer {act!r} is not a GELU; known: gelu, gelu_tanh")
-    sizes = keys.infer_sizes(
-        shapes, "patch_embed.proj", "blocks.{}.", BLOCK, "head", heads if type(heads) is int else None
-    )
+    heads = heads if type(heads) is int else None
+    sizes = keys.infer_sizes(shapes, "patch_embed.proj", "blocks.{}.", BLOCK, "head", heads)
     token, after, (high, wide) = "cls_token" in shapes, "fc_norm.weight" in shapes, sizes["patch"]
     hybrid = "patch_embed.backbone.stem.conv.weight" in shapes
     backbone = _infer_trunk(shapes, "patch_embed.backbone.") if hybrid else None
@@ -45,15 +44,11 @@ def infer(shapes: TensorShapes) -> ModelConfig:
     if backbone is not None:
         sizes |= {"backbone": replace(backbone, image=size), "channels": backbone.channels}
     return ViTConfig(
-        **sizes,
-        image=size,
-        pool="mean" if after or not token or args.get("global_pool") == "avg" else "token",
-        class_token=token,
+        **sizes, image=size, class_token=token, position_prefix=bool(prefix) or not token,
+        pool="mean" if after or not token or args.get("global_pool") == "avg" else "token", norm_after_pool=after,
         registers=shapes.get("reg_token", 3)[1] if "reg_token" in shapes else 0,
-        position_prefix=bool(prefix) or not token,
         qkv_bias="blocks.0.attn.qkv.bias" in shapes,
-        norm_after_pool=after,
-    )
+    )  # fmt: skip
 
 
 def build_table(config: ModelConfig) -> list[KeyEntry]:
@@ -69,13 +64,9 @@ def build_table(config: ModelConfig) -> list[KeyEntry]:
         raise ExportRefused(f"timm has no {kind}: field head={c.head!r} cannot be held; use head='linear' or vitrail's")
     if c.position != "learned" or c.placed != "stem" or c.attention != "full":
         field = f"position={c.position!r} at {c.placed!r}" if c.attention == "full" else f"attention={c.attention!r}"
-        raise ExportRefused(
-            f"timm's ViT has learned positions at the stem and full attention: field {field} cannot be held"
-        )
+        raise ExportRefused(f"timm's ViT has learned positions at the stem and full attention, not field {field}")
     if c.registers and c.class_token and c.position_prefix:
-        raise ExportRefused(
-            "timm gives registers the class token's position: field position_prefix=True cannot be held"
-        )
+        raise ExportRefused("timm gives registers the class token's position, so not field position_prefix=True")
     rows = [copy("class_token", "cls_token")] if c.class_token else []
     rows += [copy("registers", "reg_token")] if c.registers else []
     rows += [copy("position.tables.0.table", "pos_embed")]
@@ -111,17 +102,14 @@ def _infer_trunk(shapes: TensorShapes, prefix: str) -> ResNetConfig:
     hybrid = {"unit": "postactivation", "padding": "same", "pool_padding": "infinity"}
     unit: Any = hybrid if f"{prefix}stem.norm.weight" in shapes else {}
     blocks = shapes.count_units(prefix + "stages.{}.blocks.{}.conv1.weight")
-    return ResNetConfig(
-        blocks=blocks, factor=width / 64, channels=channels, classes=0, standardisation_eps=1e-8, **unit
-    )
+    unit |= {"channels": channels, "standardisation_eps": 1e-8}
+    return ResNetConfig(blocks=blocks, factor=width / 64, classes=0, **unit)
 
 
 # By blocks: the depth in timm's name, and its widths.
 BIT_NAMES: dict[tuple[int, ...], tuple[int, tuple[float, ...]]] = {
-    (3, 4, 6, 3): (50, (1, 3)),
-    (3, 4, 23, 3): (101, (1, 3)),
-    (3, 8, 36, 3): (152, (2, 4)),
-}
+    (3, 4, 6, 3): (50, (1, 3)), (3, 4, 23, 3): (101, (1, 3)), (3, 8, 36, 3): (152, (2, 4)),
+}  # fmt: skip
 HYBRID_NAMES: dict[tuple[int, ...], str] = {(3, 4, 9): "vit_base_r50_s16_224", (3, 4, 6, 3): "vit_large_r50_s32_224"}
 
 

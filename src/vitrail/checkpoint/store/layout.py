@@ -41,11 +41,11 @@ from vitrail.core.atomic_files import ignore_point, replace_on_success, sync_fol
 from vitrail.core.errors import ConfigError, CorruptWeights, MismatchedWeights, WeightsError
 
 reached: Callable[[str], None] = ignore_point
-"""Told of each point as a save comes to it. A test puts its own here; nothing else does."""
+"""Called with each point as a save comes to it. A test puts its own here; nothing else does."""
 
 
 def crash_point(what: str, moment: str) -> None:
-    """Tells `reached` of one moment of what is written."""
+    """Calls `reached` with one moment of what is written."""
     reached(f"{what}: {moment}")
 
 
@@ -187,7 +187,7 @@ def write_manifest(path: Path, *, step: int, world: int, shards: list[ShardNote]
 
 
 def write(path: Path, what: str, content: bytes, *, folder_too: bool = True) -> None:
-    """Writes a small file; `reached` is told of `what` it is."""
+    """Writes a small file and names it as `what` to `reached`."""
     with replace_on_success(path, partial(crash_point, what), folder_too=folder_too) as file:
         crash_point(what, "before write")
         file.write(content)

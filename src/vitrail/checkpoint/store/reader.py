@@ -12,16 +12,8 @@ from torch import Tensor
 
 from vitrail.checkpoint.files.checks import DOWNLOAD_AGAIN, quote, refuse, shorten
 from vitrail.checkpoint.files.safetensors import Seal, TensorEntry, open_seal, read_header, read_tensor
-from vitrail.checkpoint.store.layout import (
-    MANIFEST,
-    REMEDY,
-    Manifest,
-    ShardNote,
-    list_checkpoints,
-    read_manifest,
-    step_name,
-    unreadable_is_damage,
-)
+from vitrail.checkpoint.store import layout
+from vitrail.checkpoint.store.layout import REMEDY, Manifest, ShardNote, list_checkpoints, unreadable_is_damage
 from vitrail.core.errors import CorruptWeights, MismatchedWeights, WeightsError
 
 
@@ -95,7 +87,7 @@ class SavedCheckpoint(Manifest):
 
 def open_saved(path: Path) -> SavedCheckpoint:
     """Open the checkpoint in a folder and check all of it but the tensors' bytes, which `verify` reads."""
-    manifest = read_manifest(path / MANIFEST)
+    manifest = layout.read_manifest(path / layout.MANIFEST)
     shards = tuple(_open_shard(path, note, manifest.step) for note in manifest.notes)
     names: dict[str, Spec] = {}
     rows: dict[str, list[Rows]] = {}
@@ -163,7 +155,7 @@ def latest(
         if chosen is None:
             break
         step = int(chosen)
-        place = list_checkpoints(folder).get(step, folder / step_name(step))  # again: the first process may have tidied
+        place = list_checkpoints(folder).get(step, folder / layout.step_name(step))  # the first may have tidied
         fault: str | None = None
         try:
             found = open_saved(place)

@@ -127,7 +127,14 @@ class CheckpointWriter:
         self.folder.mkdir(exist_ok=True)  # someone may have cleared it to make room
         place.mkdir(exist_ok=True)
         crash_point("saving", "after make")
-        note = self._write_shard(place, step, snapshot)
+        note = None
+        if snapshot.tensors:
+            snapshot.settle()
+            path = place / f"shard-{self.rank:05d}-of-{self.world:05d}.safetensors"
+            description = {"step": step, "rank": self.rank, "world": self.world, "pieces": snapshot.where}
+            write_sealed(path, snapshot.tensors, description, partial(crash_point, "shard"))
+            snapshot.tensors.clear()  # the memory is free while the others are waited for
+            note = describe_shard(path)
         if self.rank:
             self._report(place, {"shard": None if note is None else asdict(note)})
             return
@@ -145,17 +152,6 @@ class CheckpointWriter:
             sync_folder(self.folder)
         else:
             layout.commit(place, target, self.token)
-
-    def _write_shard(self, place: Path, step: int, snapshot: Snapshot) -> ShardNote | None:
-        """Write what this process holds; none where it holds nothing."""
-        if not snapshot.tensors:
-            return None
-        snapshot.settle()
-        path = place / f"shard-{self.rank:05d}-of-{self.world:05d}.safetensors"
-        description = {"step": step, "rank": self.rank, "world": self.world, "pieces": snapshot.where}
-        write_sealed(path, snapshot.tensors, description, partial(crash_point, "shard"))
-        snapshot.tensors.clear()  # the memory is free while the others are waited for
-        return describe_shard(path)
 
     def _report(self, place: Path, what: dict[str, Any]) -> None:
         """Leave a note for the first process, which may commit the folder under its new name as soon as it sees it."""

@@ -80,9 +80,7 @@ def inspect_samples(
 
     if decode and workers > 1 and len(indices) > FEW:
         chunks = [indices[start : start + CHUNK] for start in range(0, len(indices), CHUNK)]
-        results: Iterable[list[SampleInfo]] = map_in_processes(
-            decode_chunk, source, chunks, workers=workers, describe_loss=describe_loss
-        )
+        results = map_in_processes(decode_chunk, source, chunks, workers=workers, describe_loss=describe_loss)
     else:
         results = ([inspect_sample(source, index, decode=decode)] for index in indices)
     for found in results:
@@ -130,19 +128,14 @@ class SplitSummary:
         """The summary as plain values."""
         smallest, largest = self.extreme(np.argmin), self.extreme(np.argmax)
         return {
-            "images": self.images,
-            "masks": self.masks,
+            "images": self.images, "masks": self.masks,
             "classes": {name: int(count) for name, count in zip(self.classes, self.counts, strict=True)},
-            "labelled": self.labelled,
-            "labels": self.labels,
-            "multiple": self.multiple,
-            "looked_at": self.looked,
-            "decoded": self.decoded,
+            "labelled": self.labelled, "labels": self.labels, "multiple": self.multiple,
+            "looked_at": self.looked, "decoded": self.decoded,
             "size": {"median": self.median, "smallest": smallest, "largest": largest},
-            "formats": self.formats,
-            "bytes": self.all_bytes,
+            "formats": self.formats, "bytes": self.all_bytes,
             "unreadable": [{"name": name, "reason": reason} for name, reason in self.unreadable],
-        }
+        }  # fmt: skip
 
 
 def summarise(
@@ -188,20 +181,13 @@ def summarise_split(source: ImageDataset, samples: Iterable[SampleInfo], decoded
     labels = source.labels
     present = int((np.asarray(labels.values) >= 0).sum())
     return SplitSummary(
-        images=len(source),
-        masks=len(source) if source.pixel_classes else 0,
-        classes=source.classes,
-        counts=labels.counts(len(source.classes)),
+        images=len(source), masks=len(source) if source.pixel_classes else 0,
+        classes=source.classes, counts=labels.counts(len(source.classes)),
         labelled=present if labels.starts is None else int((np.diff(labels.starts) > 0).sum()),
-        labels=present,
-        multiple=labels.multiple,
-        looked=looked,
-        decoded=decoded,
-        sizes=np.array(sizes, np.int64).reshape(-1, 2),
-        formats=dict(formats.most_common()),
-        bytes=size,
-        unreadable=tuple(unreadable),
-    )
+        labels=present, multiple=labels.multiple, looked=looked, decoded=decoded,
+        sizes=np.array(sizes, np.int64).reshape(-1, 2), formats=dict(formats.most_common()),
+        bytes=size, unreadable=tuple(unreadable),
+    )  # fmt: skip
 
 
 def make_sheet(collection: Collection, split: str) -> "Image":

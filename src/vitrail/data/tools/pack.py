@@ -164,7 +164,9 @@ def open_journal(out: Path, plan: dict[str, Any]) -> Generator[tuple[IO[bytes], 
     out.mkdir(parents=True, exist_ok=True)
     path = out / JOURNAL
     with open(path, "ab+") as file:
-        lock_journal(file, out)
+        with suppress(OSError):  # a file system without locks
+            if not try_lock(file.fileno()):
+                raise DataError(f"{out}: another process is packing into this folder")
         kept = read_journal(out, file, plan)
         for stray in out.glob(".vitrail-*.tmp"):
             stray.unlink()
@@ -180,12 +182,6 @@ def append(file: IO[bytes], text: bytes) -> None:
     file.write(text)
     file.flush()
     os.fsync(file.fileno())
-
-
-def lock_journal(file: IO[bytes], out: Path) -> None:
-    with suppress(OSError):  # a file system without locks
-        if not try_lock(file.fileno()):
-            raise DataError(f"{out}: another process is packing into this folder")
 
 
 def read_journal(out: Path, file: IO[bytes], plan: dict[str, Any]) -> list[ShardInfo]:
