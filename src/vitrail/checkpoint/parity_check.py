@@ -40,11 +40,7 @@ class ReferenceModel:
 
 def build_reference(format_name: str, config: ModelConfig, target: Path) -> ReferenceModel | str:
     """The other library's network with the written weights, or the reason why there is none."""
-    builders: dict[str, Callable[[ModelConfig, Path], ReferenceModel]] = {
-        "timm": build_timm,
-        "huggingface": build_huggingface,
-        "torchvision": build_torchvision,
-    }
+    builders = {"timm": build_timm, "huggingface": build_huggingface, "torchvision": build_torchvision}
     library = {"huggingface": "transformers"}.get(format_name, format_name)
     if format_name not in builders:
         return "no other library to hold it against"
@@ -148,7 +144,7 @@ class Difference:
     relative: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class ParityReport:
     """Tensors that came back bit for bit, of how many; and the rows against `peer`, or why there are none."""
 
@@ -169,9 +165,8 @@ def check_parity(bundle: Bundle, back: Bundle, format_name: str, target: Path) -
     same = sum(b is not None and a.shape == b.shape and torch.equal(a.float(), b.float()) for a, b in pairs)
     built = build_reference(format_name, bundle.config, target)
     if isinstance(built, str):
-        return ParityReport(identical=same, tensors=len(pairs), reference=None, why_not=built, rows=[])
-    rows = compare(build_network(bundle), built)
-    return ParityReport(identical=same, tensors=len(pairs), reference=built.library, why_not=None, rows=rows)
+        return ParityReport(same, len(pairs), None, built, [])
+    return ParityReport(same, len(pairs), built.library, None, compare(build_network(bundle), built))
 
 
 def compare(model: Model, other: ReferenceModel, seed: int = 0) -> list[Difference]:
@@ -180,13 +175,12 @@ def compare(model: Model, other: ReferenceModel, seed: int = 0) -> list[Differen
     images = torch.randn(2, config.channels, *config.image, generator=torch.Generator().manual_seed(seed))
     mine = collect_activations(model, model.units(), images)
     theirs = collect_activations(other.network, other.blocks, images, other.logits)
-    return [_row(place, mine[place], theirs[place]) for place in mine]
-
-
-def _row(place: str, mine: Tensor, theirs: Tensor) -> Difference:
-    difference = (mine.double() - theirs.double()).abs().max().item()
-    scale = theirs.double().abs().max().item()
-    return Difference(place, difference, difference / scale if scale else difference)
+    rows: list[Difference] = []
+    for place, value in mine.items():
+        difference = (value.double() - theirs[place].double()).abs().max().item()
+        scale = theirs[place].double().abs().max().item()
+        rows.append(Difference(place, difference, difference / scale if scale else difference))
+    return rows
 
 
 @torch.no_grad()

@@ -1,5 +1,6 @@
 """`load`, `save` and `create_model`: a network from any weights, to one self-describing file, or by name."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -123,13 +124,9 @@ def to_bundle(
         if labels is not None:
             raise ConfigError(f"{len(names)} labels for {config.classes} classes")
         names = None  # the head was replaced since
-    card = Card(
-        preprocessing=preprocessing or old.preprocessing,
-        labels=names,
-        provenance=old.provenance if provenance is None else provenance,
-        multi_label=old.multi_label and (old.labels is None or names is not None),
-        task=old.task,
-    )
+    changes: Any = {"preprocessing": preprocessing or old.preprocessing, "labels": names}
+    changes |= {"provenance": old.provenance if provenance is None else provenance}
+    card = replace(old, **changes, multi_label=old.multi_label and (old.labels is None or names is not None))
     tensors = {name: tensor.detach() for name, tensor in cast(Tensors, inner.state_dict()).items()}
     return Bundle(config=config, tensors=tensors, card=card)
 

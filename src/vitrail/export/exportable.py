@@ -7,7 +7,6 @@ infinity. And where the image size is left open, positions are resampled in the 
 What is exported: a bundle, the image sizes that one file of it can take, and the networks to hold it against.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -96,12 +95,7 @@ class BorderedPool(nn.Module):
         return F.max_pool2d(x, 3, stride=2)
 
 
-REPLACED: dict[type[nn.Module], Callable[[Any, bool], nn.Module]] = {
-    StandardisedConv: FixedConv,
-    RootPool: BorderedPool,
-}
-
-
+REPLACED: dict[type[nn.Module], Any] = {StandardisedConv: FixedConv, RootPool: BorderedPool}
 Weights: TypeAlias = str | Path | Model | Bundle
 FURTHER: Final = (2, 1)  # steps that the second size of a check is larger by: not square, so that a swapped axis shows
 

@@ -49,9 +49,8 @@ class ExportImages:
     def batches(self, preprocessing: Preprocessing, targets: Targets = CLASS_LABELS) -> Iterator[Batch]:
         """Every image once."""
         size = min(self.batch, max(len(self.source), 1))
-        every = eval_batches(
-            self.source, preprocessing, batch=size, workers=self.workers, ledger=self.ledger, targets=targets
-        )
+        options: Any = {"workers": self.workers, "ledger": self.ledger, "targets": targets}
+        every = eval_batches(self.source, preprocessing, batch=size, **options)
         for done, batch in enumerate(every, start=1):
             yield batch
             self.progress("images", min(done * size, len(self.source)), len(self.source))

@@ -143,9 +143,8 @@ def write_onnx(bundle: Bundle, path: Path, options: OnnxOptions, sizes: ImageSiz
     program = trace_network(form, config.image, config.channels, sizes, pixels=pixels)
     inputs, outputs = ["pixels" if pixels else "image"], ["logits" if config.classes else "features"]
     with silence_exporter():
-        done: Any = torch.onnx.export(
-            program, dynamo=True, verbose=False, opset_version=options.opset, input_names=inputs, output_names=outputs
-        )
+        names: Any = {"opset_version": options.opset, "input_names": inputs, "output_names": outputs}
+        done: Any = torch.onnx.export(program, dynamo=True, verbose=False, **names)
     found, model = int(done.model.opset_imports[""]), done.model_proto
     if found != options.opset:
         raise ExportFailed(f"torch wrote opset {found} where {options.opset} was asked for; leave --opset out")
@@ -203,11 +202,9 @@ def make_int8_file(
     scores = score_export(bundle, references[image], session, images, pixels=pixels)
     agreement = None if scores is None else scores.agreement
     if scores is not None and agreement is not None and not agreement >= options.least_agreement:
-        raise ExportFailed(
-            f"{name}: int8 says what the network says to {agreement:.2%} of {scores.count:,} images, where "
-            f"{options.least_agreement:.0%} is asked for; nothing was written: leave --int8 out, or take it as it is "
-            f"with --agreement {int(agreement * 100) / 100:g}"
-        )
+        fault = f"{name}: int8 agrees on {agreement:.2%} of {scores.count:,} images, not {options.least_agreement:.0%}"
+        remedy = f"omit --int8, or accept it with --agreement {int(agreement * 100) / 100:g}"
+        raise ExportFailed(f"{fault}; nothing was written: {remedy}")
     return replace(
         done, report=report, plain=done.report, scores=scores, notes=(*done.notes, *notes),
         pace=measure_speed({"float32": OnnxSession(plain), "int8": session}, bundle, pixels=pixels),

@@ -30,20 +30,13 @@ from vitrail.models.vit_config import vit_config
 
 Library: TypeAlias = Literal["hf", "timm", "npz", "torchvision"]
 
-SUFFIXES: Final[dict[str, tuple[str, ...]]] = {
-    "hf": (),
-    "timm": (".safetensors", ".pth", ".bin"),
-    "npz": (".npz",),
-    "torchvision": (".pth", ".safetensors", ".bin"),
-}
+STATE_DICT: Final = (".pth", ".safetensors", ".bin")
+SUFFIXES: Final = {"hf": (), "timm": STATE_DICT, "npz": (".npz",), "torchvision": STATE_DICT}
 # timm's plain ViTs at 224 px by width, depth and heads, and their patches; all have an MLP of four times the width.
 NAMED: Final[dict[tuple[int, int, int], tuple[str, tuple[int, ...]]]] = {
-    (192, 12, 3): ("tiny", (16,)),
-    (384, 12, 6): ("small", (16, 32)),
-    (768, 12, 12): ("base", (8, 16, 32)),
-    (1024, 24, 16): ("large", (16, 32)),
-    (1280, 32, 16): ("huge", (14,)),
-}
+    (192, 12, 3): ("tiny", (16,)), (384, 12, 6): ("small", (16, 32)), (768, 12, 12): ("base", (8, 16, 32)),
+    (1024, 24, 16): ("large", (16, 32)), (1280, 32, 16): ("huge", (14,)),
+}  # fmt: skip
 USUAL: Final[dict[str, Any]] = {
     "img_size": [224, 224], "qkv_bias": True, "class_token": True, "no_embed_class": False, "reg_tokens": 0,
     "global_pool": "token", "act_layer": "gelu", "in_chans": 3, "num_classes": 1000,
@@ -104,9 +97,7 @@ def check_written(
         if not done.lost_fields:
             raise
         lost = f"{done.format} cannot hold {', '.join(done.lost_fields)}"
-        raise ExportFailed(
-            f"{error}. {lost}; --to onnx can, and `vitrail convert` writes the tensors all the same"
-        ) from None
+        raise ExportFailed(f"{error}. {lost}; --to onnx can, and `vitrail convert` writes the tensors") from None
 
 
 def timm_call(config: ModelConfig) -> tuple[str, dict[str, Any]]:

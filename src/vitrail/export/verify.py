@@ -75,10 +75,9 @@ class ExportReport:
     def rows(self) -> list[tuple[str, str, str, str, str]]:
         """Image, batch, largest difference, relative, same answer: as text for a table."""
         answers = ["-" if case.agree is None else f"{case.agree:,} of {case.answers:,}" for case in self.cases]
-        return [
-            (format_size(case.image), str(case.batch), f"{case.absolute:.2e}", f"{case.relative:.2e}", answer)
-            for case, answer in zip(self.cases, answers, strict=True)
-        ]
+        numbers = [(str(case.batch), f"{case.absolute:.2e}", f"{case.relative:.2e}") for case in self.cases]
+        sizes = [format_size(case.image) for case in self.cases]
+        return [(size, *row, answer) for size, row, answer in zip(sizes, numbers, answers, strict=True)]
 
 
 def make_noise_images(batch: int, channels: int, image: Pair, *, seed: int = 0, pixels: bool = False) -> Tensor:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from vitrail.inspection.rollout import class_attention, grad_cam, gradient_rollo
 from vitrail.models.backbone import eval_mode
 from vitrail.report.figure_style import map_colours
 
+Tile: TypeAlias = Callable[[Pixels, int, int], Pixels]
 NO_TOKENS: Final = "a ResNet has no tokens and no attention between them"
 COMPARED: Final = 16  # images below which CKA is noise
 SCORED: Final = 32  # images that the faithfulness of maps is measured on
@@ -54,22 +55,16 @@ def overlay_images(given: InspectionContext, maps: Tensor) -> list[page.ImageOve
     ]
 
 
-def pair_section(
-    kind: str, looks: Sequence[page.ImageOverlay], captions: Sequence[str], **facts: str
-) -> InspectionSection:
+def pair_section(kind: str, looks: list[page.ImageOverlay], captions: list[str], **facts: str) -> InspectionSection:
     """Images next to their overlays."""
     draw = partial(figures.draw_pairs, [look.picture for look in looks], [look.overlay for look in looks], captions)
     return page.make_section(kind, draw, facts, looks=looks)
 
 
-def tile_section(
-    given: InspectionContext, kind: str, layers: Sequence[int], tile: Callable[[Pixels, int, int], Pixels]
-) -> InspectionSection:
+def tile_section(given: InspectionContext, kind: str, layers: Sequence[int], tile: Tile) -> InspectionSection:
     """A few images, each followed by a tile for every layer: `tile` takes the pixels and the places of both."""
-    tiles = [
-        [pixels, *(tile(pixels, at, place) for place in range(len(layers)))]
-        for at, pixels in enumerate(given.pixels[:DOWN])
-    ]
+    places, pixels = range(len(layers)), given.pixels[:DOWN]
+    tiles = [[shown, *(tile(shown, at, place) for place in places)] for at, shown in enumerate(pixels)]
     columns = ["image", *(f"layer {layer + 1}" for layer in layers)]
     return page.make_section(kind, partial(figures.draw_sheet, tiles, columns=columns), {})
 

@@ -208,12 +208,9 @@ class RelativeOffsets(nn.Module):
 
 
 KINDS: dict[str, type[LearnedTable | AxesTable | SineTable | RelativeOffsets]] = {
-    "learned": LearnedTable,
-    "learned2d": AxesTable,
-    "learned2d-sum": AxesTable,
-    "sincos2d": SineTable,
+    "learned": LearnedTable, "learned2d": AxesTable, "learned2d-sum": AxesTable, "sincos2d": SineTable,
     "relative": RelativeOffsets,
-}
+}  # fmt: skip
 
 
 class PositionEmbeddings(nn.Module):

@@ -91,9 +91,8 @@ class ViTConfig(ModelConfig):
         if stem is not None:
             ground, what = stem.grid, "feature map"
             if stem.image != self.image:
-                raise ConfigError(
-                    f"image={format_size(self.image)} but the backbone was made for {format_size(stem.image)}"
-                )
+                own, other = format_size(self.image), format_size(stem.image)
+                raise ConfigError(f"image={own} but the backbone was made for {other}")
             if stem.channels != self.channels:
                 raise ConfigError(f"channels={self.channels} but the backbone takes {stem.channels}")
             if (stem.unit, stem.classes) != ("postactivation", 0):
