@@ -147,7 +147,7 @@ def test_a_whole_run_shows_everything(tmp_path: Path) -> None:
         "95.00%",
         "342 of 360",
         "said c, 83.0%",
-        "0.9, 0.999",
+        "0.9,0.999",
         "TPUv3-core-days",
         "pets, 5",
     ):
@@ -326,10 +326,10 @@ def test_a_nested_config_becomes_names_and_values() -> None:
         {"batch": 8, "optim": {"lr": 1e-3, "schedule": {"warmup": 10}, "clip": None}, "mix": {}, "x": True}
     )
     assert [(group.name, list(group.rows)) for group in found] == [
-        ("", [("batch", "8"), ("x", "true")]),
-        ("optim", [("lr", "0.001"), ("schedule.warmup", "10"), ("clip", "none")]),
+        ("", [("batch", "8"), ("x", "on")]),
+        ("optim", [("lr", "0.001"), ("schedule.warmup", "10"), ("clip", "(none)")]),
     ]
-    assert flatten({"a": {}, "b": ""}) == [("a", "{}"), ("b", "–")]
+    assert flatten({"a": {}, "b": ""}) == [("b", "–")]
 
 
 def test_units_that_a_person_reads() -> None:

@@ -41,15 +41,14 @@ def find_broken(facts: Facts) -> Iterator[Finding]:
     """Required libraries, and the package's own files."""
     libraries = facts["libraries"]
     for name, about in libraries.items():
-        wanted = f"pip install '{name}>={NEEDED[name]}'"
+        wanted = f"'{name}>={NEEDED[name]}'"
         if about["version"] is None and "error" in about:
-            yield Finding(f"{name} is not installed", wanted, True)
+            yield Finding(f"{name} is not installed", f"pip install {wanted}", True)
         elif "error" in about:
-            remedy = f"pip install --force-reinstall '{name}>={NEEDED[name]}'"
-            yield Finding(f"{name} {about['version']} cannot be used: {about['error']}", remedy, True)
+            what = f"{name} {about['version']} cannot be used: {about['error']}"
+            yield Finding(what, f"pip install --force-reinstall {wanted}", True)
         elif about["version"] and is_older(about["version"], NEEDED[name]):
-            what = f"{name} {about['version']} is too old: {NEEDED[name]} is the first that vitrail works with"
-            yield Finding(what, wanted, True)
+            yield Finding(f"{name} {about['version']} is too old, before {NEEDED[name]}", f"pip install {wanted}", True)
     if lacks := libraries["pillow"].get("lacks"):
         yield Finding(f"this Pillow reads no {', '.join(lacks)}", "pip install --force-reinstall pillow", True)
     weights = facts["weights"] or {}
@@ -74,14 +73,12 @@ def find_mismatched(facts: Facts) -> Iterator[Finding]:
         return
     partner = matching_torchvision(torch)
     if partner is not None and not re.match(rf"{re.escape(partner)}(\.|$)", vision):
-        what = f"torchvision {vision} does not belong to torch {torch}, whose is {partner}"
-        base = torch.partition("+")[0]
-        yield Finding(what, f"pip install 'torch=={base}' 'torchvision=={partner}.*'")
+        remedy = f"pip install 'torch=={torch.partition('+')[0]}' 'torchvision=={partner}.*'"
+        yield Finding(f"torchvision {vision} does not belong to torch {torch}, whose is {partner}", remedy)
         return
     builds = [version.partition("+")[2] for version in (torch, vision)]
     if all(builds) and builds[0] != builds[1]:
-        what = f"torch is built for {builds[0]} and torchvision for {builds[1]}"
-        yield Finding(what, "install both from the same index, in one command")
+        yield Finding(f"torch is built for {builds[0]} and torchvision for {builds[1]}", "install both in one command")
 
 
 def matching_torchvision(torch: str) -> str | None:
@@ -105,8 +102,7 @@ def find_hidden_devices(facts: Facts) -> Iterator[Finding]:
         return
     name = facts["driver"][0]["name"]
     if torch.get("cuda") is None:
-        remedy = "install a torch that is built for CUDA, if it is to be used"
-        yield Finding(f"{name} is there, but this torch is built for CPUs", remedy)
+        yield Finding(f"{name} is there, but this torch is built for CPUs", "to use it, install a torch for CUDA")
     elif "CUDA_VISIBLE_DEVICES" in facts["environment"]:
         what = f"{name} is hidden by CUDA_VISIBLE_DEVICES={facts['environment']['CUDA_VISIBLE_DEVICES']}"
         yield Finding(what, "unset CUDA_VISIBLE_DEVICES, if it is to be used")
@@ -120,14 +116,14 @@ def find_full_places(facts: Facts) -> Iterator[Finding]:
     if "error" in cache:
         yield Finding(cache["error"], "set VITRAIL_CACHE to a folder that can be written to")
     elif not cache["writable"]:
-        what = f"the cache {cache['folder']} cannot be written to, so that nothing is kept and nothing downloaded"
-        yield Finding(what, "set VITRAIL_CACHE to a folder that can be")
+        yield Finding(f"the cache {cache['folder']} cannot be written to", "set VITRAIL_CACHE to a folder that can be")
     if not made["writable"]:
-        what = f"{made['folder']} cannot be written to, where runs go by default"
-        yield Finding(what, "change to another folder, or give --out")
+        yield Finding(
+            f"{made['folder']} cannot be written to", "runs go there by default; change folder, or give --out"
+        )
     elif made["free"] is not None and made["free"] < LITTLE_DISK:
-        what = f"{made['folder']} has {made['free'] / 1e9:.1f} GB left, where runs go by default"
-        yield Finding(what, "make room, or give --out on another disk")
+        what = f"{made['folder']} has {made['free'] / 1e9:.1f} GB left"
+        yield Finding(what, "runs go there by default; make room, or give --out on another disk")
     if shared is not None and shared < LITTLE_SHARED:
         what = f"/dev/shm has {shared / 1e6:.0f} MB left, which loader processes pass images through"
         yield Finding(what, "give a container more (docker run --shm-size 1g), or the commands --workers 0")
@@ -141,8 +137,7 @@ def find_unknown_variables(facts: Facts) -> Iterator[Finding]:
             yield Finding(f"nothing reads {name}", f"rename it to {near[0]}, if you meant that" if near else "unset it")
     threads, cores = environment.get("OMP_NUM_THREADS", ""), facts["processor"]["usable"]
     if threads.isdecimal() and int(threads) > cores:
-        what = f"OMP_NUM_THREADS={threads} asks for more threads than the {cores} cores there are"
-        yield Finding(what, "unset it, or set it to the number of cores")
+        yield Finding(f"OMP_NUM_THREADS={threads} asks for more threads than {cores} cores", "unset or lower it")
 
 
 def run_doctor(options: DoctorOptions) -> int:
@@ -160,12 +155,9 @@ def collect_facts() -> Facts:
     """All facts, as plain data."""
     probe, version = doctor_facts.run_probe(), doctor_facts.installed_version
     libraries = {name: {"version": version(name), **probe.get(name, {})} for name in NEEDED}
+    folder = str(Path(vitrail.__file__).parent)
     facts = {
-        "vitrail": {
-            "version": vitrail.__version__,
-            "installed": version("vitrail"),
-            "folder": str(Path(vitrail.__file__).parent),
-        },
+        "vitrail": {"version": vitrail.__version__, "installed": version("vitrail"), "folder": folder},
         "python": {"version": platform.python_version(), "executable": sys.executable},
         "platform": platform.platform(),
         "libraries": libraries,
@@ -186,12 +178,9 @@ def collect_facts() -> Facts:
 def show_facts(facts: Facts, found: list[Finding]) -> None:
     """Prints the facts without rich, which may be what is broken."""
     mine, python = facts["vitrail"], facts["python"]
-    versions = {
-        "vitrail": f"{mine['version']}  {mine['folder']}",
-        "Python": f"{python['version']}  {python['executable']}",
-        "platform": facts["platform"],
-        **{name: describe_library(about) for name, about in facts["libraries"].items()},
-    }
+    versions = {"vitrail": f"{mine['version']}  {mine['folder']}"}
+    versions |= {"Python": f"{python['version']}  {python['executable']}", "platform": facts["platform"]}
+    versions |= {name: describe_library(about) for name, about in facts["libraries"].items()}
     sections = {
         "Versions": versions,
         "Extras": {name: describe_extra(about) for name, about in facts["extras"].items()},

@@ -127,16 +127,8 @@ def free_space(folder: Path) -> int | None:
 
 PROBE_S: Final = 120.0  # a network drive may be slow, and torch has a thousand files
 
-NEEDED: Final = {
-    "torch": "2.10",
-    "torchvision": "0.25",
-    "numpy": "2.0",
-    "pillow": "11.3",
-    "safetensors": "0.5",
-    "rich": "13.9",
-    "jinja2": "3.1",
-    "shtab": "1.13",
-}
+NEEDS = "torch>=2.10 torchvision>=0.25 numpy>=2.0 pillow>=11.3 safetensors>=0.5 rich>=13.9 jinja2>=3.1 shtab>=1.13"
+NEEDED: Final = {name: least for name, _, least in (text.partition(">=") for text in NEEDS.split())}
 EXTRAS: Final = {
     "data": ("Parquet, saved sets of Hugging Face, MATLAB", {"pyarrow": "20", "h5py": "3.12", "scipy": "1.15"}),
     "figures": ("the figures of vitrail inspect and cost", {"matplotlib": "3.10"}),
@@ -175,8 +167,7 @@ def run_probe() -> dict[str, Facts]:
     error."""
     # The other process must import this copy of vitrail, however it was found here.
     path = os.pathsep.join([str(Path(vitrail.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, "-m", "vitrail.cli.doctor_facts"]
-    env = {**os.environ, "PYTHONPATH": path}
+    command, env = [sys.executable, "-m", "vitrail.cli.doctor_facts"], {**os.environ, "PYTHONPATH": path}
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=env, timeout=PROBE_S)
         status, output, complaint = done.returncode, done.stdout, done.stderr.decode(errors="replace")
@@ -199,15 +190,11 @@ def check_extras() -> dict[str, Facts]:
     install = "pip install 'vitrail[{}]'" if installed_version("vitrail") else f"cd {clone} && pip install -e '.[{{}}]'"
     for extra, (use, wanted) in EXTRAS.items():
         have = {name: installed_version(name) for name in wanted}
-        missing = [name for name, version in have.items() if version is None]
-        old = [f"{name} {version}" for name, version in have.items() if version and is_older(version, wanted[name])]
-        found[extra] = {
-            "for": use,
-            "versions": {name: version for name, version in have.items() if version},
-            "missing": missing,
-            "old": old,
-            "install": install.format(extra) if missing or old else None,
-        }
+        versions = {name: version for name, version in have.items() if version}
+        missing = [name for name in have if name not in versions]
+        old = [f"{name} {version}" for name, version in versions.items() if is_older(version, wanted[name])]
+        command = install.format(extra) if missing or old else None
+        found[extra] = {"for": use, "versions": versions, "missing": missing, "old": old, "install": command}
     return found
 
 
@@ -317,12 +304,9 @@ def check_weights() -> Facts:
 
 # In this order; libraries are called what pip calls them.
 STAGES: Final[dict[str, Callable[[], Facts]]] = {
-    "numpy": partial(check_import, "numpy"),
-    "pillow": check_pillow,
-    "safetensors": partial(check_import, "safetensors"),
+    **{name: partial(check_import, name) for name in ("numpy", "safetensors", "jinja2", "shtab")},
     "rich": partial(check_import, "rich.console"),
-    "jinja2": partial(check_import, "jinja2"),
-    "shtab": partial(check_import, "shtab"),
+    "pillow": check_pillow,
     "torch": check_torch,
     "devices": list_devices,
     "torchvision": check_torchvision,

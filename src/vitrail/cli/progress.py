@@ -47,16 +47,9 @@ class Bars:
                 return Text(f"{done}/{total}" if task.total else done if task.completed else "")
 
         self.tasks: dict[str, Any] = {}
-        self.progress = Late(
-            SpinnerColumn(SPINNER),
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            Count(),
-            Elapsed(),
-            Remaining(),
-            console=console or make_console(stderr=True),
-            transient=True,
-        )
+        what = TextColumn("{task.description}", markup=False)
+        columns = (SpinnerColumn(SPINNER), what, BarColumn(), Count(), Elapsed(), Remaining())
+        self.progress = Late(*columns, console=console or make_console(stderr=True), transient=True)
 
     def advance(self, what: str, done: int, total: int | None) -> None:
         if what not in self.tasks:

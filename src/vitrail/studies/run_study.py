@@ -2,7 +2,7 @@
 
     study = find_study("positions")
     plan = StudyPlan(study=study, scale="tiny", cells=study.grid("tiny"), out=Path("runs/mine"))
-    report = run_study(plan, places=device_slots("auto", jobs=0), watcher=QuietWatcher(), present=write)
+    report = run_study(plan, places=device_slots("auto", jobs=0), watcher=Watcher(), present=write)
 
     OUT/study.json               which study, and the state of every cell
     OUT/cells/NAME/              the run folder of a cell

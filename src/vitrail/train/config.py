@@ -136,7 +136,13 @@ class RunRequest:
     bad_steps: int = 10  # updates skipped for a loss or gradient that is not finite, before the run gives up
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        for name, hint in field_types(type(self)).items():  # what its stage does not allow
+            value = getattr(self, name)
+            if get_origin(hint) is Literal and value not in get_args(hint):
+                raise unknown_name(name, str(value), get_args(hint))
+            if value is None and NoneType not in union_members(hint):
+                remedy = "; a fine-tuning run takes it from its weights" if name == "model" else ""
+                raise ConfigError(f"{name} is not set{remedy}")
         if (self.steps > 0) == (self.epochs > 0) or self.steps < 0 or self.epochs < 0:
             raise ConfigError(f"steps={self.steps} and epochs={self.epochs}: give one of them, above 0")
         if self.batch < 1 or self.micro < 0 or self.log < 1 or self.bad_steps < 1:
@@ -169,12 +175,6 @@ class ResolvedData(Data):
     test: str = field()
     resident: OnOff = field()
 
-    def __post_init__(self) -> None:
-        Data.__post_init__(self)
-        if "auto" in (self.watch, self.test, self.resident) or self.watch == "any":
-            names = f"data.watch={self.watch}, data.test={self.test} and data.resident={self.resident}"
-            raise ConfigError(f"{names} must be chosen")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResolvedRun(Run):
@@ -189,12 +189,6 @@ class ResolvedRun(Run):
     sharding: parallel.Sharding = field()
     baseline: OnOff = field()
 
-    def __post_init__(self) -> None:
-        RunRequest.__post_init__(self)
-        if self.steps < 1 or self.micro < 1 or self.evaluation.every < 1:
-            names = f"steps={self.steps}, micro={self.micro} and evaluation.every={self.evaluation.every}"
-            raise ConfigError(f"{names} must be at least 1 in a resolved run")
-
 
 AnyRun = TypeVar("AnyRun", bound=RunRequest)
 Stage = TypeVar("Stage", bound=RunRequest | Data)
@@ -208,14 +202,3 @@ def to_stage(kind: type[Stage], old: RunRequest | Data, **changes: Any) -> Stage
 def configure(run: RunRequest) -> Run:
     """The run with the network it has; one without is refused."""
     return run if isinstance(run, Run) else to_stage(Run, run)
-
-
-def check_choices(run: RunRequest) -> None:
-    """Refuses what the stage of a run does not allow: a word that is not among the choices of its field, or none."""
-    for name, hint in field_types(type(run)).items():
-        value = getattr(run, name)
-        if get_origin(hint) is Literal and value not in get_args(hint):
-            raise unknown_name(name, str(value), get_args(hint))
-        if value is None and NoneType not in union_members(hint):
-            remedy = "; a fine-tuning run takes it from its weights" if name == "model" else ""
-            raise ConfigError(f"{name} is not set{remedy}")

@@ -81,13 +81,7 @@ def command_options(cls: type[T]) -> type[T]:
 class Word(argparse.Action):
     """A positional, or the older option that means the same."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: Any = None) -> None:
         del option_string
         if values is None or values == []:
             return

@@ -23,7 +23,6 @@ BATCH_HELP = "images per update"
 MINUTES = "time budget: fewer steps and fewer trained layers if the recipe takes longer; none for the whole recipe"
 REFERENCE = "preprocess as the reference evaluator does (resize to 8/7, crop the centre), not as the weights ask"
 SWEEP = "try every point of a grid on a dev split, then train the best on all images"
-RESUME = "resume the run in this folder with its own settings"
 LR_HELP = "peak learning rate"
 BY_NUMBER = "match classes by index instead of by name"
 
@@ -142,7 +141,7 @@ class TrainingOptions(NamesOptions):
     )
     seed: int | None = option(None, "random seed", usually="0")
     out: Path | None = option(None, "the run's folder; an existing run is resumed", "RUN", completes="file")
-    resume: str | None = option(None, RESUME, "RUN", nargs="?", completes="file")
+    resume: str | None = option(None, "resume the run in this folder", "RUN", nargs="?", completes="file")
     force: bool = option(False, "resume even though the config has changed")
     dry_run: bool = option(False, "build everything, time a few steps, print what to expect, and stop")
     sweep: tuple[str, ...] | None = option(None, SWEEP, "FIELD=V,V", nargs="*", usually="the recipe's grid")

@@ -19,7 +19,7 @@ from vitrail.cli.progress import PLAIN_S as WAIT_S
 from vitrail.cli.progress import SPINNER, amount
 from vitrail.core.console import make_console
 from vitrail.core.text import format_clock
-from vitrail.train.grid.plan import Cell, CellOutcome
+from vitrail.train.grid.plan import Cell, CellOutcome, Watcher
 from vitrail.train.observer import STEP, NullObserver, Observer
 from vitrail.train.run_folder.metric_rows import LOSS, describe_score, headline, known_measures, title_of
 
@@ -174,14 +174,12 @@ def make_observer(rank: int) -> AbstractContextManager[Observer]:
     return TrainingPanel() if sys.stdout.isatty() else nullcontext(PlainDisplay(lambda text: print(text, flush=True)))
 
 
-class StudyLines:
+class StudyLines(Watcher):
     """Plain text: one line when a cell starts and one when it ends, with the time left."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
-        self.write, self.left_s = PlainDisplay(write), float("nan")
-
-    def log(self, text: str) -> None:
-        self.write.log(text)
+        super().__init__(observer=PlainDisplay(write))
+        self.left_s = float("nan")
 
     def started(self, cell: Cell) -> None:
         self.log(f"start {cell.name}")

@@ -37,7 +37,7 @@ from vitrail.train.config import Run, configure
 from vitrail.train.data import DataSplits, split_collection
 from vitrail.train.grid import plan as grid
 from vitrail.train.grid.engine import run_grid
-from vitrail.train.grid.plan import Cell, CellJob, CellOutcome, GridPlan, PreparedCell, QuietWatcher
+from vitrail.train.grid.plan import Cell, CellJob, CellOutcome, GridPlan, PreparedCell, Watcher
 from vitrail.train.grid.workers import DeviceSlot
 from vitrail.train.observer import NullObserver, Observer
 from vitrail.train.report.page import REPORT
@@ -234,8 +234,8 @@ def run_vtab_tasks(
     return world.broadcast_from_main(combine_outcome(study, report) if world.is_main else None)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TaskWatcher(QuietWatcher):
+@dataclass(kw_only=True)
+class TaskWatcher(Watcher):
     """Tells an observer which task is trained and how it did, and passes on the messages of the task's run."""
 
     order: tuple[str, ...]

@@ -1,7 +1,7 @@
 """Runs a grid: every cell to its end, in this process or in several, even if some of them fail.
 
     plan = GridPlan(cells=cells, out=out, cells_in=out / "cells", record=out / "study.json", job=job)
-    report = run_grid(plan, World(device=torch.device("cpu")), watcher=QuietWatcher())
+    report = run_grid(plan, World(device=torch.device("cpu")), watcher=Watcher())
 
 The same call again resumes: finished cells stay, interrupted ones resume from their checkpoints, failed ones are tried
 again. A failure is reported and the other cells finish; only the cells that start from its weights are not run. What a

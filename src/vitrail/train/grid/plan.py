@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from vitrail.checkpoint.store.layout import FOLDER, list_checkpoints
 from vitrail.core.atomic_files import write_file
@@ -154,20 +154,11 @@ class GridPlan:
     present_s: float = 60.0  # between two presentations while the grid runs
 
 
-class Watcher(Protocol):
-    """Watches a grid: a terminal, or nobody. `listen` gives the observer of a cell that is trained in this
-    process; those in other processes only tell how far they are."""
-
-    def log(self, text: str) -> None: ...
-    def started(self, cell: Cell) -> None: ...
-    def ended(self, cell: Cell, outcome: CellOutcome, seconds: float) -> None: ...
-    def progress(self, share: float, left_s: float) -> None: ...
-    def listen(self, cell: Cell) -> Observer: ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QuietWatcher:
-    """Lets an observer hear what is said and how the cells of this process go, and adds nothing of its own."""
+@dataclass(kw_only=True)
+class Watcher:
+    """Watches a grid: passes on to an observer what is said and how the cells of this process go, and adds nothing of
+    its own. `listen` gives the observer of a cell that is trained in this process; those in other processes only report
+    how far they are."""
 
     observer: Observer = field(default_factory=NullObserver)
 

@@ -19,7 +19,7 @@ from vitrail.tasks.registry import task_of
 from vitrail.train.config import Run, RunRequest, configure
 from vitrail.train.data import hold_out_nothing, open_splits
 from vitrail.train.grid.engine import run_grid
-from vitrail.train.grid.plan import OUTCOME, Cell, CellJob, CellOutcome, GridPlan, PreparedCell, QuietWatcher
+from vitrail.train.grid.plan import OUTCOME, Cell, CellJob, CellOutcome, GridPlan, PreparedCell, Watcher
 from vitrail.train.grid.workers import DeviceSlot
 from vitrail.train.loop import train
 from vitrail.train.observer import NullObserver, Observer, listen_for_signals
@@ -84,8 +84,8 @@ class SweepJob(CellJob):
         return {name_score(criterion): best if cell.run.evaluation.patience else scores[-1]}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SweepWatcher(QuietWatcher):
+@dataclass(kw_only=True)
+class SweepWatcher(Watcher):
     """Tells an observer which point is tried, and lets it hear all that the point's run says."""
 
     order: tuple[str, ...]

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from vitrail.core.config_overrides import to_plain
+from vitrail.core.config_overrides import format_plain, to_plain
 from vitrail.core.errors import ConfigError, VitrailError
 from vitrail.core.text import format_duration
 from vitrail.data.dataset import ImageDataset
@@ -305,8 +305,8 @@ def cost_rows(train: Sequence[Row], facts: RunFacts) -> list[tuple[str, str]]:
 
 def group_values(values: Mapping[str, Any]) -> list[FactGroup]:
     """Nested values as names and texts: the top level together, then one group for each part."""
-    top = [(name, format_value(value)) for name, value in values.items() if not isinstance(value, Mapping)]
     parts = {name: value for name, value in values.items() if isinstance(value, Mapping) and value}
+    top = flatten({name: value for name, value in values.items() if not isinstance(value, Mapping)})
     groups = [FactGroup(name=name, rows=flatten(value)) for name, value in parts.items()]
     return [FactGroup(name="", rows=top), *groups] if top else groups
 
@@ -314,19 +314,9 @@ def group_values(values: Mapping[str, Any]) -> list[FactGroup]:
 def flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     for name, value in values.items():
-        is_nested = isinstance(value, Mapping) and value
-        rows += flatten(value, f"{prefix}{name}.") if is_nested else [(f"{prefix}{name}", format_value(value))]
+        nested = isinstance(value, Mapping)
+        rows += flatten(value, f"{prefix}{name}.") if nested else [(f"{prefix}{name}", format_plain(value) or "–")]
     return rows
-
-
-def format_value(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return f"{value:g}"
-    if isinstance(value, (list, tuple)):
-        return ", ".join(format_value(one) for one in value)
-    return str(value) or "–"
 
 
 def with_prefix(flops: float) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 from vitrail.checkpoint.bundle import Bundle, get_card
 from vitrail.checkpoint.store.layout import FOLDER, list_checkpoints
@@ -34,10 +34,11 @@ from vitrail.models.backbone import Backbone
 from vitrail.train.run_folder import files
 from vitrail.train.run_folder.files import CONFIG, METRICS, STATUS, TENSORBOARD, AppendLog, EventFile, State, now
 
+Plain: TypeAlias = Mapping[str, Any]
 LISTED: Final = 40  # differing fields that an error lists
 REMEMBERED: Final = 200  # notes
 # Fields that older folders lack, with the values they had then.
-LATER_FIELDS: Final[Mapping[str, Any]] = {
+LATER_FIELDS: Final[Plain] = {
     "start": "zero",
     "positions": "resized",
     "objective": {"kind": "Classification"},
@@ -68,13 +69,7 @@ class RunFolder:
 
     @staticmethod
     def open(
-        path: Path,
-        *,
-        config: Mapping[str, Any],
-        command: Mapping[str, Any],
-        force: bool = False,
-        free: Collection[str] = frozenset(),
-        tell: files.Tell,
+        path: Path, *, config: Plain, command: Plain, force: bool = False, free: Collection[str] = (), tell: files.Tell
     ) -> "RunFolder":
         """Creates the folder, or opens an existing one if its config is the same.
 
@@ -201,14 +196,9 @@ class NullRunFolder(RunFolder):
     def exists(self) -> bool:
         return True
 
-    def write_tables(self) -> None: ...
-    def record(self, row: Mapping[str, Any], text: str = "") -> None: ...
-    def rewind(self, step: int) -> None: ...
-    def note(self, text: str) -> None: ...
-    def log(self, text: str) -> None: ...
-    def write_json(self, name: str, content: Any) -> None: ...
-    def close(self) -> None: ...
-    def set_status(self, state: State, **values: Any) -> None: ...
+    def _ignore(self, *values: Any, **named: Any) -> None: ...
+
+    write_tables = record = rewind = note = log = write_json = close = set_status = _ignore
 
 
 def compare_config(folder: Path, config: Mapping[str, Any], *, free: Collection[str], force: bool) -> list[str]:
@@ -229,15 +219,13 @@ def compare_config(folder: Path, config: Mapping[str, Any], *, free: Collection[
     raise ConfigError(f"{folder} holds a run with another config ({listed}); {remedy}")
 
 
-def fill_missing_fields(
-    old: Mapping[str, Any], config: Mapping[str, Any], later: Mapping[str, Any] = LATER_FIELDS
-) -> dict[str, Any]:
+def fill_missing_fields(old: Plain, config: Plain, later: Plain = LATER_FIELDS) -> dict[str, Any]:
     """An older config completed by the fields that were added later."""
     found = dict(old)
     for name, value in later.items():
         inner, now = old.get(name), config.get(name)
         if isinstance(value, Mapping) and isinstance(inner, Mapping) and isinstance(now, Mapping):
-            inner, now, value = (cast(Mapping[str, Any], each) for each in (inner, now, value))
+            inner, now, value = (cast(Plain, each) for each in (inner, now, value))
             found[name] = fill_missing_fields(inner, now, value)
         elif name in config and name not in old and not isinstance(value, Mapping):
             found[name] = value
