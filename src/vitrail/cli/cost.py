@@ -27,13 +27,8 @@ from vitrail.models.zoo import SLUGS, ZOO, adapt_config, network_name, resolve_n
 from vitrail.optim.config import Optim
 from vitrail.recipes.launch import RUNS
 from vitrail.report.figure_style import save_figure
-from vitrail.studies.paper.inference_speed import (
-    NetworkSpeeds,
-    choose_sizes,
-    draw_figure,
-    draw_random_weights,
-    measure_speeds,
-)
+from vitrail.studies.paper import inference_speed
+from vitrail.studies.paper.inference_speed import NetworkSpeeds, measure_speeds
 from vitrail.train import resolve as memory
 from vitrail.train.data import find_split
 
@@ -85,7 +80,7 @@ def run_cost(options: CostOptions) -> int:
         check_writable(out / "speed.png")
         found, how = measure_speed(networks, options)
         try:
-            png, svg = save_figure(draw_figure(found, how["device"]), out / "speed")
+            png, svg = save_figure(inference_speed.draw_figure(found, how["device"]), out / "speed")
             print(f"figure: {png}, {svg.name}")
         except ConfigError as error:  # without matplotlib
             print(f"no figure: {error}")
@@ -226,8 +221,8 @@ def measure_speed(networks: list[CostedNetwork], options: CostOptions) -> tuple[
         how: dict[str, Any] = {"precision": precision, "seconds": seconds, "device": device}
         for at, one in enumerate(networks):
             config, room = adapt_config(one.config, classes=options.classes), memory.free_bytes(place)
-            bundle = one.bundle if one.bundle is not None else draw_random_weights(config)
-            sizes = options.image_size or choose_sizes(config, place)
+            bundle = one.bundle if one.bundle is not None else inference_speed.draw_random_weights(config)
+            sizes = options.image_size or inference_speed.choose_sizes(config, place)
             tell = lambda text, at=at: progress(text, at, len(networks))  # noqa: E731
             settings: dict[str, Any] = {**how, "device": place, "batches": options.batch, "room": room, "tell": tell}
             found.append(measure_speeds(one.name, bundle, sizes, **settings))
@@ -278,11 +273,7 @@ def cost_result(
         keys = ("batch", "seconds", "passes", "memory")
         points = [{key: getattr(point, key) for key in keys} for point in speed.points]
         details[size] = {"points": points, "tried": speed.tried, "ended by": speed.stopped}
-    return Result(
-        kind="cost",
-        weights=facts if one.bundle is None else describe_weights(one.text, build_network(one.bundle)),
-        data={"trainings": [dict(zip(training._fields[:4], training, strict=False)) for training in trainings]},
-        measures=tuple(measures),
-        config={"network": to_dict(config), **how},
-        details=details,
-    )
+    facts = facts if one.bundle is None else describe_weights(one.text, build_network(one.bundle))
+    data = {"trainings": [dict(zip(training._fields[:4], training, strict=False)) for training in trainings]}
+    config, measures = {"network": to_dict(config), **how}, tuple(measures)
+    return Result(kind="cost", weights=facts, data=data, measures=measures, config=config, details=details)

@@ -118,9 +118,7 @@ def find_full_places(facts: Facts) -> Iterator[Finding]:
     elif not cache["writable"]:
         yield Finding(f"the cache {cache['folder']} cannot be written to", "set VITRAIL_CACHE to a folder that can be")
     if not made["writable"]:
-        yield Finding(
-            f"{made['folder']} cannot be written to", "runs go there by default; change folder, or give --out"
-        )
+        yield Finding(f"{made['folder']} cannot be written to", "runs go there by default; give --out")
     elif made["free"] is not None and made["free"] < LITTLE_DISK:
         what = f"{made['folder']} has {made['free'] / 1e9:.1f} GB left"
         yield Finding(what, "runs go there by default; make room, or give --out on another disk")

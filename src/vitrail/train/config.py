@@ -175,6 +175,11 @@ class ResolvedData(Data):
     test: str = field()
     resident: OnOff = field()
 
+    def __post_init__(self) -> None:
+        Data.__post_init__(self)
+        if "auto" in (self.watch, self.test, self.resident) or self.watch == "any":
+            raise ConfigError(f"data.watch={self.watch}, data.test={self.test}, data.resident={self.resident} are open")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResolvedRun(Run):
@@ -188,6 +193,11 @@ class ResolvedRun(Run):
     compile: Compilation = field()
     sharding: parallel.Sharding = field()
     baseline: OnOff = field()
+
+    def __post_init__(self) -> None:
+        RunRequest.__post_init__(self)
+        if (least := min(self.steps, self.micro, self.evaluation.every)) < 1:
+            raise ConfigError(f"steps, micro and evaluation.every must be at least 1 in a resolved run, not {least}")
 
 
 AnyRun = TypeVar("AnyRun", bound=RunRequest)

@@ -1,66 +1,235 @@
 """`vitrail fewshot`, `probe` and `knn`: accuracy of frozen features, learned on one split and scored on another."""
 
+import contextlib
 import math
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeAlias
 
-from vitrail.cli.evaluate.frozen_features import FrozenSplits, FrozenTask, extract_splits, open_tasks, prepare_network
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitrail.cli.inputs import load_batches, load_subject, open_data, single_process, weights_line
 from vitrail.cli.options.evaluate import ALL, FewshotOptions, KnnOptions, ProbeOptions
 from vitrail.cli.options.groups import FrozenOptions
+from vitrail.cli.progress import bars, on_interrupt
+from vitrail.core.atomic_files import cache_folder, check_writable
 from vitrail.core.console import print_table
-from vitrail.core.errors import BadLabels, ConfigError
+from vitrail.core.errors import BadLabels, ConfigError, DataError
+from vitrail.core.text import format_size, join_words, pluralise
+from vitrail.data.collection import Collection
+from vitrail.data.dataset import ImageDataset, SubsetDataset
+from vitrail.data.splits import split_stratified
 from vitrail.evaluation.frozen import fewshot, probe
+from vitrail.evaluation.frozen.closed_form_classifier import choose_scored_split
+from vitrail.evaluation.frozen.features import FrozenFeatures, SquareView, list_missing, load_or_extract
 from vitrail.evaluation.frozen.knn import find_nearest, vote_classes
-from vitrail.evaluation.metrics import TOP, count_single_labels, score_predictions
+from vitrail.evaluation.metrics import TOP, count_single_labels, keep_single_labels, score_predictions
 from vitrail.evaluation.result import Measure, Result, format_interval, format_value, measure_share
-from vitrail.evaluation.scoring import Subject, describe_scored_data
+from vitrail.evaluation.scoring import Scope, Subject, choose_split, choose_unseen, describe_scored_data, find_shared
 
 SHOTS: Final = (1, 5, 10, 25)
 SEEDS: Final = (0, 1, 2)
 NEIGHBOURS: Final = (1, 5, 10, 20, 50)
+NAMED: Final = 3  # unreadable images that are named
+Places: TypeAlias = NDArray[np.int64]  # of samples in their split
+Facts: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrozenTask:
+    """A data set with samples of one split to learn from and of another to score; with --held-out of the same one."""
+
+    collection: Collection
+    train: str
+    test: str
+    learn: Places
+    score: Places
+    origin: dict[str, str]  # set and split of a result, where they are not those of the collection
+    notes: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        return self.collection.title
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.collection.classes
+
+    @property
+    def learn_source(self) -> ImageDataset:
+        return SubsetDataset(self.collection.splits[self.train], self.learn)
+
+    @property
+    def score_source(self) -> ImageDataset:
+        return SubsetDataset(self.collection.splits[self.test], self.score)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class FrozenSplits:
+    """Features [n, D] to learn from, with one label [n] each; features [N, D] to score, with labels [N] or [N, M]."""
+
+    about: Subject
+    task: FrozenTask
+    train: Tensor
+    train_labels: Tensor
+    test: Tensor
+    test_labels: Tensor
+    source: ImageDataset  # what is scored
+    scope: Scope
+    notes: tuple[str, ...]
+    unreadable: tuple[str, ...]
+
+
+def open_tasks(options: FrozenOptions, data: Sequence[str], tests: Sequence[str]) -> list[FrozenTask]:
+    """One task per entry of `data`; `tests` names what is scored, one entry each."""
+    if options.out is not None:
+        check_writable(options.out)
+    if len(set(data)) < len(data):
+        raise ConfigError(f"{' '.join(data)} names a data set twice")
+    if tests and len(tests) != len(data):
+        raise ConfigError(f"{len(tests)} --test for {len(data)} data sets; give one each, in the same order, or none")
+    if tests and options.held_out is not None:
+        raise ConfigError("--test and --held-out both select the test images; give one of them")
+    return [open_task(options, *both) for both in zip(data, tests or [None] * len(data), strict=True)]
+
+
+def open_task(options: FrozenOptions, text: str, test: str | None) -> FrozenTask:
+    """The task without training images that are also scored, under any name."""
+    collection = open_data(text, download=options.download)
+    collection.need_labels()
+    train, source = choose_split(collection, "train")
+    origin, name, scored, held = dict[str, str](), train, source, np.arange(0)
+    if options.held_out is not None:
+        held = split_stratified(source.labels, options.held_out)
+        origin = {"split": f"{options.held_out:g} of {train}"}
+        if not len(held):
+            raise ConfigError(f"--held-out {options.held_out} of {len(source):,} images leaves none to score")
+    else:
+        other = None if test is None else open_data(test, download=options.download)
+        found = choose_scored_split(collection, train, source, other)
+        if found is None:
+            needed = "images to learn from and others with labels to score are needed"
+            remedy = "name those to score with --test DATA, or hold some out: --held-out 0.5"
+            raise DataError(f"{text} has only {', '.join(collection.splits)}: {needed}; {remedy}")
+        name, scored = found
+        title, _, split = name.rpartition("@")
+        origin = {"name": title, "split": split} if other is not None else origin
+    learn = np.setdiff1d(np.arange(len(source)), held)
+    splits = {**collection.splits, name: scored}
+    score = held if len(held) else np.arange(len(scored))
+    task = FrozenTask(
+        collection=replace(collection, splits=splits), train=train, test=name, learn=learn, score=score, origin=origin
+    )
+    shared = find_shared(task.learn_source, task.score_source)
+    if shared is None:
+        note = f"{task.title}: too many images to look for those to score among those to learn from"
+        return replace(task, notes=(note,))
+    if not len(shared):
+        return task
+    count = pluralise(len(shared), "image")
+    if len(shared) == len(learn):
+        remedy = "name others with --test SOURCE, or hold some out: --held-out 0.5"
+        raise DataError(f"all {count} to learn from are among those to score ({test or text}); {remedy}")
+    note = f"{count} of {task.train} are also scored and are not learned from"
+    return replace(task, learn=np.delete(learn, shared), notes=(note,))
+
+
+@contextlib.contextmanager
+def prepare_network(options: FrozenOptions) -> Generator[Subject]:
+    """The network on its device, in the requested precision; prints what it is."""
+    with single_process(options.device) as device:
+        about = load_subject(options.weights, device, image_size=options.image_size)
+        about.computing_in(options.precision)
+        size = f"{format_size(about.preprocessing.image)} px"
+        print(weights_line(options.weights, about.facts, size, options.precision))
+        yield about
 
 
 def extract(options: FrozenOptions, about: Subject, task: FrozenTask) -> FrozenSplits:
-    """The features of a task; prints what is evaluated, before the numbers."""
-    part = extract_splits(options, about, task)
+    """The features of both parts, cached or new; prints what is evaluated, before the numbers."""
+    with bars() as advance:
+        source, name, seen = task.score_source, f"{task.title}@{task.test}", options.include_seen
+        unseen, scope = choose_unseen(
+            source, name, weights=about.name, provenance=about.provenance, include_seen=seen, advance=advance
+        )
+    wanted = task.score if scope.included else task.score[~scope.exposure.seen]
+    parts = {split: extract_split(options, about, task, split) for split in dict.fromkeys([task.train, task.test])}
+    notes, unreadable = list(task.notes), list[str]()
+    for split, part in parts.items():
+        source = task.collection.splits[split]
+        gone = [source.name(sample) for sample in list_missing(source, part.samples)]
+        unreadable += [f"{split}: {name}" for name in gone]
+        if gone:
+            skipped = pluralise(len(gone), "unreadable image")
+            notes.append(f"{split}: skipped {skipped}: {join_words(gone, limit=NAMED)}")
+        if part.warning:
+            notes.append(part.warning)
+    train, test = parts[task.train], parts[task.test]
+    test = test.select(torch.isin(test.samples, torch.from_numpy(wanted)))
+    train = train.select(torch.isin(train.samples, torch.from_numpy(task.learn)))
+    labels = keep_single_labels(train.labels)
+    single = labels >= 0
+    if several := int((~single).sum()):
+        notes.append(f"{several:,} of {task.train} have no label or several, and are not learned from")
+    if not single.any():
+        raise BadLabels(f"{task.title}@{task.train}: no readable image has exactly one label to learn from")
+    found, kept = (all(getattr(part, name) for part in parts.values()) for name in ("reused", "cached"))
+    how = "from the cache" if found else "extracted and cached" if kept else "extracted again"
     scored = "held out of it" if task.test == task.train else f"of {task.test}"
-    learned = f"learned from {len(part.train):,} of {task.train}, scored on {len(part.test):,} {scored}"
-    width = f"{part.train.shape[1]:,} features each, {part.how}"
-    print(f"{task.title}: {len(task.classes):,} classes; {learned}; {width}", *part.scope.lines(), sep="\n")
-    return part
+    learned = f"learned from {int(single.sum()):,} of {task.train}, scored on {len(test.features):,} {scored}"
+    width = f"{train.features.shape[1]:,} features each, {how}"
+    print(f"{task.title}: {len(task.classes):,} classes; {learned}; {width}", *scope.lines(), sep="\n")
+    return FrozenSplits(
+        about=about,
+        task=task,
+        train=train.features[single],
+        train_labels=labels[single],
+        test=test.features,
+        test_labels=test.labels,
+        source=unseen,
+        scope=scope,
+        notes=tuple(notes),
+        unreadable=tuple(unreadable),
+    )
+
+
+def extract_split(options: FrozenOptions, about: Subject, task: FrozenTask, split: str) -> FrozenFeatures:
+    """The features of one split, with progress on stderr."""
+    view = SquareView(about.preprocessing.image) if options.reference else about.preprocessing
+    what = f"features of {task.title}@{split}"
+    kept = "" if options.no_cache else "; complete features are cached for the next start"
+    with bars() as bar, on_interrupt(f"no score was written{kept}"):
+        return load_or_extract(
+            about.network,
+            task.collection.splits[split],
+            about.preprocessing,
+            about.device,
+            batches=lambda bare: load_batches(options, bare, view, about.device, bar, what),
+            folder=None if options.no_cache else cache_folder("features"),
+            precision=options.precision,
+            view="squared, truncated" if options.reference else "",
+        )
 
 
 def build_result(
-    kind: str,
-    options: FrozenOptions,
-    about: Subject,
-    part: FrozenSplits,
-    measures: Iterable[Measure],
-    config: Mapping[str, Any],
-    details: Mapping[str, Any],
+    kind: str, options: FrozenOptions, part: FrozenSplits, measures: Iterable[Measure], config: Facts, details: Facts
 ) -> Result:
     """The result with its provenance: the scored data, and the data learned from."""
-    task, train, test = part.task, part.task.learn_source, part.source
+    about, task, train, test = part.about, part.task, part.task.learn_source, part.source
     data = describe_scored_data(about, task.collection, task.test, options.deduplicated_by)
     data |= {"pictures": len(test), "fingerprint": test.fingerprint, "seen": part.scope.facts(), **task.origin}
     learnt = {"name": task.title, "split": task.train, "pictures": len(train), "fingerprint": train.fingerprint}
-    common = {
-        "image": list(about.preprocessing.image),
-        "preprocessing": about.preprocessing.to_dict(),
-        "view": "reference" if options.reference else "weights' own",
-        "precision": options.precision,
-        "features": part.train.shape[1],
-    }
-    return Result(
-        kind=kind,
-        weights=about.facts,
-        data={**data, "train": learnt},
-        measures=tuple(measures),
-        config={**common, **config},
-        details={**details, "unreadable": list(part.unreadable)},
-    )
+    view = {"image": list(about.preprocessing.image), "preprocessing": about.preprocessing.to_dict()}
+    view |= {"view": "reference" if options.reference else "weights' own", "precision": options.precision}
+    config = {**view, "features": part.train.shape[1], **config}
+    data, details = {**data, "train": learnt}, {**details, "unreadable": list(part.unreadable)}
+    facts, measures = about.facts, tuple(measures)
+    return Result(kind=kind, weights=facts, data=data, measures=measures, config=config, details=details)
 
 
 def write_results(options: FrozenOptions, results: Sequence[Result], notes: Iterable[str]) -> None:
@@ -95,8 +264,7 @@ def run_fewshot(options: FewshotOptions) -> int:
     shots, notes = feasible_shots(options.shots, tasks)
     with prepare_network(options) as about:
         parts = [extract(options, about, task) for task in tasks]
-        score = score_sweep if options.sweep else score_draws
-        results = score(options, about, parts, shots)
+        results = (score_sweep if options.sweep else score_draws)(options, parts, shots)
     write_results(options, results, [*notes, *(note for part in parts for note in part.notes)])
     return 0
 
@@ -121,9 +289,7 @@ def feasible_shots(asked: Sequence[int] | None, tasks: Sequence[FrozenTask]) -> 
     return shots, notes
 
 
-def score_draws(
-    options: FewshotOptions, about: Subject, parts: Sequence[FrozenSplits], shots: Sequence[int]
-) -> list[Result]:
+def score_draws(options: FewshotOptions, parts: Sequence[FrozenSplits], shots: Sequence[int]) -> list[Result]:
     """The current variant: several draws, one penalty."""
     seeds, penalty = list(dict.fromkeys(options.seeds or SEEDS)), options.penalty or fewshot.PENALTY
     rows, results = list[list[str]](), list[Result]()
@@ -145,15 +311,13 @@ def score_draws(
                 row += [""] * (1 + len(seeds))
             rows.append(row)
         config = {"variant": "draws", "shots": list(map(format_shots, shots)), "seeds": seeds, "penalty": penalty}
-        results.append(build_result("fewshot", options, about, part, measures, config, {"by_seed": by_shots}))
+        results.append(build_result("fewshot", options, part, measures, config, {"by_seed": by_shots}))
     by_seed = ["std", *(f"seed {seed}" for seed in seeds)] if len(seeds) > 1 else []
     show_table(["shots", "accuracy", "95% interval", *by_seed], rows, len(parts))
     return results
 
 
-def score_sweep(
-    options: FewshotOptions, about: Subject, parts: Sequence[FrozenSplits], shots: Sequence[int]
-) -> list[Result]:
+def score_sweep(options: FewshotOptions, parts: Sequence[FrozenSplits], shots: Sequence[int]) -> list[Result]:
     """The earlier variant: every penalty, and for each number of shots the one with the best mean rank."""
 
     def sweep(part: FrozenSplits, number: int) -> Mapping[float, float]:
@@ -169,15 +333,11 @@ def score_sweep(
         for number, measure in zip(shots, measures, strict=True):
             own = [f"{max(found[number].values()):.2%}"] if len(parts) > 1 else []
             rows.append([*start_row(part, number, measure), f"{best[number]:g}", *own])
-        config = {
-            "variant": "sweep",
-            "shots": list(map(format_shots, shots)),
-            "penalties": list(fewshot.PENALTIES),
-            "penalty": {name_measure(number): best[number] for number in shots},
-            "ranked_over": [one.task.title for one in parts],
-        }
+        config = {"variant": "sweep", "shots": list(map(format_shots, shots)), "penalties": list(fewshot.PENALTIES)}
+        chosen = {name_measure(number): best[number] for number in shots}
+        config = {**config, "penalty": chosen, "ranked_over": [one.task.title for one in parts]}
         details = {"by_penalty": {name_measure(n): {f"{p:g}": a for p, a in found[n].items()} for n in shots}}
-        results.append(build_result("fewshot", options, about, part, measures, config, details))
+        results.append(build_result("fewshot", options, part, measures, config, details))
     heads = ["shots", "accuracy", "95% interval", "penalty", *(["at its own best"] if len(parts) > 1 else [])]
     show_table(heads, rows, len(parts))
     print("The penalty is chosen on the images that are scored, as the reference did; so the numbers flatter a little.")
@@ -243,7 +403,7 @@ def run_probe(options: ProbeOptions) -> int:
     details: dict[str, Any] = {"dev_accuracy": {f"{value:g}": accuracy for value, accuracy in tried.items()}}
     details |= {name: getattr(made, name) for name in ("iterations", "loss", "gradient", "converged")}
     config = {"penalty": penalty, "penalties": [] if options.penalty is not None else list(probe.PENALTIES)}
-    write_results(options, [build_result("probe", options, about, part, measures, config, details)], notes)
+    write_results(options, [build_result("probe", options, part, measures, config, details)], notes)
     return 0
 
 
@@ -269,5 +429,5 @@ def run_knn(options: KnnOptions) -> int:
         rows.append(row)
     print_table(["k", "weighted", "95% interval", "plain", "95% interval"], rows, left=0)
     config = {"k": numbers, "temperature": options.temperature, "similarity": "cosine"}
-    write_results(options, [build_result("knn", options, about, part, measures, config, {})], part.notes)
+    write_results(options, [build_result("knn", options, part, measures, config, {})], part.notes)
     return 0

@@ -48,8 +48,7 @@ def run_inspect(options: InspectOptions) -> int:
         given, data, unreadable = gather_images(options, about, wanted)
         parts, missing, stopped = make_parts(given, wanted, named=options.only is not None)
         if stopped:  # the page has the finished figures
-            rest = ",".join(stopped)
-            print(f"stopped; to make the rest, run the same command with --only {rest}", file=sys.stderr)
+            print(f"stopped; for the rest, run the same command with --only {','.join(stopped)}", file=sys.stderr)
             missing.append(f"{', '.join(stopped)}: stopped before they were made")
             wanted = [part.kind for part in parts]
             if not parts:
@@ -110,8 +109,7 @@ def gather_images(
     if not named and source is not None:
         named = pick_samples(source, about)
     if not named and any(kind == "explorer" or KINDS[kind].pictures for kind in wanted):
-        remedy = "name files or a data set after the weights, or use --only filters,positions, which need none"
-        raise ConfigError(f"there are no images to look at; {remedy}")
+        raise ConfigError("there are no images to look at; name files or a data set, or use --only filters,positions")
     config = about.network.config
     empty = torch.zeros((0, 3, *config.image), dtype=torch.uint8)
     pixels = torch.stack([tensor for _, tensor, _ in named]) if named else empty
@@ -299,11 +297,8 @@ def write_page(
         title, facts = f"Inside {Path(about.name).name}", describe_network(about, given)
         text = inspection_page(title, parts, lead=lead, facts=facts, explorer=explorer, left_out=missing)
     write_file(out / PAGE, text.encode())
-    measures = [
-        Measure(name=name, value=value, unit="number", count=part.count)
-        for part in parts
-        for name, value in part.numbers.items()
-    ]
+    numbers = [(name, value, part.count) for part in parts for name, value in part.numbers.items()]
+    measures = [Measure(name=name, value=value, unit="number", count=count) for name, value, count in numbers]
     view = {"image": list(about.preprocessing.image), "preprocessing": about.preprocessing.to_dict()}
     what = {"kinds": wanted, "layers": list(options.layers), "class": options.asked, "patch": options.patch}
     result = Result(kind="inspect", weights=about.facts, data=data, measures=tuple(measures), config={**view, **what})

@@ -3,7 +3,6 @@
 import contextlib
 import csv
 import io
-import itertools
 import json
 import os
 import sys
@@ -75,14 +74,11 @@ def load_predictor(options: PredictOptions, weights: str, device: torch.device) 
     """The requested network, if it has classes and its task takes the options."""
     batch = options.batch or (128 if device.type == "cuda" else 32)
     threshold = THRESHOLD if options.threshold is None else options.threshold
-    size, precision = options.image_size, options.precision
+    how: dict[str, Any] = {"precision": options.precision, "batch": batch, "threshold": threshold}
     with reading(weights):
-        asker = predictor(
-            weights, device=device, image_size=size, precision=precision, batch=batch, threshold=threshold
-        )
+        asker = predictor(weights, device=device, image_size=options.image_size, **how)
     if not asker.labels:
-        remedy = "give it one with `vitrail fit`, or fine-tune it"
-        raise ConfigError(f"{weights} has no head, so it names no classes; {remedy}")
+        raise ConfigError(f"{weights} has no head, so it names no classes; `vitrail fit` or `finetune` gives it one")
     offered, task = asker.task.prediction_options(multi_label=asker.multi_label), asker.task.name
     if options.topk is not None and "topk" not in offered:
         raise ConfigError(f"--topk {options.topk} is for weights that rank classes, not {task}; omit it for {weights}")
@@ -191,24 +187,18 @@ OVERLAY: Final = ".overlay.png"
 MAX_NAME: Final = 200  # bytes of a name; file systems take 255
 
 
-class FreeNames:
-    """Names of files in a folder, no two the same; some file systems do not tell Cat from cat."""
-
-    def __init__(self) -> None:
-        self.taken = set[str]()
-
-    def take(self, above: str, name: str, *endings: str) -> str:
-        """The name, shortened to what a file system takes, and numbered if it is taken with one of the endings."""
-        if len(os.fsencode(name)) > MAX_NAME:
-            short = os.fsencode(name)[: MAX_NAME - 20].decode("utf-8", "ignore")
-            name = f"{short}-{sha256(os.fsencode(name)).hexdigest()[:16]}"
-        for number in itertools.count(1):
-            tried = os.path.join(above, name if number == 1 else f"{name}.{number}")
-            files = {f"{tried}{ending}".casefold() for ending in endings}
-            if not files & self.taken:
-                self.taken |= files
-                return tried
-        raise AssertionError
+def take_name(taken: set[str], above: str, name: str, *endings: str) -> str:
+    """The name of a file, shortened to what a file system takes, and numbered if it is taken with one of the endings;
+    some file systems do not tell Cat from cat."""
+    if len(os.fsencode(name)) > MAX_NAME:
+        short = os.fsencode(name)[: MAX_NAME - 20].decode("utf-8", "ignore")
+        name = f"{short}-{sha256(os.fsencode(name)).hexdigest()[:16]}"
+    tried, number = os.path.join(above, name), 1
+    while not taken.isdisjoint(files := {f"{tried}{ending}".casefold() for ending in endings}):
+        number += 1
+        tried = os.path.join(above, f"{name}.{number}")
+    taken |= files
+    return tried
 
 
 def limit_size(image: Image.Image) -> Image.Image:
@@ -231,7 +221,7 @@ class PredictionFiles:
             raise ConfigError(f"--out {folder} is a file; name a folder")
         check_writable(folder / f"image{OVERLAY}")
         self.folder, self.task = folder, task
-        self.names, self.occupied = FreeNames(), set[tuple[int, int] | None]()
+        self.taken, self.occupied = set[str](), set[tuple[int, int] | None]()
         targets = set[str]()
         for found in images:
             self.occupied.add(identify(os.path.dirname(found.path) or os.curdir))
@@ -245,7 +235,7 @@ class PredictionFiles:
         suffix = "" if content is None else content[0]
         self.occupied.add(identify(os.path.dirname(found.path) or os.curdir))
         above, name = os.path.split(found.inside)  # animals/cat.jpg -> animals/cat, and the second one animals/cat.2
-        name = self.names.take(above, os.path.splitext(name)[0], suffix, OVERLAY)
+        name = take_name(self.taken, above, os.path.splitext(name)[0], suffix, OVERLAY)
         self._check_free((self.folder / name).parent)
         files = {} if content is None else {"file": (suffix, content[1])}
         if drawing is not None:
@@ -298,7 +288,7 @@ class AttentionImages:
         check_writable(folder / "image.png")
         if folder.exists() and not folder.is_dir():
             raise ConfigError(f"--attention {folder} is a file; name a folder")
-        self.folder, self.asker, self.names = folder, asker, FreeNames()
+        self.folder, self.asker, self.taken = folder, asker, set[str]()
 
     def maps(self, batch: Tensor) -> Tensor:
         """Where the network looked: uint8 [N, 3, H, W] -> [N, rows, columns]."""
@@ -315,7 +305,7 @@ class AttentionImages:
         """animals/cat.jpg -> animals--cat.jpg.png, and the second one of that name animals--cat.jpg.2.png. The
         suffix is always added: a folder that is drawn into itself keeps its images."""
         flat = printable(inside).replace(os.sep, "--").replace("/", "--") or "picture"
-        return f"{self.names.take('', flat, '.png')}.png"
+        return f"{take_name(self.taken, '', flat, '.png')}.png"
 
 
 class PreparedImage(NamedTuple):
