@@ -182,9 +182,14 @@ def test_no_line_of_the_overview_is_too_long_for_a_terminal(capsys: pytest.Captu
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
+def examples_of(name: str) -> list[str]:
+    lines = (app.options_type(name).__doc__ or "").partition("examples:\n")[2].splitlines()
+    return [line.strip().removeprefix("vitrail ") for line in lines if line.strip()]
+
+
 def test_examples_parse() -> None:
     for name in app.COMMANDS:
-        examples = app.options_type(name).EXAMPLES
+        examples = examples_of(name)
         assert examples
         for line in examples:
             words = shlex.split(line.partition(" > ")[0])
@@ -197,7 +202,7 @@ def test_help_of_a_command_ends_with_its_examples(name: str, capsys: pytest.Capt
     assert app.main([*name.split(), "--help"]) == 0
     text = capsys.readouterr().out
     shown = text.partition("\nexamples:\n")[2].splitlines()
-    assert shown == [f"  vitrail {line}" for line in app.options_type(name).EXAMPLES]
+    assert shown == [f"  vitrail {line}" for line in examples_of(name)]
 
 
 def test_paragraphs_of_a_description_stay_apart(capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
@@ -235,7 +240,8 @@ for name in ("", *COMMANDS):
     assert "usage: vitrail " + name in text.getvalue(), name
 for name in COMMANDS:
     with contextlib.redirect_stderr(io.StringIO()) as text:
-        status = main([*shlex.split(options_type(name).EXAMPLES[0].partition(" > ")[0]), "--no-such-option"])
+        words = options_type(name).__doc__.partition("examples:\\n")[2].strip().splitlines()[0].partition(" > ")[0]
+        status = main([*shlex.split(words)[1:], "--no-such-option"])
     assert status == 2, name
     assert "--no-such-option" in text.getvalue(), name
 print(len(COMMANDS))

@@ -2,7 +2,7 @@
 
 import argparse
 from pathlib import Path
-from typing import ClassVar, Final, Literal, TypeAlias, get_args
+from typing import Final, Literal, TypeAlias, get_args
 
 from vitrail.cli.options import groups
 from vitrail.cli.options.grammar import command_options, option, word
@@ -34,12 +34,13 @@ class EvaluateOptions(WeightsOptions):
     torchrun the processes share the images and print the same numbers. Several image sizes give one row each.
 
     Images that the weights were trained on are skipped, as far as the weights record which those are: for a fine-tuned
-    run, the images that it held out are scored."""
+    run, the images that it held out are scored.
 
-    EXAMPLES: ClassVar = (
-        "evaluate vitrail-cifar10 cifar10 --download",
-        "evaluate runs/photos photos@test --page score.html --out results/photos.json",
-    )
+    examples:
+      vitrail evaluate vitrail-cifar10 cifar10 --download
+      vitrail evaluate runs/photos photos@test --page score.html --out results/photos.json
+    """
+
     data: str = data_word(f"{SOURCE}; DATA@SPLIT for one split")
     image_size: tuple[int, ...] | None = option(None, f"{groups.IMAGE_SIZE}. Several give one row each", "N")
     real: Path | None = option(None, "real.json: ReaL labels of ImageNet's validation images", "FILE")
@@ -64,9 +65,12 @@ class FewshotOptions(FrozenOptions):
     Follows the reference: features whitened with the training images, a constant feature of 100, targets of -1 and 1,
     a penalty of 1024, and three draws of the images. --sweep is its earlier variant: the first images of each class,
     every penalty from 2^-10 to 2^19, and for each number of shots the penalty that ranks best on average over all data
-    sets. Features are cached, also for `vitrail probe` and `vitrail knn`."""
+    sets. Features are cached, also for `vitrail probe` and `vitrail knn`.
 
-    EXAMPLES: ClassVar = ("fewshot WEIGHTS photos --shots 1 5 10 25",)
+    examples:
+      vitrail fewshot WEIGHTS photos --shots 1 5 10 25
+    """
+
     data: tuple[str, ...] = data_word(f"{FROZEN}. Several sets are scored one after the other")
     test: tuple[str, ...] | None = option(None, TEST, "DATA", repeated=True, completes="set")
     shots: tuple[int, ...] | None = option(None, SHOTS, "N", parse=parse_shots, usually="1 5 10 25")
@@ -80,9 +84,12 @@ class ProbeOptions(FrozenOptions):
     """Linear probe: multinomial logistic regression on frozen features, by L-BFGS until the gradient vanishes.
 
     The penalty is chosen on a tenth of every class of train, and the probe is then fitted on all of train; or it is
-    given. Features are cached, also for `vitrail fewshot` and `vitrail knn`."""
+    given. Features are cached, also for `vitrail fewshot` and `vitrail knn`.
 
-    EXAMPLES: ClassVar = ("probe WEIGHTS photos --test others --out results/probe.json",)
+    examples:
+      vitrail probe WEIGHTS photos --test others --out results/probe.json
+    """
+
     data: str = data_word(FROZEN)
     test: str | None = option(None, TEST, "DATA", completes="set")
     penalty: float | None = option(None, "L2 penalty, added to the mean loss", "L2", usually="the best of 10 to 1e-6")
@@ -94,9 +101,12 @@ class KnnOptions(FrozenOptions):
     """Nearest neighbours of frozen features: every image gets the class that its most similar images vote for.
 
     Similarity is the cosine. A neighbour's vote weighs exp(cosine / temperature), or all votes weigh the same; both
-    are shown. Every pair is compared. Features are cached, also for `vitrail fewshot` and `vitrail probe`."""
+    are shown. Every pair is compared. Features are cached, also for `vitrail fewshot` and `vitrail probe`.
 
-    EXAMPLES: ClassVar = ("knn WEIGHTS photos -k 10 20",)
+    examples:
+      vitrail knn WEIGHTS photos -k 10 20
+    """
+
     data: str = data_word(FROZEN)
     test: str | None = option(None, TEST, "DATA", completes="set")
     neighbours: tuple[int, ...] | None = option(None, "neighbours that vote", "N", flag="-k", usually="1 5 10 20 50")
@@ -108,9 +118,13 @@ class VtabOptions(DeviceOptions):
     """Fine-tune weights on the 19 tasks of VTAB-1k, a thousand images each, and print the results next to the paper's.
 
     One recipe for all tasks, the paper's: 2,500 steps of 512 images at a learning rate of 0.01, 384 px (Table 4). The
-    same command resumes where it stopped, task by task; missing data sets are skipped and named."""
+    same command resumes where it stopped, task by task; missing data sets are skipped and named.
 
-    EXAMPLES: ClassVar = ("vtab WEIGHTS --root sets --dry-run", "vtab WEIGHTS --root sets --tasks cifar100 pets")
+    examples:
+      vitrail vtab WEIGHTS --root sets --dry-run
+      vitrail vtab WEIGHTS --root sets --tasks cifar100 pets
+    """
+
     weights: str = word(..., groups.WEIGHTS, "WEIGHTS", completes="weights")
     tasks: tuple[str, ...] = option((), "tasks, or a group: natural, ...", "TASK", usually="all 19", completes="task")
     root: Path | None = option(None, "folder with one subfolder per data set", "DIR", usually="$VITRAIL_DATA")
@@ -132,14 +146,15 @@ class StudyOptions(DeviceOptions):
     studies.
 
     Scales: tiny takes a minute or two on two cores and shows that everything works; small is for one GPU and some
-    minutes; paper is the paper's own grid with its recipes, for those who have its data and the time."""
+    minutes; paper is the paper's own grid with its recipes, for those who have its data and the time.
 
-    EXAMPLES: ClassVar = (
-        "study --list",
-        "study positions",
-        "study data-size --scale small --list",
-        "study data-size cifar10 --scale small",
-    )
+    examples:
+      vitrail study --list
+      vitrail study positions
+      vitrail study data-size --scale small --list
+      vitrail study data-size cifar10 --scale small
+    """
+
     name: str = word("", "the study; `vitrail study --list` lists them", order=0, completes="study")
     data: str | None = data_word("a folder, a list, shards, or a data set by name; by default the scale's own", None)
     scale: Scale = option("tiny", "size of the grid and of its networks")
@@ -156,9 +171,13 @@ class CompareOptions:
 
     Reads what `vitrail evaluate`, `fewshot`, `probe`, `knn`, `vtab` and `cost` write with --out: files, or folders with
     everything below them. Warns where two numbers of a column are not comparable: other images, another image size or
-    setting, or copies that were excluded from one training only."""
+    setting, or copies that were excluded from one training only.
 
-    EXAMPLES: ClassVar = ("compare results", "compare results --measures top-1 loss --out table.md")
+    examples:
+      vitrail compare results
+      vitrail compare results --measures top-1 loss --out table.md
+    """
+
     results: tuple[Path, ...] = word(..., "result files, or folders to search", "RESULTS", completes="file")
     measures: tuple[str, ...] = option((), "metrics to show", "NAME", usually="all")
     out: Path | None = option(None, "write the table: .md, .csv or .html", "FILE")

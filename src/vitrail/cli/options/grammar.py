@@ -2,7 +2,7 @@
 
     @command_options
     class KnnOptions(FrozenOptions):
-        '''The command's description.'''
+        '''The command's description, and its examples.'''
 
         data: str = word(..., "images to score", "DATA", older="--data")
         temperature: float = option(0.07, "temperature of the votes", "T")
@@ -13,6 +13,7 @@ WEIGHTS and DATA are words and what is written is --out; older forms are still a
 
 import argparse
 import difflib
+import inspect
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
@@ -133,12 +134,12 @@ class ParagraphFormatter(argparse.HelpFormatter):
 
 def build_parser(kind: type[Any], prog: str) -> Parser:
     """The parser of a command, from the dataclass of its options."""
-    examples: tuple[str, ...] = getattr(kind, "EXAMPLES", ())
+    description, _, examples = inspect.cleandoc(kind.__doc__ or "").partition("\n\nexamples:\n")
     parser = Parser(
         prog=prog,
         usage=getattr(kind, "USAGE", None),
-        description="\n".join(line.removeprefix("    ") for line in (kind.__doc__ or "").splitlines()),
-        epilog="\n".join(["examples:", *(f"  vitrail {line}" for line in examples)]) if examples else None,
+        description=description,
+        epilog=f"examples:\n{examples}",
         formatter_class=ParagraphFormatter,
         allow_abbrev=False,
     )

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import ClassVar, Final, Literal
+from typing import Final, Literal
 
 from vitrail.cli.options.grammar import command_options, option, word
 from vitrail.cli.options.groups import DOWNLOAD, DeviceOptions, parse_image_size
@@ -31,9 +31,13 @@ def process_option() -> int | None:
 
 @command_options
 class ModelsOptions:
-    """List the networks by name: parameters, sequence length and multiply-accumulates at two image sizes."""
+    """List the networks by name: parameters, sequence length and multiply-accumulates at two image sizes.
 
-    EXAMPLES: ClassVar = ("models", "models 'r50*'")
+    examples:
+      vitrail models
+      vitrail models 'r50*'
+    """
+
     pattern: str = word("*", "part of a name or a shell pattern: 'vit-*/16'", usually="all", completes="model")
     classes: int = option(1000, "classes of the head")
     json: bool = option(False, "exact numbers, one JSON object per line")
@@ -43,9 +47,12 @@ class ModelsOptions:
 
 @command_options
 class TraceOptions:
-    """Follow one image through a network: every step with its output shape, parameters and multiply-accumulates."""
+    """Follow one image through a network: every step with its output shape, parameters and multiply-accumulates.
 
-    EXAMPLES: ClassVar = ("trace ViT-L/32 --image-size 256",)
+    examples:
+      vitrail trace ViT-L/32 --image-size 256
+    """
+
     model: str = word(..., "a network, as in ViT-L/32 or vit_l_32", completes="model")
     image_size: int | Pair | None = option(None, "pixels per side, or HEIGHTxWIDTH", parse=parse_image_size)
     classes: int | None = option(None, "classes of the head", usually="1000")
@@ -58,9 +65,13 @@ class CostOptions(DeviceOptions):
 
     A network is named as in `vitrail models`, or given as weights. Training is counted by the paper's formula (Table 6)
     for its own three data sets, or for yours. --measure runs the network: images per second and memory over batch and
-    image sizes on this device (D.5), as a table, a figure and JSON."""
+    image sizes on this device (D.5), as a table, a figure and JSON.
 
-    EXAMPLES: ClassVar = ("cost ViT-L/16 BiT-R50x1", "cost runs/photos --measure")
+    examples:
+      vitrail cost ViT-L/16 BiT-R50x1
+      vitrail cost runs/photos --measure
+    """
+
     models: tuple[str, ...] = word(..., "a network by name, or weights: a file, NAME:TAG", "MODEL", completes="model")
     image_size: tuple[int, ...] = option((), "pixels per side; one or several", "N")
     classes: int | None = option(None, "classes of the head", "N", usually="the network's own")
@@ -83,9 +94,14 @@ class CostOptions(DeviceOptions):
 class DataOptions:
     """Show what is in a data set: images, classes, sizes, splits, unreadable files; and draw a contact sheet. Without
     SOURCE, list the data sets that have a name. `vitrail data pack` writes tar shards, `vitrail data dedup` compares
-    data sets; write ./pack for a folder called pack. Exit status 1: --check found unreadable files."""
+    data sets; write ./pack for a folder called pack. Exit status 1: --check found unreadable files.
 
-    EXAMPLES: ClassVar = ("data", "data photos --check", "data cifar10@test --download --sheet cifar10.png")
+    examples:
+      vitrail data
+      vitrail data photos --check
+      vitrail data cifar10@test --download --sheet cifar10.png
+    """
+
     source: str | None = word(None, f"{SET}: photos/, list.csv, shards/, cifar10, pets:DIR@test", completes="set")
     sheet: str | None = option(None, "the contact sheet", "OUT.png", usually="contact-sheet-NAME.png", completes="file")
     no_sheet: bool = option(False, "do not draw a contact sheet")
@@ -98,9 +114,12 @@ class DataOptions:
 
 @command_options
 class PackOptions:
-    """Write a data set as tar shards: from any source, in parallel, verified; an interrupted command resumes."""
+    """Write a data set as tar shards: from any source, in parallel, verified; an interrupted command resumes.
 
-    EXAMPLES: ClassVar = ("data pack photos --out packed --shard-size 256MB --max-side 512",)
+    examples:
+      vitrail data pack photos --out packed --shard-size 256MB --max-side 512
+    """
+
     source: str = word(..., f"{SET}, as for `vitrail data`", "DATA", order=0, completes="set")
     out: str = word(..., "the folder to write", "OUT", older="--out", completes="file")
     shard_size: int = option(SHARD_SIZE, "size of a tar file", parse=parse_bytes, usually="256MB")
@@ -118,9 +137,12 @@ class DedupOptions:
 
     Prints a table and writes into the output folder: pairs.csv, a page that shows the pairs side by side (pairs.html),
     what was compared and how (dedup.json), and a list that excludes the copies from training (drop.json). Under
-    torchrun the processes share the work."""
+    torchrun the processes share the work.
 
-    EXAMPLES: ClassVar = ("data dedup photos --against photos@test cifar10@test --out copies",)
+    examples:
+      vitrail data dedup photos --against photos@test cifar10@test --out copies
+    """
+
     train: str = word(..., "the training set, as for `vitrail data`; its train split without @SPLIT", completes="set")
     against: tuple[str, ...] = option((), "test sets; their test or val split without @SPLIT", "TEST", completes="set")
     within: bool = option(False, "also compare the training set with itself")
@@ -137,9 +159,13 @@ class DoctorOptions:
     """Check the installation: versions, devices, threads, extras, caches and the bundled weights.
 
     Ends with one line: everything is fine, or what to do first. Exit status 1: something that vitrail needs is broken.
-    For a bug report use --json; secrets and the name of your home folder are removed."""
+    For a bug report use --json; secrets and the name of your home folder are removed.
 
-    EXAMPLES: ClassVar = ("doctor", "doctor --json > doctor.json")
+    examples:
+      vitrail doctor
+      vitrail doctor --json > doctor.json
+    """
+
     json: bool = option(False, "print everything as one JSON object, for a bug report")
 
 
@@ -148,11 +174,12 @@ class CompletionOptions:
     """Print a script that completes commands, options, recipes, networks, data sets and files as you type.
 
     The script is self-contained: vitrail does not run while you type. Print it again after an update, and open a new
-    shell afterwards; for zsh the folder has to be in fpath before compinit is called."""
+    shell afterwards; for zsh the folder has to be in fpath before compinit is called.
 
-    EXAMPLES: ClassVar = (
-        "completion bash > ~/.local/share/bash-completion/completions/vitrail",
-        "completion zsh > ~/.zfunc/_vitrail",
-        "completion fish > ~/.config/fish/completions/vitrail.fish",
-    )
+    examples:
+      vitrail completion bash > ~/.local/share/bash-completion/completions/vitrail
+      vitrail completion zsh > ~/.zfunc/_vitrail
+      vitrail completion fish > ~/.config/fish/completions/vitrail.fish
+    """
+
     shell: Literal["bash", "zsh", "tcsh", "fish"] = word(..., "the shell")

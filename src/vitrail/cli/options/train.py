@@ -1,7 +1,6 @@
 """Options of the commands that train and that look at runs."""
 
 from pathlib import Path
-from typing import ClassVar
 
 from vitrail.cli.options import groups
 from vitrail.cli.options.grammar import command_options, option, word
@@ -12,13 +11,14 @@ from vitrail.recipes import BATCH, EPOCHS, LEAST_STEPS, RATE
 @command_options
 class PretrainOptions(TrainingOptions):
     """Train a network from scratch following a recipe. The same command with the same --out resumes where it
-    stopped."""
+    stopped.
 
-    EXAMPLES: ClassVar = (
-        "pretrain digits --out runs/first",
-        "pretrain vit-b16-imagenet21k DATA --batch 1024 --dry-run",
-        "pretrain --resume runs/first",
-    )
+    examples:
+      vitrail pretrain digits --out runs/first
+      vitrail pretrain vit-b16-imagenet21k DATA --batch 1024 --dry-run
+      vitrail pretrain --resume runs/first
+    """
+
     recipe: str = word("", "`vitrail recipes` lists them", "RECIPE", order=0, completes="recipe")
     data: str | None = data_word(f"{SOURCE}; by default the recipe's", None)
 
@@ -30,13 +30,14 @@ class FinetuneOptions(TrainingOptions):
 
     Weights and data are enough: image size, batch size, length and learning rate are chosen from them and printed
     before the start. For comparison, a linear classifier on the frozen features is scored first: what `vitrail fit`
-    would give."""
+    would give.
 
-    EXAMPLES: ClassVar = (
-        "finetune vitrail-cifar10 photos --out runs/photos",
-        "finetune WEIGHTS photos --epochs 10 --lr 0.003 --image-size 384",
-        "finetune --resume runs/photos",
-    )
+    examples:
+      vitrail finetune vitrail-cifar10 photos --out runs/photos
+      vitrail finetune WEIGHTS photos --epochs 10 --lr 0.003 --image-size 384
+      vitrail finetune --resume runs/photos
+    """
+
     weights: str | None = word(None, groups.WEIGHTS, "WEIGHTS", order=0, completes="weights")
     start: str = option("", "", "WEIGHTS", flag="--from", hidden=True)  # the older form
     data: str | None = data_word(SOURCE, None)
@@ -49,9 +50,13 @@ class FinetuneOptions(TrainingOptions):
 
 @command_options
 class RecipesOptions:
-    """List the recipes, or show one: its purpose, what the paper reached with it, and every setting it resolves to."""
+    """List the recipes, or show one: its purpose, what the paper reached with it, and every setting it resolves to.
 
-    EXAMPLES: ClassVar = ("recipes", "recipes vit-l16-jft --set optim.lr=3e-4")
+    examples:
+      vitrail recipes
+      vitrail recipes vit-l16-jft --set optim.lr=3e-4
+    """
+
     name: str | None = word(None, "a recipe to show; without one, all are listed", completes="recipe")
     set: tuple[str, ...] = option((), "show the recipe with this change. Can be repeated", "FIELD=VALUE", repeated=True)
     json: bool = option(False, "print the resolved config as JSON")
@@ -59,9 +64,12 @@ class RecipesOptions:
 
 @command_options
 class ReportOptions:
-    """Show a run's status: how far it got, what happened to it, and what to type next."""
+    """Show a run's status: how far it got, what happened to it, and what to type next.
 
-    EXAMPLES: ClassVar = ("report runs/first",)
+    examples:
+      vitrail report runs/first
+    """
+
     run: Path = word(..., "the run's folder", "RUN", completes="file")
 
 
@@ -69,9 +77,12 @@ class ReportOptions:
 class ReplayOptions(DeviceOptions):
     """Repeat one training step of a run with its latest weights: which images it had, and the loss of each.
 
-    A run that stopped because its loss was not finite names the step; this shows the batch."""
+    A run that stopped because its loss was not finite names the step; this shows the batch.
 
-    EXAMPLES: ClassVar = ("replay runs/first --step 120",)
+    examples:
+      vitrail replay runs/first --step 120
+    """
+
     run: Path = word(..., "the run's folder", "RUN", completes="file")
     step: int = option(..., "the step, counted from 0")
 
@@ -81,8 +92,12 @@ class DemoOptions(DeviceOptions):
     """Pre-train a small ViT on 8x8 digits at 16 px, fine-tune it at 32 px with resized positions, and show the report.
 
     The paper's path from 224 to 384 px, on data included in the package, in a minute or two. Ends with what to type
-    next: to see its report, to serve it, to predict with it."""
+    next: to see its report, to serve it, to predict with it.
 
-    EXAMPLES: ClassVar = ("demo", "demo --out runs/again --seed 1")
+    examples:
+      vitrail demo
+      vitrail demo --out runs/again --seed 1
+    """
+
     out: Path = option(Path("runs/demo"), "the folder to write", "FOLDER")
     seed: int = option(0, "random seed")

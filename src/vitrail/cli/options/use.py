@@ -29,14 +29,15 @@ class PredictOptions(NamesOptions):
 
     WEIGHTS is optional: the first word is taken for weights unless it is an image, a folder without weights, or -; then
     the bundled model is used (CIFAR-10's ten classes). Folders are searched in the order of names; - reads file names
-    from stdin, one per line. Unreadable images are named on stderr and skipped, and the exit status is then 1."""
+    from stdin, one per line. Unreadable images are named on stderr and skipped, and the exit status is then 1.
 
-    EXAMPLES: ClassVar = (
-        "predict cat.jpg",
-        "predict runs/flowers photos --topk 3 --csv > answers.csv",
-        "predict cat.jpg --attention looked",
-        "predict runs/shapes photos --out masks",
-    )
+    examples:
+      vitrail predict cat.jpg
+      vitrail predict runs/flowers photos --topk 3 --csv > answers.csv
+      vitrail predict cat.jpg --attention looked
+      vitrail predict runs/shapes photos --out masks
+    """
+
     USAGE: ClassVar = "%(prog)s [WEIGHTS] IMAGE|FOLDER|-... [options]"
     words: tuple[str, ...] = word(..., "weights, then images, folders", "[WEIGHTS] IMAGE|FOLDER|-", completes="weights")
     weights: str | None = option(None, "the weights; all words are then images", "WEIGHTS", completes="weights")
@@ -59,12 +60,13 @@ class FitOptions(WeightsOptions):
     The network's features stay as they are; a linear classifier on top of them is computed in closed form (least
     squares, Section 4.1), with its L2 penalty chosen on held-out images, and becomes the network's last layer. The file
     is a network like any other, for predict, serve, evaluate or as a start for finetune. Features are cached, so that
-    another --l2 or --shots takes a moment."""
+    another --l2 or --shots takes a moment.
 
-    EXAMPLES: ClassVar = (
-        "fit vitrail-cifar10 photos --out photos.safetensors",
-        "fit WEIGHTS photos --shots 10 --out ten.safetensors",
-    )
+    examples:
+      vitrail fit vitrail-cifar10 photos --out photos.safetensors
+      vitrail fit WEIGHTS photos --shots 10 --out ten.safetensors
+    """
+
     data: str = data_word(f"{groups.SOURCE}; learns from its train split")
     out: Path = option(..., f"the network to write, {SUFFIX}", "FILE", completes="file")
     image_size: int | None = option(None, IMAGE_SIZE, "N")
@@ -82,12 +84,13 @@ class EmbedOptions(WeightsOptions):
     """Write the features of a whole collection to one file: one row per image, with its name and its label.
 
     Features are the input of the network's last layer. The work is done in parts, so that the same command resumes an
-    interrupted one; under torchrun the processes share the parts. The file is the same to the byte."""
+    interrupted one; under torchrun the processes share the parts. The file is the same to the byte.
 
-    EXAMPLES: ClassVar = (
-        "embed vitrail-cifar10 photos --out photos.parquet",
-        "embed WEIGHTS cifar10@test --out features.npz --type float16",
-    )
+    examples:
+      vitrail embed vitrail-cifar10 photos --out photos.parquet
+      vitrail embed WEIGHTS cifar10@test --out features.npz --type float16
+    """
+
     data: str = data_word("a folder, a list, shards, or a data set by name; all of its splits")
     out: Path = word(..., "FILE.parquet, or FILE.npz for few images", "OUT", older="--out", order=2, completes="file")
     image_size: int | None = option(None, IMAGE_SIZE, "N")
@@ -102,12 +105,13 @@ class InspectOptions(WeightsOptions):
     """Look inside a network: where it attends on your images, and what it has learned.
 
     Writes a self-contained page (report.html, with an explorer of all layers and heads) and every figure as PNG and
-    SVG. A run's folder stands for its best weights so far, also while it trains."""
+    SVG. A run's folder stands for its best weights so far, also while it trains.
 
-    EXAMPLES: ClassVar = (
-        "inspect vitrail-cifar10 cat.jpg dog.jpg --out look",
-        "inspect runs/flowers flowers --only rollout,distance",
-    )
+    examples:
+      vitrail inspect vitrail-cifar10 cat.jpg dog.jpg --out look
+      vitrail inspect runs/flowers flowers --only rollout,distance
+    """
+
     weights: str = word(DEFAULT_WEIGHTS, groups.WEIGHTS, "WEIGHTS", order=0, completes="weights")
     words: tuple[str, ...] = word((), IMAGES, "DATA|IMAGE", completes="set")
     images: tuple[str, ...] = option((), "image files to show", "IMAGE", completes="file")
@@ -127,9 +131,13 @@ class ServeOptions(NamesOptions):
     """Serve a model over HTTP, with a page to try it: /predict, /attention and /embed take images, /docs explains them.
 
     Without WEIGHTS, the bundled model is served. SIGTERM or Ctrl-C answers the requests in flight and stops; a second
-    one stops at once."""
+    one stops at once.
 
-    EXAMPLES: ClassVar = ("serve", "serve runs/photos --port 8080")
+    examples:
+      vitrail serve
+      vitrail serve runs/photos --port 8080
+    """
+
     weights: str | None = word(None, "a file, a folder, a name", "WEIGHTS", usually="bundled ones", completes="weights")
     host: str = option("127.0.0.1", "address to listen on", usually="127.0.0.1, this machine only")
     port: int = option(8000, "port to listen on; 0 picks a free port", "N")
@@ -153,13 +161,14 @@ class ExportOptions:
 
     onnx is a file for ONNX Runtime and others, with preprocessing and class names in its metadata; --int8 makes it
     about a quarter of the size. torch-export is a graph that needs only torch. hf, timm, npz and torchvision are
-    weights for other libraries, loaded there if they are installed."""
+    weights for other libraries, loaded there if they are installed.
 
-    EXAMPLES: ClassVar = (
-        "export runs/photos --to onnx --out photos.onnx",
-        "export runs/photos photos --to onnx --int8",
-        "export runs/photos --to hf --out photos-hf",
-    )
+    examples:
+      vitrail export runs/photos --to onnx --out photos.onnx
+      vitrail export runs/photos photos --to onnx --int8
+      vitrail export runs/photos --to hf --out photos-hf
+    """
+
     weights: str = word(..., "a file, a run's folder or a name", "WEIGHTS", order=0, completes="weights")
     data: str | None = data_word("onnx: images to score both networks on, and to calibrate int8 with", None)
     to: Form = option(..., "the format to write")
@@ -179,12 +188,13 @@ class ExportOptions:
 
 @command_options
 class ConvertOptions:
-    """Rewrite weights in another format, and print how they compare with the original."""
+    """Rewrite weights in another format, and print how they compare with the original.
 
-    EXAMPLES: ClassVar = (
-        "convert google.npz --out mine.safetensors",
-        "convert mine.safetensors --out theirs.pth --to torchvision",
-    )
+    examples:
+      vitrail convert google.npz --out mine.safetensors
+      vitrail convert mine.safetensors --out theirs.pth --to torchvision
+    """
+
     source: str = word(..., "a weight file or folder; its format is detected", "WEIGHTS", order=0, completes="weights")
     target: str = word(..., "FILE.safetensors, FILE.npz, FILE.pth or a folder", "OUT", older="--out", completes="file")
     to: str | None = option(None, f"{TARGETS} (default: by the suffix; hf for a folder)", "FORMAT", completes="format")
