@@ -78,7 +78,7 @@ def load_predictor(options: PredictOptions, weights: str, device: torch.device) 
     with reading(weights):
         asker = predictor(weights, device=device, image_size=options.image_size, **how)
     if not asker.labels:
-        raise ConfigError(f"{weights} has no head, so it names no classes; `vitrail fit` or `finetune` gives it one")
+        raise ConfigError(f"{weights} has no head, so it names no classes; give it one with `vitrail fit` or finetune")
     offered, task = asker.task.prediction_options(multi_label=asker.multi_label), asker.task.name
     if options.topk is not None and "topk" not in offered:
         raise ConfigError(f"--topk {options.topk} is for weights that rank classes, not {task}; omit it for {weights}")
