@@ -25,7 +25,6 @@ from vitrail.report.confusion_matrix import ConfusionSection
 from vitrail.report.page import Section, render_page
 from vitrail.report.sections import (
     DetailsSection,
-    FactGroup,
     Facts,
     Galleries,
     Gallery,
@@ -346,7 +345,7 @@ def everything(name: str) -> str:
             ]
         ),
         Facts(title=name, rows=[(name, name)]),
-        DetailsSection(title=name, hint=name, groups=[FactGroup(name=name, rows=[(name, name)])]),
+        DetailsSection(title=name, hint=name, groups=[Facts(title=name, rows=[(name, name)])]),
     ]
     return render_page(name, sections)
 

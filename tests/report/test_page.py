@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from vitrail.report.page import Notes, Pair, Pairs, Plate, Table, printable, render_page, save_page, to_data_uri
+from vitrail.report.page import Notes, Pair, Pairs, Shot, Table, printable, render_page, save_page, to_data_uri
 
 WICKED = '<script>alert("1")</script>"\' onerror=x {{ 7 * 7 }} &amp;'
 
@@ -30,13 +30,13 @@ class Elements(HTMLParser):
 
 
 def everything(name: str) -> str:
-    plate = Plate(name=name, picture=to_data_uri(Image.new("RGB", (4, 3), (200, 10, 10))))
+    plate = Shot(caption=name, picture=to_data_uri(Image.new("RGB", (4, 3), (200, 10, 10))))
     sections = [
         Table(columns=["set", name], rows=[[name, "12"]], title=name),
         Pairs(
             title=name,
             pairs=[
-                Pair(one=plate, other=Plate(name=name, picture=""), kind="near", note=name),
+                Pair(one=plate, other=Shot(caption=name, picture=""), kind="near", note=name),
                 Pair(one=plate, other=plate, kind="exact"),
             ],
             sides=(name, name),

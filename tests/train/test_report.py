@@ -325,7 +325,7 @@ def test_a_nested_config_becomes_names_and_values() -> None:
     found = group_values(
         {"batch": 8, "optim": {"lr": 1e-3, "schedule": {"warmup": 10}, "clip": None}, "mix": {}, "x": True}
     )
-    assert [(group.name, list(group.rows)) for group in found] == [
+    assert [(group.title, list(group.rows)) for group in found] == [
         ("", [("batch", "8"), ("x", "on")]),
         ("optim", [("lr", "0.001"), ("schedule.warmup", "10"), ("clip", "(none)")]),
     ]

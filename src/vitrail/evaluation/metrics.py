@@ -31,6 +31,8 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import one_hot
 from vitrail.evaluation.frozen.features import Precision, inference_context, make_normaliser
 
+REMEDY: Final = "choose another split, or check it with `vitrail data`"  # where nothing could be scored
+
 ResultT = TypeVar("ResultT")
 ResultT_co = TypeVar("ResultT_co", covariant=True)
 
@@ -311,7 +313,7 @@ class ClassificationMetric:
         found = every.judge()
         if not len(found):
             rest = f"{unreadable} are unreadable and the rest have no label"
-            raise DataError(f"no image could be scored: {rest}; choose another split")
+            raise DataError(f"no image could be scored: {rest}; {REMEDY}")
         best, worst = found.extremes(self.most)
         return ClassificationScore(
             count=len(found),

@@ -21,7 +21,7 @@ from torch import Tensor
 from vitrail.core.errors import DataError
 from vitrail.data.dataset import Labels
 from vitrail.evaluation.intervals import DRAWS, RESAMPLES, Floats, bootstrap
-from vitrail.evaluation.metrics import ClassPredictions, label_rows
+from vitrail.evaluation.metrics import REMEDY, ClassPredictions, label_rows
 from vitrail.evaluation.result import ROUNDED, Measure, make_measure, measure_share
 
 THRESHOLD: Final = 0.5  # probability from which a class is predicted
@@ -53,7 +53,7 @@ class MultiLabelScore:
 
     def __post_init__(self) -> None:
         if not len(self.sample) or not self.truth.any():
-            raise DataError("no image could be scored: all are unreadable or without a label; choose another split")
+            raise DataError(f"no image could be scored: all are unreadable or without a label; {REMEDY}")
 
     @cached_property
     def chosen(self) -> NDArray[np.bool_]:

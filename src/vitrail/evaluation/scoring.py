@@ -28,7 +28,7 @@ from vitrail.data.dataset import ImageDataset, Labels, RelabelledDataset, Subset
 from vitrail.data.loader import Batch, Views, eval_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.splits import Selection
-from vitrail.data.targets import CLASS_LABELS, Targets
+from vitrail.data.targets import Targets
 from vitrail.data.training_record import (
     MOST_BYTES,
     MOST_IMAGES,
@@ -41,7 +41,7 @@ from vitrail.data.training_record import (
 from vitrail.data.unreadable_log import UnreadableLog
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.frozen.features import Precision
-from vitrail.evaluation.metrics import Metric, score_batches
+from vitrail.evaluation.metrics import REMEDY, Metric, score_batches
 from vitrail.evaluation.result import Measure, check_deduplication, describe_data, describe_weights
 from vitrail.models.build import Model
 from vitrail.report.page import Section, Table
@@ -106,34 +106,22 @@ def describe_scored_data(about: Subject, collection: Collection, split: str, pat
 
 
 def iterate_batches(
-    source: ImageDataset,
-    preprocessing: Preprocessing | Views,
-    device: torch.device,
-    *,
-    batch: int = 0,
-    workers: int = 0,
-    rank: int = 0,
-    world: int = 1,
-    ledger: UnreadableLog | None = None,
-    targets: Targets = CLASS_LABELS,
+    source: ImageDataset, views: Preprocessing | Views, device: torch.device, *, batch: int = 0, workers: int = 0
 ) -> Iterator[Batch]:
-    """Every image once, prepared. The batch size of a process does not depend on the number of processes, because
-    products over other rows may round differently. A `batch` of 0 depends on the device, negative `workers` on the
-    cores."""
+    """Every image once, prepared. A `batch` of 0 depends on the device, negative `workers` on the cores."""
+    return eval_batches(source, views, **choose_loading(source, device, batch, workers))
+
+
+def choose_loading(
+    source: ImageDataset, device: torch.device, batch: int, workers: int, world: int = 1
+) -> dict[str, Any]:
+    """The batch size, workers and pinning of `eval_batches`. The batch size of a process does not depend on the number
+    of processes, because products over other rows may round differently."""
     if batch < 0:
         raise ConfigError(f"batch {batch} must be at least 1")
-    size = batch or (256 if device.type == "cuda" else 64)
-    return eval_batches(
-        source,
-        preprocessing,
-        batch=min(size, max(len(source), 1)) * world,
-        rank=rank,
-        world=world,
-        workers=workers if workers >= 0 else choose_workers(),
-        pin=device.type == "cuda",
-        ledger=ledger,
-        targets=targets,
-    )
+    size, on_gpu = batch or (256 if device.type == "cuda" else 64), device.type == "cuda"
+    workers = workers if workers >= 0 else choose_workers()
+    return {"batch": min(size, max(len(source), 1)) * world, "workers": workers, "pin": on_gpu}
 
 
 def choose_workers() -> int:
@@ -146,6 +134,37 @@ Advance: TypeAlias = Callable[[str, int, int | None], None]  # what is being don
 
 def ignore_progress(what: str, done: int, total: int | None) -> None:
     """Ignores progress."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoringOptions:
+    """How a network is scored. `batch` and `workers` only affect the time it takes. The last five are for
+    classification: `labels` name the outputs instead of the card; `by_number` matches class 7 to output 7 whatever
+    their names; `real` is the file of ReaL labels; `answers` says whether the prediction for each image is needed."""
+
+    precision: Precision = "float32"
+    seed: int = 0  # of the bootstrap
+    include_seen: bool = False
+    without: Path | None = None
+    deduplicated_by: Path | None = None
+    batch: int = 0
+    workers: int = 0
+    labels: tuple[str, ...] | None = None
+    by_number: bool = False
+    real: Path | None = None
+    threshold: float | None = None
+    answers: bool = False
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise ConfigError(f"seed {self.seed} must be at least 0")
+        if self.threshold is not None and not 0 <= self.threshold <= 1:
+            raise ConfigError(f"threshold {self.threshold:g} must be between 0 and 1")
+
+    def list_special(self) -> list[str]:
+        """The given options that not every task accepts, as the command line calls them."""
+        special = ("labels", "by_number", "real", "threshold", "answers")
+        return [f"--{name.replace('_', '-')}" for name in special if getattr(self, name) not in (None, False)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,36 +211,27 @@ class Scope:
 
 
 def choose_unseen(
-    source: ImageDataset,
-    called: str,
-    *,
-    weights: str,
-    provenance: dict[str, Any],
-    include_seen: bool,
-    without: Path | None = None,
-    world: World | None = None,
-    advance: Advance = ignore_progress,
+    source: ImageDataset, called: str, about: Subject, how: ScoringOptions, world: World, advance: Advance
 ) -> tuple[ImageDataset, Scope]:
-    """The images to score: without those of `without`, and without those used in training unless they are requested.
+    """The images to score: without those of --without, and without those used in training unless they are requested.
     DataError if none are left. All processes call it."""
-    given, rule, rank, size = source, "", *((0, 1) if world is None else (world.rank, world.size))
-    if without is not None:
-        source, rule = drop_images(source, without)
+    given, rule = len(source), ""
+    if how.without is not None:
+        source, rule = drop_images(source, how.without)
 
     def hash_in_parallel(one: ImageDataset) -> Hashes:
         def tell(done: int) -> None:
-            if rank == 0:
+            if world.is_main:
                 advance("which images were seen", done, len(one))
 
-        share = hash_contents(one, rank=rank, world=size, advance=tell)
-        return share if world is None else interleave(world.gather(share))
+        return interleave(world.gather(hash_contents(one, rank=world.rank, world=world.size, advance=tell)))
 
-    exposure, dropped = find_exposure(provenance, source, hash_in_parallel), len(given) - len(source)
-    scope = Scope(given=len(source), exposure=exposure, included=include_seen, dropped=dropped, without=rule)
-    if include_seen or not exposure.count:
+    exposure, dropped = find_exposure(about.provenance, source, hash_in_parallel), given - len(source)
+    scope = Scope(given=len(source), exposure=exposure, included=how.include_seen, dropped=dropped, without=rule)
+    if how.include_seen or not exposure.count:
         return source, scope
     if exposure.count == len(source):
-        used = f"all {pluralise(len(source), 'image')} of {called} were used to train {weights}"
+        used = f"all {pluralise(len(source), 'image')} of {called} were used to train {about.name}"
         remedy = "give images that it has not seen, or add --include-seen"
         raise DataError(f"{used}, so a score would say nothing about new images; {remedy}")
     return SubsetDataset(source, np.flatnonzero(~exposure.seen)), scope
@@ -253,37 +263,6 @@ def drop_images(source: ImageDataset, path: Path) -> tuple[ImageDataset, str]:
 ResultT = TypeVar("ResultT")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScoringOptions:
-    """How a network is scored. `batch` and `workers` only affect the time it takes. The last five are for
-    classification: `labels` name the outputs instead of the card; `by_number` matches class 7 to output 7 whatever
-    their names; `real` is the file of ReaL labels; `answers` says whether the prediction for each image is needed."""
-
-    precision: Precision = "float32"
-    seed: int = 0  # of the bootstrap
-    include_seen: bool = False
-    without: Path | None = None
-    deduplicated_by: Path | None = None
-    batch: int = 0
-    workers: int = 0
-    labels: tuple[str, ...] | None = None
-    by_number: bool = False
-    real: Path | None = None
-    threshold: float | None = None
-    answers: bool = False
-
-    def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise ConfigError(f"seed {self.seed} must be at least 0")
-        if self.threshold is not None and not 0 <= self.threshold <= 1:
-            raise ConfigError(f"threshold {self.threshold:g} must be between 0 and 1")
-
-    def list_special(self) -> list[str]:
-        """The given options that not every task accepts, as the command line calls them."""
-        special = ("labels", "by_number", "real", "threshold", "answers")
-        return [f"--{name.replace('_', '-')}" for name in special if getattr(self, name) not in (None, False)]
-
-
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSetting:
     """A network and the images of a split that it is scored on. Every process has one."""
@@ -308,6 +287,7 @@ class EvaluationSetting:
     def run(self, metric: Metric[ResultT], targets: Targets) -> ResultT:
         """The metric's result over all images; the same in all processes."""
         world, source, about, how = self.world, self.source, self.about, self.how
+        network, views, device = about.network, about.preprocessing, world.device
         about.computing_in(how.precision)
 
         def tell(done: int) -> None:
@@ -315,31 +295,17 @@ class EvaluationSetting:
                 self.advance("images", min(done * world.size, len(source)), len(source))
 
         tell(0)
-        batches = iterate_batches(
-            source,
-            about.preprocessing,
-            world.device,
-            targets=targets,
-            batch=how.batch,
-            workers=how.workers,
-            rank=world.rank,
-            world=world.size,
-            ledger=self.ledger,
+        loading = choose_loading(source, device, how.batch, how.workers, world.size)
+        batches = eval_batches(
+            source, views, targets=targets, rank=world.rank, world=world.size, ledger=self.ledger, **loading
         )
         try:
             return score_batches(
-                about.network,
-                batches,
-                about.preprocessing,
-                metric,
-                device=world.device,
-                world=world,
-                precision=how.precision,
-                progress=tell,
+                network, batches, views, metric, device=device, world=world, precision=how.precision, progress=tell
             )
         except DataError as error:  # nothing could be scored
-            reasons = [f"; {entry}" for entry in self.ledger.known.values()]
-            raise DataError(f"{error}{''.join(reasons[:1])}") from None
+            reason = next((f"{entry}; " for entry in self.ledger.known.values()), "")
+            raise DataError(str(error).replace(REMEDY, f"{reason}{REMEDY}")) from None
 
     @cached_property
     def unreadable(self) -> tuple[str, ...]:

@@ -47,11 +47,9 @@ def rank_confusions(
     wrong = cells[cells[:, 0] != cells[:, 1]]
     truth, said, count = wrong.T
     share = count / totals[truth]
-    order = np.lexsort((said, truth, -share, -count))[:most].tolist()
-    return [
-        Confusion(class_names[int(truth[at])], class_names[int(said[at])], int(count[at]), float(share[at]))
-        for at in order
-    ]
+    order = np.lexsort((said, truth, -share, -count))[:most]
+    rows = zip(*(column[order].tolist() for column in (truth, said, count, share)), strict=True)
+    return [Confusion(class_names[int(a)], class_names[int(b)], int(n), float(part)) for a, b, n, part in rows]
 
 
 DRAWN: Final = 100  # classes up to which the matrix is drawn
@@ -59,7 +57,6 @@ NAMED: Final = 40  # up to which the rows have names
 COUNTED: Final = 16  # up to which a cell has its number
 LEVELS: Final = 12  # shades
 LONGEST: Final = 18  # letters of a name
-WIDEST: Final = 900  # pixels up to which the style tells drawings apart that must be scrolled
 
 
 class Shade(NamedTuple):
@@ -123,43 +120,10 @@ class ConfusionSection:
     def names(self) -> list[str]:
         return [name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…" for name in self.classes]
 
-    @property
-    def margin(self) -> int:
-        """Room for the names, left and above."""
-        return 26 + self.length if self.has_names else 46
-
     @cached_property
     def length(self) -> int:
         """Of the longest name, in pixels."""
         return round((13 if self.cell >= 24 else 11) * 0.56 * max((len(name) for name in self.names), default=1))
-
-    @property
-    def right(self) -> int:
-        """Room for names that lean out over the last column."""
-        return 6 if self.upright or not self.has_names else 6 + round(0.62 * self.length)
-
-    @property
-    def upright(self) -> bool:
-        """Whether names above the columns can stand as they are."""
-        return self.has_names and self.length + 4 <= self.cell
-
-    @property
-    def top(self) -> int:
-        return 44 if self.upright or not self.has_names else 34 + round(0.79 * self.length)
-
-    @property
-    def width(self) -> int:
-        """Of the whole drawing, in pixels."""
-        return self.margin + self.side + self.right
-
-    @property
-    def least(self) -> int:
-        """The width in hundreds: on anything narrower the drawing must be scrolled."""
-        return min(self.width // 100 * 100, WIDEST)
-
-    @property
-    def side(self) -> int:
-        return self.cell * len(self.classes)
 
     @property
     def empty(self) -> str:
@@ -203,8 +167,7 @@ class ConfusionSection:
     @property
     def labels(self) -> list[Letter]:
         """Names of rows and columns, or numbers of some of them; x holds the place along either side."""
-        middle = (self.cell - 1) / 2
-        numbers = [(at, str(at)) for at in range(0, len(self.classes), 10)]
+        middle, numbers = (self.cell - 1) / 2, ((at, str(at)) for at in range(0, len(self.classes), 10))
         texts = enumerate(self.names) if self.has_names else numbers
         return [Letter(at * self.cell + middle, 0, text) for at, text in texts]
 

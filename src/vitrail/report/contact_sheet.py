@@ -148,43 +148,28 @@ class SheetGroup:
     pictures: Sequence[NDArray[np.uint8] | None] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Layout:
-    """Columns of groups, and tiles in a row of one of them."""
-
-    columns: int
-    tiles: int
-
-    @property
-    def width(self) -> int:
-        return 2 * MARGIN + self.columns * self.column + (self.columns - 1) * GUTTER
-
-    @property
-    def column(self) -> int:
-        return self.tiles * TILE + (self.tiles - 1) * GAP
-
-
-def choose_layout(groups: int, pictures: int) -> Layout:
-    """Few classes get a line each, many stand in columns, and so do classes of few images; the sheet stays about as
-    wide."""
+def choose_layout(groups: int, pictures: int) -> tuple[int, int]:
+    """Columns of groups, and tiles in a row of one of them. Few classes get a line each, many stand in columns, and so
+    do classes of few images; the sheet stays about as wide."""
     columns = 1 if groups <= 12 else 2 if groups <= 26 else 3 if groups <= 48 else 4
     while ACROSS // columns > pictures and columns < min(ACROSS, groups):
         columns = {1: 2, 2: 3, 3: 4, 4: 6, 6: 12}[columns]
-    return Layout(columns=columns, tiles=ACROSS // columns)
+    return columns, ACROSS // columns
 
 
 def draw_contact_sheet(title: str, subtitle: str, groups: Sequence[SheetGroup], *, footer: str = "") -> Image.Image:
     """The groups with their captions, in reading order down the columns."""
     if not groups:
         raise ConfigError("a contact sheet needs at least one group")
-    form = choose_layout(len(groups), max(len(group.pictures) for group in groups))
-    deep, step = -(-len(groups) // form.columns), CAPTION + TILE + LEADING
-    sheet = start_sheet(title, subtitle, [group.weight for group in groups], form.width, deep * step - LEADING, footer)
+    columns, tiles = choose_layout(len(groups), max(len(group.pictures) for group in groups))
+    deep, step, across = -(-len(groups) // columns), CAPTION + TILE + LEADING, tiles * (TILE + GAP) - GAP
+    width, weights = columns * (across + GUTTER) - GUTTER, [group.weight for group in groups]
+    sheet = start_sheet(title, subtitle, weights, width, deep * step - LEADING, footer)
     for at, group in enumerate(groups):
         column, row = divmod(at, deep)
-        left, upper = MARGIN + column * (form.column + GUTTER), TOP + row * step
-        draw_caption(sheet, group, pick_colour(at), left, upper, form.column)
-        for place, pixels in enumerate(group.pictures[: form.tiles]):
+        left, upper = MARGIN + column * (across + GUTTER), TOP + row * step
+        draw_caption(sheet, group, pick_colour(at), left, upper, across)
+        for place, pixels in enumerate(group.pictures[:tiles]):
             paste_tile(sheet, pixels, left + place * (TILE + GAP), upper + CAPTION)
     return sheet
 
@@ -195,8 +180,8 @@ def draw_mosaic(
     """Images without classes, side by side."""
     if not pictures:
         raise ConfigError("a contact sheet needs at least one image")
-    width, deep = Layout(columns=1, tiles=ACROSS).width, -(-len(pictures) // ACROSS)
-    sheet = start_sheet(title, subtitle, [1.0] * ACROSS, width, deep * (TILE + GAP) - GAP, footer)
+    width, height = (count * (TILE + GAP) - GAP for count in (ACROSS, -(-len(pictures) // ACROSS)))
+    sheet = start_sheet(title, subtitle, [1.0] * ACROSS, width, height, footer)
     for at, pixels in enumerate(pictures):
         row, place = divmod(at, ACROSS)
         paste_tile(sheet, pixels, MARGIN + place * (TILE + GAP), TOP + row * (TILE + GAP))
@@ -204,16 +189,14 @@ def draw_mosaic(
 
 
 def start_sheet(
-    title: str, subtitle: str, weights: Sequence[float], width: int, height: int, footer: str
+    title: str, subtitle: str, weights: Sequence[float], room: int, height: int, footer: str
 ) -> Image.Image:
-    """A sheet with the title, what is said below it, the strip of glass, room of some height, and the footer."""
-    sheet = Image.new("RGB", (width, TOP + height + (48 if footer else 0) + MARGIN), PAPER)
-    draw, room = ImageDraw.Draw(sheet), width - 2 * MARGIN
-    base = sheet.height - MARGIN
-    for left, y, text, size, ink in (
-        *((MARGIN - 1, MARGIN + 26, title, 30, INK), (MARGIN, MARGIN + 54, subtitle, 15, GREY)),
-        (MARGIN, base, footer, 14, GREY),
-    ):
+    """A sheet with the title, what is said below it, the strip of glass, room of some width and height, and the
+    footer."""
+    sheet = Image.new("RGB", (room + 2 * MARGIN, TOP + height + (48 if footer else 0) + MARGIN), PAPER)
+    draw, base = ImageDraw.Draw(sheet), sheet.height - MARGIN
+    head, below = (MARGIN - 1, MARGIN + 26, title, 30, INK), (MARGIN, MARGIN + 54, subtitle, 15, GREY)
+    for left, y, text, size, ink in (head, below, (MARGIN, base, footer, 14, GREY)):
         line = fit_text(text, size, room)
         draw.text((left, y), line, ink, load_font(size, line), anchor="ls")
     ends = MARGIN + np.rint(np.cumsum([0.0, *weights]) / sum(weights) * room).astype(int)

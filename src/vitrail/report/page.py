@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 Scheme = Literal["light", "dark"]
+Mood = Literal["right", "wrong", ""]
 
 STYLES: Final = ("page.css", "charts.css")
 THUMBNAIL: Final = 192  # pixels, the longer side
@@ -55,19 +56,22 @@ class Table:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plate:
-    """An image with its name; `picture` is a data URI, or empty where there is none to show."""
+class Shot:
+    """An image as a data URI, or empty where there is none to show; what is below it, a quieter line, and whether what
+    was said of it is right."""
 
-    name: str
     picture: str
+    caption: str
+    note: str = ""
+    mood: Mood = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
     """Two images side by side, with a word for what they are to each other and a note."""
 
-    one: Plate
-    other: Plate
+    one: Shot
+    other: Shot
     kind: str
     note: str = ""
 

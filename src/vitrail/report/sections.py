@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitrail.report.page import to_data_uri
+from vitrail.report.page import Mood, Shot, to_data_uri
 
 State: TypeAlias = Literal["running", "done", "interrupted", "diverged", "failed"]
-Mood: TypeAlias = Literal["right", "wrong", ""]
 ImageLike: TypeAlias = Image.Image | NDArray[np.uint8]  # an array is [H, W, 3] or [H, W]
 
 
@@ -56,17 +55,6 @@ class Status:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shot:
-    """An image as a data URI, or empty where there is none to show; what is below it, a quieter line, and whether what
-    was said of it is right."""
-
-    picture: str
-    caption: str
-    note: str = ""
-    mood: Mood = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Gallery:
     """Small images with captions."""
 
@@ -93,19 +81,11 @@ class Facts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FactGroup:
-    """Names and values under a heading."""
-
-    name: str
-    rows: Sequence[tuple[str, str]]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class DetailsSection:
     """What few want to see at once: opens at a click, without a script."""
 
     title: str
-    groups: Sequence[FactGroup]
+    groups: Sequence[Facts]
     hint: str = ""
     template: str = field(default="details.html", init=False)
 

@@ -53,40 +53,16 @@ def score_network(
     task = find_task(get_card(about.network).task)
     task.check_scoring(how, about)
     data = describe_scored_data(about, collection, split, how.deduplicated_by)
-    source, scope = choose_unseen(
-        collection.splits[split],
-        called,
-        weights=about.name,
-        provenance=about.provenance,
-        include_seen=how.include_seen,
-        without=how.without,
-        world=world,
-        advance=advance,
-    )
+    source, scope = choose_unseen(collection.splits[split], called, about, how, world, advance)
     data |= {"pictures": len(source), "fingerprint": source.fingerprint, "seen": scope.facts()}
-    setting = EvaluationSetting(
-        about=about,
-        collection=replace(collection, splits={**collection.splits, split: source}),
-        split=split,
-        how=how,
-        world=world,
-        advance=advance,
-    )
+    scored = replace(collection, splits={**collection.splits, split: source})
+    setting = EvaluationSetting(about=about, collection=scored, split=split, how=how, world=world, advance=advance)
     found, unreadable = task.assess(setting), setting.unreadable
-    preprocessing = about.preprocessing
-    settings = {
-        "image": list(preprocessing.image),
-        "preprocessing": preprocessing.to_dict(),
-        "precision": how.precision,
-    }
-    result = Result(
-        kind="evaluate",
-        weights=about.facts,
-        data=data,
-        measures=found.measures,
-        config={**settings, **found.settings},
-        details={**found.details, "unreadable": list(unreadable)},
-    )
+    views = about.preprocessing
+    settings = {"image": list(views.image), "preprocessing": views.to_dict(), "precision": how.precision}
+    config, details = {**settings, **found.settings}, {**found.details, "unreadable": list(unreadable)}
+    measures, weights = found.measures, about.facts
+    result = Result(kind="evaluate", weights=weights, data=data, measures=measures, config=config, details=details)
     some = "; ".join(unreadable[:NAMED]) + ("; ..." if len(unreadable) > NAMED else "")
     skipped = [f"skipped {pluralise(len(unreadable), 'unreadable image')}: {some}"] if unreadable else []
     notes = (*found.outputs_notes, *skipped, *found.notes)

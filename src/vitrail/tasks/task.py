@@ -22,7 +22,7 @@ from vitrail.data.collection import Collection
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.targets import Targets
 from vitrail.evaluation.intervals import Interval
-from vitrail.evaluation.metrics import Criterion, Metric
+from vitrail.evaluation.metrics import REMEDY, Criterion, Metric
 from vitrail.evaluation.result import Measure, make_measure
 from vitrail.evaluation.scoring import EvaluationOutcome, EvaluationSetting, ScoringOptions, Subject
 from vitrail.models.family import ModelConfig
@@ -184,7 +184,7 @@ class Task(ABC):
         score: TaskScore = setting.run(metric, self.targets)
         left = len(source) - len(setting.unreadable) - score.count
         if not score.count:
-            raise DataError("no image could be scored: all are unreadable or without a target; choose another split")
+            raise DataError(f"no image could be scored: all are unreadable or without a target; {REMEDY}")
         row, seed = score.row(), setting.how.seed
         if setting.world.is_main:
             setting.advance("computing intervals", 0, None)

@@ -24,13 +24,14 @@ from vitrail.core.text import format_size, join_words, pluralise
 from vitrail.data.collection import Collection
 from vitrail.data.dataset import ImageDataset, SubsetDataset
 from vitrail.data.splits import split_stratified
+from vitrail.distributed.process_group import World
+from vitrail.evaluation import scoring
 from vitrail.evaluation.frozen import fewshot, probe
 from vitrail.evaluation.frozen.closed_form_classifier import choose_scored_split
 from vitrail.evaluation.frozen.features import FrozenFeatures, SquareView, list_missing, load_or_extract
 from vitrail.evaluation.frozen.knn import find_nearest, vote_classes
 from vitrail.evaluation.metrics import TOP, count_single_labels, keep_single_labels, score_predictions
 from vitrail.evaluation.result import Measure, Result, format_interval, format_value, measure_share
-from vitrail.evaluation.scoring import Scope, Subject, choose_split, choose_unseen, describe_scored_data, find_shared
 
 SHOTS: Final = (1, 5, 10, 25)
 SEEDS: Final = (0, 1, 2)
@@ -73,14 +74,14 @@ class FrozenTask:
 class FrozenSplits:
     """Features [n, D] to learn from, with one label [n] each; features [N, D] to score, with labels [N] or [N, M]."""
 
-    about: Subject
+    about: scoring.Subject
     task: FrozenTask
     train: Tensor
     train_labels: Tensor
     test: Tensor
     test_labels: Tensor
     source: ImageDataset  # what is scored
-    scope: Scope
+    scope: scoring.Scope
     notes: tuple[str, ...]
     unreadable: tuple[str, ...]
 
@@ -102,7 +103,7 @@ def open_task(options: FrozenOptions, text: str, test: str | None) -> FrozenTask
     """The task without training images that are also scored, under any name."""
     collection = open_data(text, download=options.download)
     collection.need_labels()
-    train, source = choose_split(collection, "train")
+    train, source = scoring.choose_split(collection, "train")
     origin, name, scored, held = dict[str, str](), train, source, np.arange(0)
     if options.held_out is not None:
         held = split_stratified(source.labels, options.held_out)
@@ -125,7 +126,7 @@ def open_task(options: FrozenOptions, text: str, test: str | None) -> FrozenTask
     task = FrozenTask(
         collection=replace(collection, splits=splits), train=train, test=name, learn=learn, score=score, origin=origin
     )
-    shared = find_shared(task.learn_source, task.score_source)
+    shared = scoring.find_shared(task.learn_source, task.score_source)
     if shared is None:
         note = f"{task.title}: too many images to look for those to score among those to learn from"
         return replace(task, notes=(note,))
@@ -140,7 +141,7 @@ def open_task(options: FrozenOptions, text: str, test: str | None) -> FrozenTask
 
 
 @contextlib.contextmanager
-def prepare_network(options: FrozenOptions) -> Generator[Subject]:
+def prepare_network(options: FrozenOptions) -> Generator[scoring.Subject]:
     """The network on its device, in the requested precision; prints what it is."""
     with single_process(options.device) as device:
         about = load_subject(options.weights, device, image_size=options.image_size)
@@ -150,13 +151,12 @@ def prepare_network(options: FrozenOptions) -> Generator[Subject]:
         yield about
 
 
-def extract(options: FrozenOptions, about: Subject, task: FrozenTask) -> FrozenSplits:
+def extract(options: FrozenOptions, about: scoring.Subject, task: FrozenTask) -> FrozenSplits:
     """The features of both parts, cached or new; prints what is evaluated, before the numbers."""
     with bars() as advance:
-        source, name, seen = task.score_source, f"{task.title}@{task.test}", options.include_seen
-        unseen, scope = choose_unseen(
-            source, name, weights=about.name, provenance=about.provenance, include_seen=seen, advance=advance
-        )
+        name, alone = f"{task.title}@{task.test}", World(device=about.device)
+        how = scoring.ScoringOptions(include_seen=options.include_seen)
+        unseen, scope = scoring.choose_unseen(task.score_source, name, about, how, alone, advance)
     wanted = task.score if scope.included else task.score[~scope.exposure.seen]
     parts = {split: extract_split(options, about, task, split) for split in dict.fromkeys([task.train, task.test])}
     notes, unreadable = list(task.notes), list[str]()
@@ -198,7 +198,7 @@ def extract(options: FrozenOptions, about: Subject, task: FrozenTask) -> FrozenS
     )
 
 
-def extract_split(options: FrozenOptions, about: Subject, task: FrozenTask, split: str) -> FrozenFeatures:
+def extract_split(options: FrozenOptions, about: scoring.Subject, task: FrozenTask, split: str) -> FrozenFeatures:
     """The features of one split, with progress on stderr."""
     view = SquareView(about.preprocessing.image) if options.reference else about.preprocessing
     what = f"features of {task.title}@{split}"
@@ -221,7 +221,7 @@ def build_result(
 ) -> Result:
     """The result with its provenance: the scored data, and the data learned from."""
     about, task, train, test = part.about, part.task, part.task.learn_source, part.source
-    data = describe_scored_data(about, task.collection, task.test, options.deduplicated_by)
+    data = scoring.describe_scored_data(about, task.collection, task.test, options.deduplicated_by)
     data |= {"pictures": len(test), "fingerprint": test.fingerprint, "seen": part.scope.facts(), **task.origin}
     learnt = {"name": task.title, "split": task.train, "pictures": len(train), "fingerprint": train.fingerprint}
     view = {"image": list(about.preprocessing.image), "preprocessing": about.preprocessing.to_dict()}

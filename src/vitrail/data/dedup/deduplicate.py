@@ -353,9 +353,9 @@ def show_pair(row: Sequence[float], train: ImageDataset, other: ImageDataset) ->
     return report.Pair(one=one, other=two, kind=KINDS[int(kind)], note=note)
 
 
-def show_image(source: ImageDataset, index: int) -> report.Plate:
+def show_image(source: ImageDataset, index: int) -> report.Shot:
     try:
         uri = report.to_data_uri(fp.decode(source, index))
     except BadImage:  # it was readable when it was compared; the page shows that it no longer is
         uri = ""
-    return report.Plate(name=source.name(index), picture=uri)
+    return report.Shot(caption=source.name(index), picture=uri)

@@ -207,7 +207,7 @@ def make_sheet(collection: Collection, split: str) -> "Image":
     present = np.flatnonzero(counts)
     most = int(np.median(counts[present]))  # images per class; a few larger classes do not make room for all
     chosen = space_evenly(present, MOST_CLASSES if most >= 3 else MOST_IMAGES // most)
-    members = pick_samples(source.labels, chosen, choose_layout(len(chosen), most).tiles)
+    members = pick_samples(source.labels, chosen, choose_layout(len(chosen), most)[1])
     tiles = [[load_tile(source, int(i)) for i in members[int(k)]] for k in chosen]
     names = [printable_name(classes[k]) for k in chosen]
     rows = zip(names, counts[chosen].tolist(), tiles, strict=True)

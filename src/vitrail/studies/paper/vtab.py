@@ -32,7 +32,7 @@ from vitrail.recipes.registry import load_recipe
 from vitrail.recipes.run_overrides import start_from, with_changes, with_data, with_image_size
 from vitrail.recipes.run_request import RunCommand
 from vitrail.report.page import Section, Table, render_page
-from vitrail.report.sections import DetailsSection, FactGroup, Facts, Tile, Tiles
+from vitrail.report.sections import DetailsSection, Facts, Tile, Tiles
 from vitrail.train.config import Run, configure
 from vitrail.train.data import DataSplits, split_collection
 from vitrail.train.grid import plan as grid
@@ -372,7 +372,7 @@ def build_page(study: VtabStudy, outcome: VtabOutcome, name: str) -> str:
     links = [quote(path.relative_to(study.out).as_posix()) if path.exists() else "" for path in reports]
     links += [""] * (len(rows) - len(links))  # the means
     skipped = [
-        FactGroup(name=VTAB_TASKS[task].title, rows=[("", line) for line in outcome.reasons[task].splitlines()])
+        Facts(title=VTAB_TASKS[task].title, rows=[("", line) for line in outcome.reasons[task].splitlines()])
         for task in outcome.in_state("missing", "failed")
     ]
     changes = study.changes or ["nothing: the paper's recipe"]

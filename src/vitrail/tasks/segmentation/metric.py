@@ -26,7 +26,7 @@ from vitrail.data.loader import Batch
 from vitrail.data.targets import IGNORED
 from vitrail.distributed.process_group import widest_float
 from vitrail.evaluation.intervals import DRAWS, RESAMPLES, Floats, Interval, bootstrap
-from vitrail.evaluation.metrics import Criterion, SupportsAllReduce, gather_rows
+from vitrail.evaluation.metrics import REMEDY, Criterion, SupportsAllReduce, gather_rows
 
 NUMBERS: Final = ("miou", "pixel_accuracy", "loss")  # in the order of `ImageCounts.statistics`
 
@@ -225,7 +225,7 @@ class SegmentationMetric:
         count, unreadable = (int(value) for value in self.counts.tolist())
         if not count:
             rest = f"{unreadable} are unreadable and the rest have no pixel with a class"
-            raise DataError(f"no image could be scored: {rest}; choose another split")
+            raise DataError(f"no image could be scored: {rest}; {REMEDY}")
         return SegmentationScore(
             count=count,
             unreadable=unreadable,

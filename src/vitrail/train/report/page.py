@@ -24,7 +24,7 @@ from vitrail.report import sections
 from vitrail.report.axis import format_share, format_short, smooth_values
 from vitrail.report.charts import Charts
 from vitrail.report.page import Notes, Section, render_page, save_page
-from vitrail.report.sections import FactGroup, ImageRow, ImageRows, State, Tile, make_pane
+from vitrail.report.sections import Facts, ImageRow, ImageRows, State, Tile, make_pane
 from vitrail.tasks.classification.task import CLASSIFICATION
 from vitrail.tasks.registry import task_of
 from vitrail.train.assemble import Parts
@@ -303,12 +303,12 @@ def cost_rows(train: Sequence[Row], facts: RunFacts) -> list[tuple[str, str]]:
     return [(name, form.format(value)) for name, value, form in known if value is not None]
 
 
-def group_values(values: Mapping[str, Any]) -> list[FactGroup]:
+def group_values(values: Mapping[str, Any]) -> list[Facts]:
     """Nested values as names and texts: the top level together, then one group for each part."""
     parts = {name: value for name, value in values.items() if isinstance(value, Mapping) and value}
     top = flatten({name: value for name, value in values.items() if not isinstance(value, Mapping)})
-    groups = [FactGroup(name=name, rows=flatten(value)) for name, value in parts.items()]
-    return [FactGroup(name="", rows=top), *groups] if top else groups
+    groups = [Facts(title=name, rows=flatten(value)) for name, value in parts.items()]
+    return [Facts(title="", rows=top), *groups] if top else groups
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
