@@ -46,7 +46,7 @@ from vitrail.cli.app import COMMANDS, command_parser, main
 from vitrail.core.errors import ExportRefused, VitrailError
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.build import tensor_shapes
-from vitrail.models.family import ModelConfig, list_steps, sum_steps
+from vitrail.models.family import ModelConfig, sum_steps
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import ZOO, adapt_config, hybrid_backbone, model_config, slug
@@ -298,7 +298,7 @@ def test_figure_is_what_its_script_draws() -> None:
 
 def test_figure_shows_the_shapes_of_the_walk() -> None:
     drawn = re.sub(r"<[^>]+>", "", FIGURE.with_suffix(".svg").read_text("utf-8"))
-    steps = list_steps(model_config("ViT-L/32", image_size=256))
+    steps = list(model_config("ViT-L/32", image_size=256).walk())
     for step in steps:
         if step.name.startswith(("image", "patches", "embeddings", "positions", "head")) or "q k v" in step.name:
             assert " × ".join(str(size) for size in step.shape) in drawn, step.name

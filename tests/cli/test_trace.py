@@ -4,7 +4,7 @@ import pytest
 
 from vitrail.cli.app import main
 from vitrail.cli.networks import fold_blocks
-from vitrail.models.family import list_steps, sum_steps
+from vitrail.models.family import sum_steps
 from vitrail.models.zoo import ZOO, model_config
 
 
@@ -42,7 +42,7 @@ def test_vit_l32_at_256(capsys: pytest.CaptureFixture[str]) -> None:
 def test_blocks_alike_are_folded(capsys: pytest.CaptureFixture[str]) -> None:
     lines = cells(said(capsys, "vit_l_32"))
     config = ZOO["ViT-L/32"]
-    block = sum_steps(step for step in list_steps(config) if step.name.startswith("block 1:"))
+    block = sum_steps(step for step in config.walk() if step.name.startswith("block 1:"))
     assert lines["blocks 2-24: the same"] == ["50x1024", f"{23 * block.params:,}", f"{23 * block.macs:,}"]
     assert "block 1: attention" in lines
     assert "block 2: attention" not in lines
@@ -57,7 +57,7 @@ def test_all_shows_every_block_and_the_same_total(capsys: pytest.CaptureFixture[
 
 @pytest.mark.parametrize("name", ZOO)
 def test_folding_loses_nothing(name: str) -> None:
-    steps = list_steps(ZOO[name])
+    steps = list(ZOO[name].walk())
     short = fold_blocks(steps)
     assert sum_steps(short) == sum_steps(steps)
     assert len(short) < 100

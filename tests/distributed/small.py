@@ -8,8 +8,10 @@ from torch import Tensor, nn
 from tests.models.tiny import HYBRID, RESNET, VIT
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import Mix
+from vitrail.distributed.process_group import World
 from vitrail.models.build import build
 from vitrail.models.family import ModelConfig
+from vitrail.objectives.objective import ObjectiveContext
 from vitrail.tasks.classification.objective import Classification, ClassificationObjective
 
 KINDS: dict[str, ModelConfig] = {
@@ -23,7 +25,9 @@ KINDS: dict[str, ModelConfig] = {
 
 def wrapped(network: nn.Module, config: ModelConfig) -> ClassificationObjective:
     """Around any network, also one without storage."""
-    return ClassificationObjective(network, Classification(), config.classes, Preprocessing(image=config.image), Mix())
+    world = World(device=torch.device("cpu"))
+    context = ObjectiveContext(config.classes, Preprocessing(image=config.image), Mix(), 1, world)
+    return ClassificationObjective(network, Classification(), context)
 
 
 def objective(kind: str) -> ClassificationObjective:

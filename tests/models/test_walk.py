@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.lanes import rest_slow
 from tests.models.tiny import SOME, VARIANTS, VIT
 from vitrail.models.build import Model, build, build_from, tensor_shapes
-from vitrail.models.family import CostStep, ModelConfig, list_steps, sum_steps
+from vitrail.models.family import CostStep, ModelConfig, sum_steps
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import ZOO, model_config
 
@@ -93,7 +93,7 @@ def test_shapes_on_the_way(name: str) -> None:
     config = VARIANTS[name]
     model = build(config)
     images = torch.zeros(1, config.channels, *config.image)
-    steps = {step.name: step.shape for step in list_steps(config)}
+    steps = {step.name: step.shape for step in config.walk()}
     assert steps["image"] == (*config.image, config.channels)
     if isinstance(config, ViTConfig):
         assert steps["embeddings E"] == tuple(model.embedding(images).shape[1:])
@@ -110,11 +110,11 @@ def test_shapes_on_the_way(name: str) -> None:
                 x = unit(x)
                 channels_last = (*x.shape[2:], x.shape[1])
                 assert steps[f"stage {stage + 1}, block {block + 1}"] == channels_last
-    assert list_steps(config)[-1].shape == tuple(model(images).shape[1:])
+    assert list(config.walk())[-1].shape == tuple(model(images).shape[1:])
 
 
 def test_walk_names_every_part_once() -> None:
-    names = [step.name for step in list_steps(VIT)]
+    names = [step.name for step in VIT.walk()]
     assert len(names) == len(set(names))
     assert names[:5] == ["image", "patches 2x3", "embeddings E", "class token", "positions (learned)"]
     assert names[-3:] == ["norm", "class token's row", "head: logits"]
@@ -123,14 +123,14 @@ def test_walk_names_every_part_once() -> None:
 def test_summed_adds_up() -> None:
     steps = [CostStep("a", (3,), 5, 7), CostStep("b", (2, 2), 11, 13)]
     assert sum_steps(steps) == CostStep("total", (2, 2), 16, 20)
-    assert sum_steps(iter(list_steps(VIT))) == CostStep("total", (5,), VIT.parameters, VIT.macs)
+    assert sum_steps(VIT.walk()) == CostStep("total", (5,), VIT.parameters, VIT.macs)
 
 
 def test_macs_of_one_image_are_quadratic_in_tokens_only_in_attention() -> None:
     small, large = (replace(VIT, image=size) for size in ((6, 12), (12, 12)))
 
     def of(config: ViTConfig, part: str) -> int:
-        return sum(step.macs for step in list_steps(config) if step.name.endswith(part))
+        return sum(step.macs for step in config.walk() if step.name.endswith(part))
 
     assert of(large, ": attention") / of(small, ": attention") == (25 / 13) ** 2
     assert of(large, "MLP, residual") / of(small, "MLP, residual") == 25 / 13

@@ -6,7 +6,6 @@ import torch
 from vitrail.core.paper_tables import CORE_DAYS, JFT_CLASSES, JFT_IMAGES, TABLE_6, Compute, printed_exaflops
 from vitrail.evaluation.speed import count_paper_macs, tpuv3_core_days, training_flops
 from vitrail.models.build import build_from, tensor_shapes
-from vitrail.models.family import list_steps
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import ZOO, model_config
@@ -56,13 +55,13 @@ def test_mac_formula(name: str, head: str) -> None:
 def test_share_of_the_quadratic_term(size: int, percent: float) -> None:
     """Attention's T²D in ViT-B/16 is small at the usual sizes, which is why D.5 barely sees the quartic cost."""
     config = model_config("ViT-B/16", image_size=size)
-    quadratic = sum(step.macs for step in list_steps(config) if step.name.endswith(": attention"))
+    quadratic = sum(step.macs for step in config.walk() if step.name.endswith(": attention"))
     assert round(100 * quadratic / config.macs, 1) == percent
 
 
 def test_walk_of_vit_l32_at_256() -> None:
     """64 patches of 3072 numbers, 64 embeddings of 1024, 65 tokens."""
-    shapes = [step.shape for step in list_steps(model_config("ViT-L/32", image_size=256))]
+    shapes = [step.shape for step in model_config("ViT-L/32", image_size=256).walk()]
     assert shapes[:5] == [(256, 256, 3), (64, 3072), (64, 1024), (65, 1024), (65, 1024)]
     assert shapes[-1] == (1000,)
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-from vitrail.models.family import list_steps
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import ZOO, model_config
@@ -101,7 +100,7 @@ def test_bit_gmac(name: str, column: int, size: int) -> None:
 
 @pytest.mark.parametrize("name", ["BiT-R50x1", "R50+ViT-B/32"])
 def test_stages_have_strides_1_2_2_2(name: str) -> None:
-    ends = {step.name.split(",")[0]: step.shape for step in list_steps(ZOO[name]) if step.name.startswith("stage ")}
+    ends = {step.name.split(",")[0]: step.shape for step in ZOO[name].walk() if step.name.startswith("stage ")}
     assert ends == {
         "stage 1": (56, 56, 256),
         "stage 2": (28, 28, 512),
@@ -116,9 +115,9 @@ def test_axial_vit_has_twice_the_sub_blocks_on_a_kept_grid() -> None:
     assert isinstance(plain, ViTConfig)
     assert isinstance(axial, ViTConfig)
     assert (axial.tokens, axial.class_token, axial.pool) == (196, False, "mean")
-    one = sum(step.params for step in list_steps(plain) if step.name.startswith("block 1:"))
-    assert sum(step.params for step in list_steps(axial) if step.name.startswith("block 1:")) == 2 * one
-    assert sum(step.macs for step in list_steps(axial) if step.name == "block 1: row attention") == 2 * 196 * 14 * 768
+    one = sum(step.params for step in plain.walk() if step.name.startswith("block 1:"))
+    assert sum(step.params for step in axial.walk() if step.name.startswith("block 1:")) == 2 * one
+    assert sum(step.macs for step in axial.walk() if step.name == "block 1: row attention") == 2 * 196 * 14 * 768
 
 
 def test_axial_resnet_replaces_every_3x3_convolution() -> None:

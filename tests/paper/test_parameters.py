@@ -2,7 +2,6 @@
 
 import pytest
 
-from vitrail.models.family import list_steps
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import ZOO, model_config
 
@@ -87,7 +86,7 @@ def test_one_block(name: str, count: int) -> None:
     d, m = config.width, config.mlp_width
     assert 4 * d * d + 2 * d * m + 9 * d + m == count
     for layer in range(1, config.depth + 1):
-        assert sum(step.params for step in list_steps(config) if step.name.startswith(f"block {layer}:")) == count
+        assert sum(step.params for step in config.walk() if step.name.startswith(f"block {layer}:")) == count
 
 
 @pytest.mark.parametrize("name", [name for name in ZOO if name.startswith("ViT-")])

@@ -8,7 +8,7 @@ from vitrail.cli.options.look import ModelsOptions, TraceOptions
 from vitrail.core.console import format_giga, format_millions, print_table
 from vitrail.core.errors import ConfigError, unknown_name
 from vitrail.core.text import format_size
-from vitrail.models.family import CostStep, ModelConfig, list_steps, sum_steps
+from vitrail.models.family import CostStep, ModelConfig, sum_steps
 from vitrail.models.zoo import SLUGS, ZOO, list_models, model_config, resolve_name, slug
 
 
@@ -92,7 +92,7 @@ def model_record(name: str, classes: int) -> dict[str, object]:
 
 def run_trace(options: TraceOptions) -> int:
     config = model_config(options.model, image_size=options.image_size, classes=options.classes)
-    steps = list_steps(config)
+    steps = list(config.walk())
     shown = steps if options.all else fold_blocks(steps)
     rows = [
         [step.name, "x".join(map(str, step.shape)), *(f"{n:,}" if n else "" for n in (step.params, step.macs))]

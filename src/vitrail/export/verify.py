@@ -92,15 +92,9 @@ def make_noise_images(batch: int, channels: int, image: Pair, *, seed: int = 0, 
 
 @torch.inference_mode()
 def check_export(
-    bundle: Bundle,
-    references: Mapping[Pair, Forward],
-    candidate: Forward,
-    name: str,
-    against: str,
-    *,
-    pixels: bool = False,
-    tolerance: float | None = TOLERANCE,
-) -> ExportReport:
+    bundle: Bundle, references: Mapping[Pair, Forward], candidate: Forward, name: str, against: str,
+    *, pixels: bool = False, tolerance: float | None = TOLERANCE,
+) -> ExportReport:  # fmt: skip
     """Both on the same images, at every size that there is a reference for. Beyond the tolerance it raises
     ExportFailed; without one (int8) the answers need only be finite. With `pixels` both get bytes."""
     task, cases = TASKS.get(bundle.card.task), list[CheckedBatch]()

@@ -40,16 +40,10 @@ def draw_pairs(
 
 
 def draw_sheet(
-    tiles: Sequence[Sequence[Pixels]],
-    theme: Theme,
-    *,
-    columns: Sequence[str] = (),
-    rows: Sequence[str] = (),
-    captions: Sequence[Sequence[str]] = (),
-    bar: tuple[float, float, str] | None = None,
-    colours: str = "magma",
+    tiles: Sequence[Sequence[Pixels]], theme: Theme, *, columns: Sequence[str] = (), rows: Sequence[str] = (),
+    captions: Sequence[Sequence[str]] = (), bar: tuple[float, float, str] | None = None, colours: str = "magma",
     gaps: int = 0,
-) -> "Figure":
+) -> "Figure":  # fmt: skip
     """Images in rows, with names at the left and above, or with `captions` one for each. `bar` is a colour bar: its
     ends and what it measures. With `gaps` there is more room after every so many images."""
     across = max(len(row) for row in tiles)

@@ -195,14 +195,9 @@ class ExplorerSection:
 
 
 def inspection_page(
-    title: str,
-    parts: Sequence[InspectionSection],
-    *,
-    lead: str = "",
-    facts: Sequence[Tile] = (),
-    explorer: ExplorerSection | None = None,
-    left_out: Sequence[str] = (),
-) -> str:
+    title: str, parts: Sequence[InspectionSection], *, lead: str = "", facts: Sequence[Tile] = (),
+    explorer: ExplorerSection | None = None, left_out: Sequence[str] = (),
+) -> str:  # fmt: skip
     """The self-contained page as text. Without an explorer it has no script."""
     links = [(part.kind, part.title) for part in parts]
     sections: list[Section] = list(parts)

@@ -281,11 +281,6 @@ def check_fields(config: ModelConfig, *positive: str) -> None:
         raise ImageSizeError(f"image={format_size(config.image)} is larger than {LARGEST_SIDE} pixels a side")
 
 
-def list_steps(config: ModelConfig) -> list[CostStep]:
-    """The steps of one image through the network, from pixels to logits."""
-    return list(config.walk())
-
-
 def sum_steps(steps: Iterable[CostStep]) -> CostStep:
     """All steps as one line; the shape is the last one's."""
     rows = list(steps)

@@ -37,17 +37,9 @@ class CheckpointWriter:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        *,
-        rank: int = 0,
-        world: int = 1,
-        token: str,
-        keep: int,
-        tell: Callable[[str], None],
-        patience: float = 600.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+        self, folder: Path, *, rank: int = 0, world: int = 1, token: str, keep: int, tell: Callable[[str], None],
+        patience: float = 600.0, clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
         if not token.isalnum() or keep < 1:
             raise ConfigError(f"token={token!r} must be letters and digits, keep={keep} at least 1")
         self.folder, self.rank, self.world, self.token, self.keep = folder, rank, world, token, keep

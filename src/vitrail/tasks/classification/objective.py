@@ -10,8 +10,7 @@ from torch.nn import functional as F
 from vitrail.core.errors import ConfigError, unknown_name
 from vitrail.data.dataset import Labels
 from vitrail.data.loader import Batch
-from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.transforms.augmentation import Mix, one_hot
+from vitrail.data.transforms.augmentation import one_hot
 from vitrail.models.backbone import Backbone
 from vitrail.models.family import ModelConfig
 from vitrail.objectives.objective import Objective, ObjectiveConfig, ObjectiveContext, ObjectiveOutput
@@ -33,8 +32,7 @@ class Classification(ObjectiveConfig):
     def __post_init__(self) -> None:
         if self.loss not in get_args(Loss):
             raise unknown_name("objective.loss", str(self.loss), get_args(Loss))
-        if not 0 <= self.smoothing < 1:
-            raise ConfigError(f"objective.smoothing={self.smoothing} must be at least 0 and below 1")
+        self.check_numbers("be at least 0 and below 1", lambda value: 0 <= value < 1, "smoothing")
 
     def is_multi_label(self, labels: Labels) -> bool:
         """Whether a network learns each class by itself: samples may have several labels, and the loss takes them."""
@@ -56,7 +54,7 @@ class Classification(ObjectiveConfig):
     def build(self, network: Backbone, context: ObjectiveContext) -> Objective:
         if network.config.has_patch_head:
             raise ConfigError("classification learns one answer per image, not per pixel; use model.head=linear")
-        return ClassificationObjective(network, self, context.classes, context.preprocessing, context.mix)
+        return ClassificationObjective(network, self, context)
 
 
 class ClassificationObjective(Objective):
@@ -64,11 +62,9 @@ class ClassificationObjective(Objective):
 
     config: Classification
 
-    def __init__(
-        self, network: Backbone, config: Classification, classes: int, preprocessing: Preprocessing, mix: Mix
-    ) -> None:
-        super().__init__(network, preprocessing)
-        self.config, self.classes, self.mix = config, classes, mix
+    def __init__(self, network: Backbone, config: Classification, context: ObjectiveContext) -> None:
+        super().__init__(network, context.preprocessing)
+        self.config, self.classes, self.mix = config, context.classes, context.mix
 
     def inputs(self, batch: Batch, *, seed: int, step: int) -> tuple[Tensor, ...]:
         """Pixels as bytes [B, 3, H, W], targets [B, K], what to score against [B], and which count [B]."""

@@ -51,8 +51,7 @@ class Segmentation(ObjectiveConfig):
     smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.smoothing < 1:
-            raise ConfigError(f"objective.smoothing={self.smoothing} must be at least 0 and below 1")
+        self.check_numbers("be at least 0 and below 1", lambda value: 0 <= value < 1, "smoothing")
 
     def macs_per_image(self, model: ModelConfig) -> float:
         return model.macs
