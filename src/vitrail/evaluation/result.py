@@ -157,10 +157,8 @@ def check_deduplication(
     _, records = next(list_records(provenance))
     recorded = {str(record.get("selection", {}).get("without", "")) for record in records}
     if recorded and selection.hash not in recorded:
-        raise DataError(
-            f"the weights record that this selection ({selection.hash[:12]}) was not excluded when they were trained; "
-            "train with --set data.without=FILE, or drop --deduplicated-by"
-        )
+        given, remedy = selection.hash[:12], "train with --set data.without=FILE, or drop --deduplicated-by"
+        raise DataError(f"the weights record that this selection ({given}) was not excluded in training; {remedy}")
     return True
 
 
@@ -207,17 +205,11 @@ def describe_environment() -> dict[str, Any]:
 
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     other = "mps" if torch.backends.mps.is_available() else "cpu"
-    return {
-        "vitrail": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "platform": platform.platform(),
-        "host": socket.gethostname(),
-        "cpus": os.cpu_count(),
-        "devices": [torch.cuda.get_device_name(number) for number in range(devices)] or [other],
-        "git": describe_working_tree(Path.cwd()),
-    }
+    versions = {"vitrail": __version__, "python": platform.python_version(), "torch": torch.__version__}
+    machine = {"platform": platform.platform(), "host": socket.gethostname(), "cpus": os.cpu_count()}
+    names = [torch.cuda.get_device_name(number) for number in range(devices)] or [other]
+    tree = describe_working_tree(Path.cwd())
+    return {**versions, "cuda": torch.version.cuda, **machine, "devices": names, "git": tree}
 
 
 def describe_working_tree(folder: Path) -> dict[str, Any] | None:

@@ -166,12 +166,7 @@ Unseen = list[tuple[str, FrozenFeatures]]  # the scored split, or nothing
 
 
 def fit_single_label(
-    train: FrozenFeatures,
-    unseen: Unseen,
-    classes: tuple[str, ...],
-    notes: list[str],
-    penalty: float | None,
-    share: float,
+    train: FrozenFeatures, unseen: Unseen, classes: Sequence[str], notes: list[str], penalty: float | None, share: float
 ) -> Fitted:
     """The head for images with one label each, facts on it, and its score."""
     notes += describe_balance(torch.bincount(train.labels, minlength=len(classes)), classes)
@@ -189,12 +184,7 @@ def fit_single_label(
 
 
 def fit_multi_label(
-    train: FrozenFeatures,
-    unseen: Unseen,
-    classes: tuple[str, ...],
-    notes: list[str],
-    penalty: float | None,
-    share: float,
+    train: FrozenFeatures, unseen: Unseen, classes: Sequence[str], notes: list[str], penalty: float | None, share: float
 ) -> Fitted:
     """The head for images that may have several labels, facts on it, and its measures."""
     truth = encode_labels(train.labels, len(classes))
@@ -252,14 +242,12 @@ def sample_stratified(source: ImageDataset, most: int) -> ImageDataset:
 
 def describe_problems(part: SplitFeatures) -> list[str]:
     """Notes on unreadable images and on the cache."""
-    gone, notes = part.unreadable, [part.features.warning]
-    if gone:
-        names = join_words(gone, limit=NAMED)
-        notes.insert(0, f"skipped {pluralise(len(gone), 'unreadable image')} of {part.split}: {names}")
-    return list(filter(None, notes))
+    count, names = pluralise(len(part.unreadable), "unreadable image"), join_words(part.unreadable, limit=NAMED)
+    skipped = f"skipped {count} of {part.split}: {names}" if part.unreadable else ""
+    return list(filter(None, [skipped, part.features.warning]))
 
 
-def describe_balance(counts: Tensor, classes: tuple[str, ...], *, several: bool = False) -> list[str]:
+def describe_balance(counts: Tensor, classes: Sequence[str], *, several: bool = False) -> list[str]:
     """A note on classes without images, or with far fewer than others, given the images of each."""
     empty = [classes[at] for at in (counts == 0).nonzero()[:, 0].tolist()]
     if empty:
@@ -277,12 +265,9 @@ def record_fit(
     network: Model, name: str, collection: Collection, split: str, source: ImageDataset, samples: Tensor
 ) -> dict[str, Any]:
     """Which images the classifier was fitted on, and the provenance of the weights it started from."""
-    record = record_training(
-        SubsetDataset(source, samples.numpy()),
-        out_of=len(collection.splits[split]),
-        selection={"source": collection.name, "split": split},
-        others={one: part for one, part in collection.splits.items() if one != split},
-    )
+    used, selection = SubsetDataset(source, samples.numpy()), {"source": collection.name, "split": split}
+    others = {one: part for one, part in collection.splits.items() if one != split}
+    record = record_training(used, out_of=len(collection.splits[split]), selection=selection, others=others)
     return {KEY: [record], "from": {"weights": name, "hash": hash_network(network), **get_card(network).provenance}}
 
 

@@ -14,6 +14,7 @@ import json
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -94,13 +95,12 @@ def embed(
     source = joined[0] if len(joined) == 1 else ConcatDataset(joined)
     rows = batch * max(min(ROWS // batch, -(-len(source) // (PARTS * batch))), 1)
     preprocessing = preprocessing or get_card(network).preprocessing
-    work = EmbeddingJob(network, source, preprocessing, out, rows, batch, dtype, precision)
-    facts = work.facts(world)
-    with open_job(work, facts, world, force=force) as todo:
+    work = EmbeddingJob(network, source, preprocessing, out, rows, batch, dtype, precision, world)
+    with work.open(force=force) as todo:
         if todo is not None:
-            work.compute(todo[world.rank :: world.size], facts, world, workers, tell)
+            work.compute(todo[world.rank :: world.size], workers, tell)
             world.barrier()  # every part is there
-            run_on_main(world, lambda: work.finish(facts, splits, origin or {}))
+            run_on_main(world, lambda: work.finish(splits, origin or {}))
         described = run_on_main(world, lambda: read_description(out))
     return EmbeddingSummary(
         path=out,
@@ -125,39 +125,6 @@ def run_on_main(world: World, work: Callable[[], Any]) -> Any:
     return value
 
 
-@contextlib.contextmanager
-def open_job(work: "EmbeddingJob", facts: dict[str, Any], world: World, *, force: bool) -> Generator[list[int] | None]:
-    """The missing parts, the same list in all processes; None if the file is complete. The main process holds a lock on
-    the folder meanwhile."""
-    held: list[FileLock] = []
-
-    def find_missing_parts() -> list[int] | None:
-        check_writable(work.out)
-        if work.out.exists() and not force:
-            check_unchanged(str(work.out), read_description(work.out)["facts"], facts)
-            work.clear()  # a kill after the last step may leave parts
-            return None
-        try:
-            work.folder.mkdir(parents=True, exist_ok=True)
-            held.append(FileLock(work.folder / "lock"))
-        except LockTaken:
-            raise ConfigError(f"another process is at work in {work.folder}; wait, or name another file") from None
-        except OSError as error:
-            raise ConfigError(f"{work.folder} cannot be written ({error.strerror}); name another place") from error
-        for left in work.folder.glob(".vitrail-*.tmp"):
-            left.unlink(missing_ok=True)
-        return [number for number in range(work.parts) if not work.is_done(number, facts, force=force)]
-
-    try:
-        todo: list[int] | None = run_on_main(world, find_missing_parts)
-        yield todo
-        if todo is not None and world.is_main:
-            work.clear()
-    finally:
-        for lock in held:
-            lock.release()
-
-
 def check_unchanged(what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     """ConfigError that lists the differences if a file has other weights, images or settings."""
     changes = diff_plain(old, new)
@@ -167,7 +134,7 @@ def check_unchanged(what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -
         raise ConfigError(f"{what} holds embeddings of other weights, images or settings ({shown}); {remedy}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EmbeddingJob:
     """A source in parts of `rows` samples, of which each holds whole batches."""
 
@@ -179,6 +146,7 @@ class EmbeddingJob:
     batch: int
     dtype: Stored
     precision: Precision
+    world: World
 
     @property
     def folder(self) -> Path:
@@ -194,45 +162,59 @@ class EmbeddingJob:
     def span(self, number: int) -> range:
         return range(number * self.rows, min((number + 1) * self.rows, len(self.source)))
 
-    def facts(self, world: World) -> dict[str, Any]:
+    @cached_property
+    def facts(self) -> dict[str, Any]:
         """Everything that the numbers depend on, as plain data."""
-        facts = {
-            "kind": KIND,
-            "weights": hash_network(self.network),
-            "pictures": hash_images(self.source),
-            "preprocessing": self.preprocessing.to_dict(),
-            "type": self.dtype,
-            "precision": self.precision,
-            "batch": self.batch,
-            "rows": self.rows,
-            "device": world.device.type,
-            "versions": {"vitrail": __version__, "torch": torch.__version__},
-        }
-        return json.loads(json.dumps(facts))  # tuples become lists, as in a file
+        inputs = {"kind": KIND, "weights": hash_network(self.network), "pictures": hash_images(self.source)}
+        kinds = {"preprocessing": self.preprocessing.to_dict(), "type": self.dtype, "precision": self.precision}
+        versions = {"vitrail": __version__, "torch": torch.__version__}
+        where = {"batch": self.batch, "rows": self.rows, "device": self.world.device.type, "versions": versions}
+        return json.loads(json.dumps(inputs | kinds | where))  # tuples become lists, as in a file
 
-    def is_done(self, number: int, facts: Mapping[str, Any], *, force: bool) -> bool:
+    @contextlib.contextmanager
+    def open(self, *, force: bool) -> Generator[list[int] | None]:
+        """The missing parts, the same list in all processes; None if the file is complete. The main process holds a
+        lock on the folder meanwhile."""
+        with contextlib.ExitStack() as held:
+            todo: list[int] | None = run_on_main(self.world, lambda: self.find_missing_parts(held, force=force))
+            yield todo
+            if todo is not None and self.world.is_main:
+                self.clear()
+
+    def find_missing_parts(self, held: contextlib.ExitStack, *, force: bool) -> list[int] | None:
+        check_writable(self.out)
+        if self.out.exists() and not force:
+            check_unchanged(str(self.out), read_description(self.out)["facts"], self.facts)
+            self.clear()  # a kill after the last step may leave parts
+            return None
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            held.callback(FileLock(self.folder / "lock").release)
+        except LockTaken:
+            raise ConfigError(f"another process is at work in {self.folder}; wait, or name another file") from None
+        except OSError as error:
+            raise ConfigError(f"{self.folder} cannot be written ({error.strerror}); name another place") from error
+        for left in self.folder.glob(".vitrail-*.tmp"):
+            left.unlink(missing_ok=True)
+        return [number for number in range(self.parts) if not self.is_done(number, force=force)]
+
+    def is_done(self, number: int, *, force: bool) -> bool:
         """Whether a part exists, intact and with the same facts. A damaged one is computed again."""
         try:
             found = read_weights(self.path(number)).description or {}
         except WeightsError:  # or it does not exist
             return False
         if not force:
-            check_unchanged(str(self.folder), found.get("facts", {}), facts)
-        return found.get("facts") == facts
+            check_unchanged(str(self.folder), found.get("facts", {}), self.facts)
+        return found.get("facts") == self.facts
 
-    def compute(
-        self,
-        mine: list[int],
-        facts: Mapping[str, Any],
-        world: World,
-        workers: int,
-        tell: Callable[[int, int], None] | None,
-    ) -> None:
+    def compute(self, mine: list[int], workers: int, tell: Callable[[int, int], None] | None) -> None:
         """Computes the parts of this process in order; the loader prefetches across their ends."""
         places = np.concatenate([np.zeros(0, np.int64), *(np.asarray(self.span(number)) for number in mine)])
-        source, pin = SubsetDataset(self.source, places), world.device.type == "cuda"
+        source, device = SubsetDataset(self.source, places), self.world.device
+        pin = device.type == "cuda"
         batches = eval_batches(source, self.preprocessing, batch=self.batch, workers=workers, pin=pin)
-        found = iterate_features(self.network, batches, self.preprocessing, world.device, precision=self.precision)
+        found = iterate_features(self.network, batches, self.preprocessing, device, precision=self.precision)
         done = 0
         for number in mine:
             rows, bad = list[tuple[Tensor, Tensor, Tensor]](), list[dict[str, Any]]()
@@ -243,11 +225,9 @@ class EmbeddingJob:
                 if tell is not None:
                     tell(done, len(places))
             features, sample, valid = (torch.cat(column).cpu() for column in zip(*rows, strict=True))
-            self.write(number, features[valid], torch.from_numpy(places)[sample[valid]], bad, facts)
+            self.write(number, features[valid], torch.from_numpy(places)[sample[valid]], bad)
 
-    def write(
-        self, number: int, features: Tensor, samples: Tensor, bad: list[dict[str, Any]], facts: Mapping[str, Any]
-    ) -> None:
+    def write(self, number: int, features: Tensor, samples: Tensor, bad: list[dict[str, Any]]) -> None:
         """Writes one part: features [n, D] and samples [n] of readable images, and the names of unreadable ones."""
         stored = features.to(TYPES[self.dtype])
         wrong = (~stored.isfinite()).any(1).nonzero()
@@ -255,7 +235,7 @@ class EmbeddingJob:
             name, overflows = self.source.name(int(samples[wrong[0, 0]])), not features[wrong[0, 0]].isfinite().all()
             cause = "the network overflows" if overflows else "float16 cannot hold them"
             raise DataError(f"the features of {name} are not finite: {cause}")
-        description = {"kind": KIND, "facts": dict(facts), "unreadable": bad}
+        description = {"kind": KIND, "facts": self.facts, "unreadable": bad}
         write_sealed(self.path(number), {"features": stored, "samples": samples}, description)
 
     def read(self) -> Iterator[EmbeddingPart]:
@@ -264,10 +244,10 @@ class EmbeddingJob:
             found = read_weights(self.path(number))
             yield EmbeddingPart(**found.tensors, unreadable=(found.description or {}).get("unreadable", []))
 
-    def finish(self, facts: dict[str, Any], splits: Mapping[str, ImageDataset], origin: Mapping[str, Any]) -> None:
+    def finish(self, splits: Mapping[str, ImageDataset], origin: Mapping[str, Any]) -> None:
         """Joins the parts into one file, renamed when it is complete."""
         counts = {name: len(source) for name, source in splits.items()}
-        about = {"facts": facts, **origin, "splits": counts, "width": self.network.num_features}
+        about = {"facts": self.facts, **origin, "splits": counts, "width": self.network.num_features}
         temporary = self.folder / f"joined{self.out.suffix}"  # here, so that a kill leaves nothing next to the file
         try:
             bad = join_parts(self.read, self.source, splits, about, temporary)

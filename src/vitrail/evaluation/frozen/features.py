@@ -223,16 +223,9 @@ def describe_extraction(
     network: nn.Module, source: ImageDataset, preprocessing: Preprocessing, device: str, precision: str, view: str
 ) -> dict[str, Any]:
     """Everything that features depend on, as plain data."""
-    facts = {
-        "network": hash_network(network),
-        "pictures": hash_images(source),
-        "preprocessing": preprocessing.to_dict(),
-        "versions": [__version__, torch.__version__],
-        "view": view,
-        "read": "last layer",
-        "precision": precision,
-        "device": device,
-    }
+    inputs = {"network": hash_network(network), "pictures": hash_images(source), "view": view, "read": "last layer"}
+    how = {"preprocessing": preprocessing.to_dict(), "precision": precision, "device": device}
+    facts = inputs | how | {"versions": [__version__, torch.__version__]}
     return json.loads(json.dumps(facts))  # tuples become lists, as in a file
 
 

@@ -203,9 +203,8 @@ def measure_collapse(features: Tensor, *, device: torch.device | str = "cpu") ->
     # Of unit vectors, |Σ z|² counts every pair twice and each one with itself.
     similarity = float((unit.sum(0).square().sum() - count) / (count * (count - 1)))
     spread = float(unit.std(0, correction=0).mean()) * math.sqrt(values.shape[1])
-    return CollapseIndicators(
-        rank=effective_rank(values), similarity=similarity, spread=spread, width=int(values.shape[1])
-    )
+    rank, width = effective_rank(values), int(values.shape[1])
+    return CollapseIndicators(rank=rank, similarity=similarity, spread=spread, width=width)
 
 
 def effective_rank(features: Tensor) -> float:
