@@ -140,7 +140,8 @@ def refuse_unreadable(config: ModelConfig, layout: NpzLayout) -> None:
     build_table(config, layout)  # what has no place at all is refused first
     config = vit_config(config, layout.name)
     if layout is BIG_VISION and config.position == "learned" and config.class_token and config.position_prefix:
-        raise ExportRefused("field position_prefix=True cannot be held by npz-big-vision; use npz")
+        fault = "npz-big-vision keeps no position for the class token: field position_prefix=True cannot be held"
+        raise ExportRefused(f"{fault}; use npz")
     # What the code of that time computes with.
     known = ("sincos2d", "learned") if layout is BIG_VISION else ("learned",)
     rules = {
