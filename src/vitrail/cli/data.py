@@ -90,8 +90,7 @@ def show_summaries(collection: Collection, summaries: "dict[str, SplitSummary]")
         print(f"images with a mask: {', '.join(counts)}")
         print(f"pixel classes: {join_names(collection.pixel_classes)}")
     for split, summary in summaries.items():
-        for line in describe_split(split, summary):
-            print(line)
+        print(*describe_split(split, summary), sep="\n")
     for note in collection.notes:
         print(f"note: {printable_name(note)}")
     for split, summary in summaries.items():
@@ -220,8 +219,7 @@ def run_pack(options: PackOptions) -> int:
         print(f"note: {note}", file=sys.stderr)
     kept = f"the shards that are complete stay in {options.out}; the same command resumes"
     with bars() as bar, on_interrupt(kept):
-        names = ("shard_size", "max_side", "quality", "workers", "strict")
-        how = {name: getattr(options, name) for name in names}
+        how = {name: getattr(options, name) for name in ("shard_size", "max_side", "quality", "workers", "strict")}
         tell = lambda done, total: bar("packing", done, total)  # noqa: E731
         report = pack(collection.splits, options.out, **how, progress=tell)
     for split, count in report.splits.items():

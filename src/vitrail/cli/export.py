@@ -140,12 +140,9 @@ def show_scores(done: export.ExportResult) -> None:
         count = f"{scores.agree:,.0f} of {scores.count:,} images" if whole else f"{scores.count:,} images, in part"
         print(f"same answer to {count} ({scores.agreement:.2%})")
     if scores.labelled:
-        title, mine, theirs = scores.criterion.title or scores.criterion.name, scores.network, scores.export
-        if scores.criterion.share:
-            points = f"{100 * scores.difference:+.2f} points"
-            print(f"{title}: network {mine:.2%}, export {theirs:.2%}, difference {points}")
-        else:
-            print(f"{title}: network {mine:.4f}, export {theirs:.4f}, difference {scores.difference:+.4f}")
+        title, form = scores.criterion.title or scores.criterion.name, ".2%" if scores.criterion.share else ".4f"
+        points = f"{100 * scores.difference:+.2f} points" if scores.criterion.share else f"{scores.difference:+.4f}"
+        print(f"{title}: network {scores.network:{form}}, export {scores.export:{form}}, difference {points}")
     for line in scores.unread[:NAMED]:
         print(f"note: unreadable: {line}")
     if len(scores.unread) > NAMED:

@@ -263,16 +263,14 @@ class Training:
         more, images = snapshot.skipped - self.skipped_before, len(self.splits.train)
         self.empty_steps = 0 if snapshot.values["count"] or more else self.empty_steps + snapshot.steps
         if self.empty_steps * self.config.batch >= images:
-            ignored = "all of their labels or pixels are ignored"
-            why = f"see {self.folder.path / 'unreadable.jsonl'}" if len(self.ledger) else ignored
+            why = f"see {self.folder.path / 'unreadable.jsonl'}" if len(self.ledger) else "all their labels are ignored"
             raise DataError(f"none of the {images:,} training images could be used: {why}")
         if more > 0:
             self.skipped_before = snapshot.skipped
+            skipped = f"skipped {pluralise(more, 'update')} up to step {snapshot.step:,}"
             which = f"first at step {snapshot.first_bad:,}, counted from 0; {snapshot.skipped} in all"
-            self.folder.note(
-                f"skipped {pluralise(more, 'update')} up to step {snapshot.step:,}: loss or gradient was not finite "
-                f"({which}, {self.config.bad_steps} end the run)"
-            )
+            end = f"({which}, {self.config.bad_steps} end the run)"
+            self.folder.note(f"{skipped}: loss or gradient was not finite {end}")
         if snapshot.skipped >= self.config.bad_steps:
             self.diverge(snapshot)
         if time.monotonic() - self.reported_at > REPORT_S:

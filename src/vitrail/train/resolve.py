@@ -13,6 +13,7 @@ import os
 from dataclasses import replace
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -54,10 +55,8 @@ def resolve(run: Run, splits: DataSplits, world: World) -> ResolvedRun:
         raise ConfigError(f"{reason}; use {fit} or a multiple of {world.size}")
     check_mixing(run, world)
     if run.evaluation.patience and not splits.can_select_best:
-        reason = (
-            f"evaluation.patience={run.evaluation.patience} needs a labelled split that is not the final test split"
-        )
-        raise ConfigError(f"{reason}: hold out a part, data.dev=0.1 and data.watch=dev")
+        reason = "needs a labelled split that is not the test split: hold out a part, data.dev=0.1 and data.watch=dev"
+        raise ConfigError(f"evaluation.patience={run.evaluation.patience} {reason}")
     cuda = world.device.type == "cuda"
     precision = run.precision if run.precision != "auto" else "bfloat16" if cuda else "float32"
     sharding = run.sharding if run.sharding != "auto" else "ddp" if world.size > 1 else "none"
@@ -66,16 +65,12 @@ def resolve(run: Run, splits: DataSplits, world: World) -> ResolvedRun:
     run = replace(run, model=model, steps=steps, epochs=0.0, precision=precision, sharding=sharding)
     names = {"watch": splits.watch_name or "none", "test": splits.test_name or "none"}
     resident = "on" if is_resident(run, splits, world.device) else "off"
-    return to_stage(
-        ResolvedRun,
-        run,
-        data=to_stage(ResolvedData, run.data, resident=resident, **names),
-        preprocessing=run.preprocessing or Preprocessing(image=model.image),
-        micro=choose_micro_batch(run, world),
-        baseline="on" if is_enabled(run, splits) else "off",
-        compile=choose_compilation(run, world),
-        evaluation=replace(run.evaluation, every=run.evaluation.every or max(steps // EVALUATIONS, 1)),
-    )
+    every = run.evaluation.every or max(steps // EVALUATIONS, 1)
+    chosen: dict[str, Any] = {"data": to_stage(ResolvedData, run.data, resident=resident, **names)}
+    chosen |= {"preprocessing": run.preprocessing or Preprocessing(image=model.image)}
+    chosen |= {"micro": choose_micro_batch(run, world), "baseline": "on" if is_enabled(run, splits) else "off"}
+    chosen |= {"compile": choose_compilation(run, world), "evaluation": replace(run.evaluation, every=every)}
+    return to_stage(ResolvedRun, run, **chosen)
 
 
 def fit_network(run: Run, num_classes: int) -> ModelConfig:

@@ -133,15 +133,13 @@ def find_non_finite(state: Mapping[str, Tensor]) -> str:
 
 def restore_state(state: Mapping[str, Tensor], saved: SavedCheckpoint) -> None:
     """Restores the state from a checkpoint. MismatchedWeights unless all names and shapes are the same."""
-    names = set(saved.names)
+    names, fault = set(saved.names), f"the checkpoint of step {saved.step}"
     for verb, others in (("lacks", set(state) - names), ("also holds", names - set(state))):
         if others:
             listed = ", ".join(sorted(others)[:3]) + (", ..." if len(others) > 3 else "")
-            fault = f"the checkpoint of step {saved.step} {verb} {listed}"
-            raise MismatchedWeights(f"{fault}: it is of another network or optimiser; start in another folder")
+            raise MismatchedWeights(f"{fault} {verb} {listed}: another network or optimiser; start in another folder")
     for name, tensor in state.items():
         part, shape, start = local_rows(tensor.detach())
         if (found := tuple(saved.names[name][0])) != shape:
-            fault = f"the checkpoint of step {saved.step} holds {name} as {found}"
-            raise MismatchedWeights(f"{fault}, the network as {shape}; start in another folder")
+            raise MismatchedWeights(f"{fault} holds {name} as {found}, not as {shape}; start in another folder")
         copy_rows(tensor.detach(), saved.read(name, start, part.shape[0]) if shape else saved.read(name))

@@ -186,8 +186,7 @@ def check_fewshot(evaluation: Evaluation) -> None:
     counts = collection.split("train").labels.counts(len(collection.classes))
     if counts.min() < max(evaluation.shots):
         rare = f"class {collection.classes[counts.argmin()]} has {counts.min()} training images"
-        remedy = f"fewer than {max(evaluation.shots)} shots; use fewer (evaluation.shots)"
-        raise DataError(f"evaluation.fewshot={evaluation.fewshot}: {rare}, {remedy}")
+        raise DataError(f"evaluation.fewshot={evaluation.fewshot}: {rare}; use so few shots (evaluation.shots)")
 
 
 def score_final_weights(

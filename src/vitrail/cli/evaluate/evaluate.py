@@ -78,8 +78,7 @@ def score_sizes(
             if not done:
                 print("stopped; nothing was scored", file=sys.stderr)
                 raise
-            rest = " ".join(map(str, sizes[len(done) :]))
-            print(f"stopped; for the rest, run the same command with --image-size {rest}", file=sys.stderr)
+            print("stopped; for the rest, add --image-size", *sizes[len(done) :], file=sys.stderr)
             break
     return done
 
@@ -241,8 +240,8 @@ def check_outcome(study: VtabStudy, outcome: VtabOutcome) -> None:
         first = f"{VTAB_TASKS[failed[0]].title}: {outcome.reasons[failed[0]]}"
         raise TrainingError(f"{len(failed)} of {len(study.tasks)} tasks failed, first {first}")
     if not outcome.scores and not outcome.stopped:
-        remedy = "--download fetches those that may be fetched, --root says where they are"
-        raise DataError(f"none of the data sets is in {study.root or '$VITRAIL_DATA'}; {remedy}")
+        place = study.root or "$VITRAIL_DATA"
+        raise DataError(f"none of the data sets is in {place}; --download fetches some, --root says where they are")
 
 
 def forecast_vtab(study: VtabStudy, world: World) -> int:

@@ -114,9 +114,8 @@ def open_task(options: FrozenOptions, text: str, test: str | None) -> FrozenTask
         other = None if test is None else open_data(test, download=options.download)
         found = choose_scored_split(collection, train, source, other)
         if found is None:
-            needed = "images to learn from and others with labels to score are needed"
-            remedy = "name those to score with --test DATA, or hold some out: --held-out 0.5"
-            raise DataError(f"{text} has only {', '.join(collection.splits)}: {needed}; {remedy}")
+            remedy = "name others with labels to score with --test DATA, or hold some out: --held-out 0.5"
+            raise DataError(f"{text} has only {', '.join(collection.splits)} to learn from; {remedy}")
         name, scored = found
         title, _, split = name.rpartition("@")
         origin = {"name": title, "split": split} if other is not None else origin
@@ -128,14 +127,12 @@ def open_task(options: FrozenOptions, text: str, test: str | None) -> FrozenTask
     )
     shared = scoring.find_shared(task.learn_source, task.score_source)
     if shared is None:
-        note = f"{task.title}: too many images to look for those to score among those to learn from"
-        return replace(task, notes=(note,))
+        return replace(task, notes=(f"{task.title}: too many images to look for copies in both parts",))
     if not len(shared):
         return task
     count = pluralise(len(shared), "image")
     if len(shared) == len(learn):
-        remedy = "name others with --test SOURCE, or hold some out: --held-out 0.5"
-        raise DataError(f"all {count} to learn from are among those to score ({test or text}); {remedy}")
+        raise DataError(f"all {count} to learn from are also scored ({test or text}); give --test DATA or --held-out")
     note = f"{count} of {task.train} are also scored and are not learned from"
     return replace(task, learn=np.delete(learn, shared), notes=(note,))
 
@@ -200,20 +197,14 @@ def extract(options: FrozenOptions, about: scoring.Subject, task: FrozenTask) ->
 
 def extract_split(options: FrozenOptions, about: scoring.Subject, task: FrozenTask, split: str) -> FrozenFeatures:
     """The features of one split, with progress on stderr."""
-    view = SquareView(about.preprocessing.image) if options.reference else about.preprocessing
-    what = f"features of {task.title}@{split}"
+    prepared, device, folder = about.preprocessing, about.device, None if options.no_cache else cache_folder("features")
+    view, called = (SquareView(prepared.image), "squared, truncated") if options.reference else (prepared, "")
+    source, what = task.collection.splits[split], f"features of {task.title}@{split}"
     kept = "" if options.no_cache else "; complete features are cached for the next start"
     with bars() as bar, on_interrupt(f"no score was written{kept}"):
-        return load_or_extract(
-            about.network,
-            task.collection.splits[split],
-            about.preprocessing,
-            about.device,
-            batches=lambda bare: load_batches(options, bare, view, about.device, bar, what),
-            folder=None if options.no_cache else cache_folder("features"),
-            precision=options.precision,
-            view="squared, truncated" if options.reference else "",
-        )
+        batches = lambda bare: load_batches(options, bare, view, device, bar, what)  # noqa: E731
+        how: dict[str, Any] = {"folder": folder, "precision": options.precision, "view": called}
+        return load_or_extract(about.network, source, prepared, device, batches=batches, **how)
 
 
 def build_result(
@@ -396,8 +387,7 @@ def run_probe(options: ProbeOptions) -> int:
     print(f"penalty {penalty:g}, {how}; {made.iterations} iterations, {end}")
     notes = list(part.notes)
     if not made.converged:
-        remedy = "give more --iterations or a larger --penalty"
-        notes.append(f"it has not converged: that is above {probe.TOLERANCE:g}; {remedy}")
+        notes.append(f"it has not converged, above {probe.TOLERANCE:g}: give more --iterations or a larger --penalty")
     if tried and penalty in (min(tried), max(tried)):
         notes.append("the best penalty is the last that was tried; a better one may lie beyond: --penalty")
     details: dict[str, Any] = {"dev_accuracy": {f"{value:g}": accuracy for value, accuracy in tried.items()}}

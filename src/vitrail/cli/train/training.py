@@ -59,8 +59,7 @@ def run_pretrain(options: declared.PretrainOptions) -> int:
 def run_finetune(options: declared.FinetuneOptions) -> int:
     options = merge_weight_words(options)
     if options.weights and not options.data and not options.recipe:
-        remedy = "a folder with one subfolder per class, or another source"
-        raise ConfigError(f"which images? vitrail finetune WEIGHTS DATA: {remedy}")
+        raise ConfigError("which images? vitrail finetune WEIGHTS DATA: a folder with a subfolder per class, or a set")
     question = "which weights? vitrail finetune WEIGHTS DATA: a file, a folder, a run, or NAME:TAG"
     return run_training(options, "finetune", options.weights, question)
 
@@ -100,8 +99,7 @@ def run_training(options: TrainingOptions, verb: str, subject: str | None, quest
             given = (options.data, options.image_size, options.labels, options.rename)
             chosen = (options.seed, options.sweep, options.minutes)
             if any(given) or any(value is not None for value in chosen) or asked.settings:
-                remedy = "give the whole command to change something"
-                raise ConfigError(f"--resume alone uses the run's own settings; {remedy}")
+                raise ConfigError("--resume alone uses the run's own settings; to change some, give the whole command")
             asked = read_run_command(command)
     if options.jobs != 1 and asked.sweep is None:
         raise ConfigError(f"--jobs {options.jobs} is for sweeps; add --sweep, or omit --jobs")

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from vitrail.checkpoint.bundle import rename_classes
 from vitrail.checkpoint.weights import to_bundle, write_bundle
-from vitrail.cli.inputs import load_batches, load_subject, open_data, resolve_class_names, single_process, weights_line
+from vitrail.cli import inputs
+from vitrail.cli.inputs import load_batches, load_subject, open_data, resolve_class_names, weights_line
 from vitrail.cli.options.use import SUFFIX, EmbedOptions, FitOptions
 from vitrail.cli.progress import bars, on_interrupt
 from vitrail.core.atomic_files import cache_folder, check_writable
@@ -34,7 +35,7 @@ def run_fit(options: FitOptions) -> int:
     collection.need_labels()  # before the weights are read
     names = resolve_class_names(options.labels, options.rename, collection.classes, len(collection.classes))
     kept = "" if options.no_cache else "; complete features are cached for the next start"
-    with single_process(options.device) as device, on_interrupt(f"{options.out} was not written{kept}"):
+    with inputs.single_process(options.device) as device, on_interrupt(f"{options.out} was not written{kept}"):
         about = load_subject(options.weights, device, image_size=options.image_size)
         print(weights_line(options.weights, about.facts, f"{format_size(about.preprocessing.image)} px"))
         counts = ", ".join(f"{len(source):,} of {split}" for split, source in collection.splits.items())
@@ -125,8 +126,7 @@ def run_embed(options: EmbedOptions) -> int:
     out = options.out
     if out.suffix not in FORMATS:
         raise ConfigError(f"{out}: embeddings are written as {' or '.join(FORMATS)}; give such a name")
-    if options.batch < 0:
-        raise ConfigError(f"--batch {options.batch} must be at least 1")
+    inputs.check_batch(options)
     with join_world(options.device, timeout_s=PATIENCE_S) as world:
         if world.is_main:
             check_writable(out)

@@ -24,15 +24,14 @@ ACCURACY: Final = "accuracy"
 LOSS: Final = "loss"
 
 # Numbers that objectives report next to their loss. The tasks have criteria of their own.
-_TALLIES = (
-    Criterion(name=ACCURACY, share=True),
-    Criterion(name="hits", share=True),  # of masked patches
-    Criterion(name="agreement", share=True),  # the other view of an image is the most similar of a batch
-    Criterion(name="spread"),  # of features of length 1
-    Criterion(name="teacher_entropy", title="teacher entropy"),
-    Criterion(name="kl", title="KL", larger=False),  # of the student from the teacher
-)
-TALLIES: Final = {tally.name: tally for tally in _TALLIES}
+TALLIES: Final = {
+    ACCURACY: Criterion(name=ACCURACY, share=True),
+    "hits": Criterion(name="hits", share=True),  # of masked patches
+    "agreement": Criterion(name="agreement", share=True),  # the other view of an image is the most similar of a batch
+    "spread": Criterion(name="spread"),  # of features of length 1
+    "teacher_entropy": Criterion(name="teacher_entropy", title="teacher entropy"),
+    "kl": Criterion(name="kl", title="KL", larger=False),  # of the student from the teacher
+}
 
 
 def read_metrics(path: Path) -> tuple[list[Row], int]:
@@ -180,8 +179,5 @@ def describe_numbers(row: Row) -> list[str]:
     """The numbers of a row's task, main one first, without the loss: ["mIoU 81.20%", ...]."""
     first = headline(row)
     texts = [] if first is None else [f"{first.name} {first.text}"]
-    others = ((criterion, number(row.get(criterion.name))) for criterion in criteria_of(row)[1:])
-    texts += [
-        f"{title_of(one)} {write_value(one, value)}" for one, value in others if one.name != LOSS and value is not None
-    ]
-    return texts
+    others = [(one, number(row.get(one.name))) for one in criteria_of(row)[1:] if one.name != LOSS]
+    return texts + [f"{title_of(one)} {write_value(one, value)}" for one, value in others if value is not None]
