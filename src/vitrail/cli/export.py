@@ -21,14 +21,8 @@ from vitrail.evaluation.scoring import choose_split, choose_workers
 from vitrail.models.zoo import network_name
 from vitrail.tasks.registry import find_task
 
-ENDINGS = {
-    "onnx": ".onnx",
-    "torch-export": ".pt2",
-    "hf": "-hf",
-    "timm": "-timm.safetensors",
-    "npz": ".npz",
-    "torchvision": "-torchvision.pth",
-}
+LIBRARY_ENDINGS = {"hf": "-hf", "timm": "-timm.safetensors", "npz": ".npz", "torchvision": "-torchvision.pth"}
+ENDINGS = {"onnx": ".onnx", "torch-export": ".pt2", **LIBRARY_ENDINGS}
 NAMED = 3  # unreadable images that are named
 
 

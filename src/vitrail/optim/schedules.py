@@ -32,4 +32,5 @@ def learning_rate(step: int, schedule: Schedule, *, base: float, total: int) -> 
 def check_warmup(schedule: Schedule, total: int) -> None:
     """Raises ConfigError if the warm-up leaves no step for the rest of the schedule."""
     if schedule.warmup >= total:
-        raise ConfigError(f"schedule.warmup={schedule.warmup} must be below the {total} steps; use {total // 10}")
+        reason = f"schedule.warmup={schedule.warmup} must be below the number of steps, {total}"
+        raise ConfigError(f"{reason}; use a tenth of them (schedule.warmup={total // 10}), or lengthen the run")

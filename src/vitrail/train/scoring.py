@@ -186,7 +186,9 @@ def check_fewshot(evaluation: Evaluation) -> None:
     counts = collection.split("train").labels.counts(len(collection.classes))
     if counts.min() < max(evaluation.shots):
         rare = f"class {collection.classes[counts.argmin()]} has {counts.min()} training images"
-        raise DataError(f"evaluation.fewshot={evaluation.fewshot}: {rare}; use so few shots (evaluation.shots)")
+        raise DataError(
+            f"evaluation.fewshot={evaluation.fewshot}: {rare}; use fewer than {max(evaluation.shots)} shots"
+        )
 
 
 def score_final_weights(

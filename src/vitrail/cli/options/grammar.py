@@ -125,11 +125,8 @@ class ParagraphFormatter(argparse.HelpFormatter):
         return text.strip("[]") if isinstance(action, NeededWord) and action.nargs == "?" else text
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        parts = text.strip("\n").split("\n\n")
-        return "\n\n".join(
-            part if part.startswith((" ", "examples:")) else super(ParagraphFormatter, self)._fill_text(part, width, "")
-            for part in parts
-        )
+        parts, fill = text.strip("\n").split("\n\n"), super()._fill_text
+        return "\n\n".join(part if part.startswith((" ", "examples:")) else fill(part, width, "") for part in parts)
 
 
 def build_parser(kind: type[Any], prog: str) -> Parser:

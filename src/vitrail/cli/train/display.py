@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from vitrail.cli.app import silence_stdout
@@ -30,14 +30,10 @@ def describe_row(row: dict[str, Any]) -> str:
     """A row of metrics as text."""
     if row["kind"] != "train":
         return describe_score(row)
-    parts = [
-        f"step {row['step']:,}/{row['steps']:,}",
-        *(f"{name} {value}" for name, value in format_numbers(row).items()),
-        f"{row['images_per_s']:,.0f} img/s",
-        *([f"MFU {row['mfu']:.0%}", f"{row['memory_gb']:.1f} GB"] if "memory_gb" in row else []),  # of a GPU
-        f"left {format_clock(row['left_s'])}",
-    ]
-    return "  ".join(parts)
+    numbers = "  ".join(f"{name} {value}" for name, value in format_numbers(row).items())
+    speed = f"{row['images_per_s']:,.0f} img/s"
+    speed += f"  MFU {row['mfu']:.0%}  {row['memory_gb']:.1f} GB" if "memory_gb" in row else ""  # of a GPU
+    return f"step {row['step']:,}/{row['steps']:,}  {numbers}  {speed}  left {format_clock(row['left_s'])}"
 
 
 def format_numbers(row: dict[str, Any]) -> dict[str, str]:
@@ -143,10 +139,8 @@ class TrainingPanel:
     def drawn(self) -> Any:
         lines = list[Any]()
         if self.steps:
-            head = Table.grid(padding=(0, 1), expand=True)
-            head.add_column(no_wrap=True)
-            head.add_column(ratio=1)
-            head.add_column(no_wrap=True)
+            columns = Column(no_wrap=True), Column(ratio=1), Column(no_wrap=True)
+            head = Table.grid(*columns, padding=(0, 1), expand=True)
             done = Text(f"{self.step / self.steps:.0%}, {format_clock(self.left_s)} left")
             bar = ProgressBar(total=self.steps, completed=self.step)
             head.add_row(Text(f"step {self.step:,}/{self.steps:,}", style="bold"), bar, done)

@@ -289,11 +289,9 @@ def run_replay(options: declared.ReplayOptions) -> int:
     print(f"Step {found.step:,} with {weights}: loss {found.loss:.4g}, gradient norm {found.norm:.4g}, {state}")
     bad = sum(not math.isfinite(one.loss) for one in found.images)
     print(f"{len(found.images):,} images, {bad:,} of them with a loss that is not finite by itself. Worst first:")
-    if any(one.label for one in found.images):
-        rows = [(one.name, one.label, f"{one.loss:.4g}") for one in found.images[:MAX_ROWS]]
-        print_table(("image", "label", "loss"), rows, left=2)
-    else:
-        print_table(("image", "loss"), [(one.name, f"{one.loss:.4g}") for one in found.images[:MAX_ROWS]])
+    labels = any(one.label for one in found.images)
+    rows = [(one.name, *([one.label] if labels else []), f"{one.loss:.4g}") for one in found.images[:MAX_ROWS]]
+    print_table(("image", *(["label"] if labels else []), "loss"), rows, left=1 + labels)
     tiles, numbers = found.images[:MAX_TILES], f"loss {found.loss:.4g}, gradient norm {found.norm:.4g}; worst first"
     footer = f"{len(tiles)} of {len(found.images)} images, augmented and mixed"
     path = options.run / f"replay-{options.step}.png"

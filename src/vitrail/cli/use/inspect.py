@@ -1,6 +1,7 @@
 """`vitrail inspect`: a page of figures of what a network attends to and has learned."""
 
 import contextlib
+import itertools
 import sys
 from collections.abc import Generator, Iterator
 from dataclasses import replace
@@ -256,20 +257,12 @@ def make_parts(
 def count_layers(model: torch.nn.Module, kind: str) -> Generator[None]:
     """Shows how many layers the images have gone through while a figure is made."""
     blocks = [one for block in getattr(model, "blocks", [model]) for one in (block, getattr(block, "mlp", None)) if one]
-    passed = 0
-    with bars() as progress:
-
-        def count(*_: object) -> None:
-            nonlocal passed
-            passed += 1
-            progress(f"{kind}, layers", passed, None)
-
-        hooks = [block.register_forward_hook(count) for block in blocks]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+    passed = itertools.count(1)
+    with bars() as progress, contextlib.ExitStack() as hooks:
+        for block in blocks:
+            count = block.register_forward_hook(lambda *_: progress(f"{kind}, layers", next(passed), None))
+            hooks.callback(count.remove)
+        yield
 
 
 def write_page(

@@ -55,10 +55,8 @@ class GridState:
         cells = read_json(self.plan.record).get("cells") if self.plan.record.exists() else None
         known = cast(dict[str, Any], cells) if isinstance(cells, Mapping) else {}
         seconds = {name: cell.get("seconds") for name, cell in known.items() if isinstance(cell, Mapping)}
-        return (
-            {name: outcome for name, outcome in found.items() if outcome is not None},
-            {name: float(value) for name, value in seconds.items() if isinstance(value, int | float)},
-        )
+        outcomes = {name: outcome for name, outcome in found.items() if outcome is not None}
+        return outcomes, {name: float(value) for name, value in seconds.items() if isinstance(value, int | float)}
 
     def work(self, name: str) -> float:
         return self.plan.work.get(name, 1.0)

@@ -242,11 +242,9 @@ def score_tile(label: str, row: Row, closed: Sequence[Row] = ()) -> Tile:
     """A score, with that of the closed form on the same split, which fine-tuning has to beat."""
     count, top5, main = row.get("count"), row.get("top5"), metric_rows.headline(row)
     assert main is not None
-    notes: list[str] = []
+    notes = [f"{count:,} images"] if count else []
     if count and main.is_accuracy:
         notes = [f"{round(main.value * count):,} of {count:,}", describe_interval(main.value, count)]
-    elif count:
-        notes = [f"{count:,} images"]
     notes += [  # without the loss, which has a curve
         f"{title_of(criterion)} {format_number(criterion, value)}"
         for criterion in metric_rows.criteria_of(row)[1:]
@@ -258,9 +256,8 @@ def score_tile(label: str, row: Row, closed: Sequence[Row] = ()) -> Tile:
         notes.append(f"step {row['step']:,}")
     if row.get("weights") == "best":
         notes.append(f"best weights (step {row['step']:,})")
-    notes += [
-        f"without training: {format_share(one['accuracy'])}" for one in closed if one.get("split") == row.get("split")
-    ]
+    same = [one["accuracy"] for one in closed if one.get("split") == row.get("split")]
+    notes += [f"without training: {format_share(accuracy)}" for accuracy in same]
     return Tile(value=format_number(main.criterion, main.value), label=label, note=", ".join(notes))
 
 

@@ -78,12 +78,8 @@ def _describe_state(path: Path, status: dict[str, Any], rows: list[Row]) -> str:
     state, who, updated = status.get("state"), status or files.read_holder(path), status.get("updated", "?")
     process = f"process {who.get('pid', '?')} on {who.get('host', '?')}"
     reached = _describe_step(status, rows)
-    over = {
-        "done": "done",
-        "interrupted": "interrupted by a signal",
-        "diverged": "diverged: loss, gradient or weights were no longer finite",
-        "failed": "failed with an error",
-    }
+    over = {"done": "done", "interrupted": "interrupted by a signal", "failed": "failed with an error"}
+    over["diverged"] = "diverged: loss, gradient or weights were no longer finite"
     if state in over:
         return f"{over[state]}, {reached}, at {updated}"
     if is_held(path):

@@ -215,7 +215,8 @@ def compare_config(folder: Path, config: Mapping[str, Any], *, free: Collection[
     if not found or force:
         return found
     listed = "; ".join(found[:LISTED]) + (f"; and {len(found) - LISTED} more" if len(found) > LISTED else "")
-    raise ConfigError(f"{folder} holds a run with another config ({listed}); add --force, or give another --out")
+    remedy = "add --force to continue with the new one, or give another --out"
+    raise ConfigError(f"{folder} holds a run with another config ({listed}); {remedy}")
 
 
 def fill_missing_fields(old: Plain, config: Plain, later: Plain = LATER_FIELDS) -> dict[str, Any]:
