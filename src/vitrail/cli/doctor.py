@@ -193,10 +193,9 @@ def show_facts(facts: Facts, found: list[Finding]) -> None:
     if found:
         lines = [f"  {'fault' if one.fault else 'note'}: {one.what}\n    {one.remedy}" for one in found]
         print("Problems", *lines, "", sep="\n")
-    faults = [finding for finding in found if finding.fault]
     absent = [name for name, about in facts["extras"].items() if about["install"]]
-    if faults:
-        print(f"Broken: {pluralise(len(faults), 'fault')}. First: {faults[0].remedy}")
+    if faults := sum(finding.fault for finding in found):  # they come first
+        print(f"Broken: {pluralise(faults, 'fault')}. First: {found[0].remedy}")
     elif found:
         print(f"Usable. Worth a look: {found[0].what}")
     else:

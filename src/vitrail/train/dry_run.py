@@ -169,13 +169,11 @@ def schedule_warnings(run: ResolvedRun, splits: DataSplits, base: RunRequest | N
         factor = run.batch / base.batch
         usual = base.optim.lr * (factor if run.optim.kind == "sgd" else math.sqrt(factor))
         if not 0.4 < run.optim.lr / usual < 2.5:
-            rate = f"optim.lr={run.optim.lr:g} at batch {run.batch}"
-            recipe = f"the recipe's {base.optim.lr:g} at batch {base.batch}"
-            found.append(f"{rate} is far from {recipe}; about {usual:.2g} would match")
-    if run.average and run.average**run.steps > 0.05:
-        left = f"leaves {run.average**run.steps:.0%} of the initial weights in the average"
-        fit = f"{1 - 5 / run.steps:.4g} or less would fit"
-        found.append(f"average={run.average} over {run.steps:,} steps {left}; {fit}")
+            recipe = f"the recipe's {base.optim.lr:g} at batch {base.batch}; about {usual:.2g} would match"
+            found.append(f"optim.lr={run.optim.lr:g} at batch {run.batch} is far from {recipe}")
+    if run.average and (left := run.average**run.steps) > 0.05:
+        average = f"average={run.average} over {run.steps:,} steps leaves {left:.0%} of the initial weights"
+        found.append(f"{average} in the average; {1 - 5 / run.steps:.4g} or less would fit")
     if run.steps * run.batch < len(splits.train):
         found.append("the run ends before it has seen every image once")
     last = learning_rate(run.steps - 1, run.schedule, base=run.optim.lr, total=run.steps)

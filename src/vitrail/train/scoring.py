@@ -186,9 +186,8 @@ def check_fewshot(evaluation: Evaluation) -> None:
     counts = collection.split("train").labels.counts(len(collection.classes))
     if counts.min() < max(evaluation.shots):
         rare = f"class {collection.classes[counts.argmin()]} has {counts.min()} training images"
-        raise DataError(
-            f"evaluation.fewshot={evaluation.fewshot}: {rare}; use fewer than {max(evaluation.shots)} shots"
-        )
+        remedy = f"fewer than {max(evaluation.shots)} shots; use fewer (evaluation.shots)"
+        raise DataError(f"evaluation.fewshot={evaluation.fewshot}: {rare}, {remedy}")
 
 
 def score_final_weights(

@@ -98,9 +98,8 @@ def show_result(made: FittedClassifier, *, given: bool) -> None:
         count = min(held.count, made.pictures)  # an image held out in several draws counts once
         low, high = wilson_interval(round(held.accuracy * count), count)
         rounds = f" in {held.draws} rounds" if held.draws > 1 else ""
-        why = "as given" if given else f"the best of {len(PENALTIES)}"
+        penalty = f"(l2 {head.penalty:.3g}, {'as given' if given else f'the best of {len(PENALTIES)}'})"
         accuracy = f"{held.accuracy:.2%} (95% interval {100 * low:.1f}–{100 * high:.1f})"
-        penalty = f"(l2 {head.penalty:.3g}, {why})"
         print(f"estimated accuracy: {accuracy}, on {held.count:,} images held out{rounds} {penalty}")
     if made.scored is not None:
         top1 = made.scored.top1

@@ -133,8 +133,6 @@ def _describe_scores(path: Path, rows: list[Row]) -> list[str]:
 
 def _read_tail(path: Path) -> list[str]:
     try:
-        return path.read_text("utf-8", "replace").splitlines()[-NOTES:]
-    except FileNotFoundError:
-        return []
+        return path.read_text("utf-8", "replace").splitlines()[-NOTES:] if path.exists() else []
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror})") from error
