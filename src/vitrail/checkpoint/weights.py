@@ -97,34 +97,25 @@ def save(
     provenance: dict[str, Any] | None = None,
 ) -> None:
     """Write a network to one self-describing file. What is not given is taken from the card it was loaded with."""
-    write_bundle(to_bundle(model, preprocessing=preprocessing, labels=labels, provenance=provenance), path)
+    names = None if labels is None else tuple(labels)
+    write_bundle(to_bundle(model, preprocessing=preprocessing, labels=names, provenance=provenance), path)
 
 
 def write_bundle(bundle: Bundle, path: str | Path) -> None:
     write_sealed(Path(path), bundle.tensors, describe(bundle.config, bundle.card))
 
 
-def to_bundle(
-    model: torch.nn.Module,
-    *,
-    preprocessing: Preprocessing | None = None,
-    labels: list[str] | tuple[str, ...] | None = None,
-    provenance: dict[str, Any] | None = None,
-) -> Bundle:
-    """A network and its card as data; compiled and parallel wrappers are looked through."""
+def to_bundle(model: torch.nn.Module, **changes: Any) -> Bundle:
+    """A network and its card, with fields of it changed, as data; compiled and parallel wrappers are looked through."""
     inner = unwrap_backbone(model)
-    config = inner.config
-    old = get_card(inner)
-    names = old.labels if labels is None else tuple(labels)
-    if names is not None and len(names) != config.classes:
-        if labels is not None:
-            raise ConfigError(f"{len(names)} labels for {config.classes} classes")
-        names = None  # the head was replaced since
-    changes: Any = {"preprocessing": preprocessing or old.preprocessing, "labels": names}
-    changes |= {"provenance": old.provenance if provenance is None else provenance}
-    card = replace(old, **changes, multi_label=old.multi_label and (old.labels is None or names is not None))
+    given = {name: value for name, value in changes.items() if value is not None}
+    card, classes = replace(get_card(inner), **given), inner.config.classes
+    if card.labels is not None and len(card.labels) != classes:
+        if "labels" in given:
+            raise ConfigError(f"{len(card.labels)} labels for {classes} classes")
+        card = replace(card, labels=None, multi_label=False)  # the head was replaced since
     tensors = {name: tensor.detach() for name, tensor in cast(Tensors, inner.state_dict()).items()}
-    return Bundle(config=config, tensors=tensors, card=card)
+    return Bundle(config=inner.config, tensors=tensors, card=card)
 
 
 def build_fresh(config: ModelConfig) -> Model:

@@ -63,13 +63,9 @@ def decode_chunk(source: ImageDataset, indices: Sequence[int]) -> list[SampleInf
 
 
 def inspect_samples(
-    source: ImageDataset,
-    indices: Sequence[int],
-    *,
-    decode: bool = False,
-    workers: int | None = None,
+    source: ImageDataset, indices: Sequence[int], *, decode: bool = False, workers: int | None = None,
     progress: Callable[[int], None] | None = None,
-) -> Iterator[SampleInfo]:
+) -> Iterator[SampleInfo]:  # fmt: skip
     """Inspects samples in order. `workers` is the number of processes that decode, by default one per core; `progress`
     is called with the number of newly finished samples."""
     workers = available_cores() if workers is None else workers
@@ -139,14 +135,9 @@ class SplitSummary:
 
 
 def summarise(
-    collection: Collection,
-    *,
-    check: bool = False,
-    strict: bool = False,
-    sample: int = SAMPLE,
-    workers: int | None = None,
-    progress: Callable[[int], None] | None = None,
-) -> dict[str, SplitSummary]:
+    collection: Collection, *, check: bool = False, strict: bool = False, sample: int = SAMPLE,
+    workers: int | None = None, progress: Callable[[int], None] | None = None,
+) -> dict[str, SplitSummary]:  # fmt: skip
     """A summary of every split. With `check` every sample is decoded, else the headers of up to `sample` are read. With
     `strict` the first unreadable file raises BadImage. `progress` is called with the number of newly done samples."""
     out: dict[str, SplitSummary] = {}
