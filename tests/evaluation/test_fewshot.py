@@ -139,14 +139,14 @@ def test_separable_blobs_are_separated_and_noise_is_not() -> None:
 
 def test_more_shots_know_more() -> None:
     train, test = blobs(600, 16, 6, 0.6, 0), blobs(600, 16, 6, 0.6, 1)
-    means = [float(np.mean(score_few_shot(*train, *test, 6, shots))) for shots in (1, 5, 25, 100)]
+    means = [float(np.mean(score_few_shot(train, test, 6, shots))) for shots in (1, 5, 25, 100)]
     assert means == sorted(means)
     assert means[-1] > means[0] + 0.2
 
 
 def test_the_draws_are_those_of_the_reference() -> None:
     train, test = blobs(200, 8, 5, 0.7, 0), blobs(200, 8, 5, 0.7, 1)
-    rows = score_few_shot(*train, *test, 5, 3, seeds=(4, 0))
+    rows = score_few_shot(train, test, 5, 3, seeds=(4, 0))
     for seed, accuracy in zip((4, 0), rows, strict=True):
         chosen = select_few_shot(Labels(train[1].numpy()), 5, 3, seed=seed)
         x, y = designed(train[0][chosen], train[1][chosen], 5)
@@ -159,7 +159,7 @@ def test_the_draws_are_those_of_the_reference() -> None:
 
 def test_the_sweep_takes_the_first_shots_and_every_penalty() -> None:
     train, test = blobs(200, 8, 5, 0.7, 0), blobs(200, 8, 5, 0.7, 1)
-    found = sweep_penalties(*train, *test, 5, 4)
+    found = sweep_penalties(train, test, 5, 4)
     assert tuple(found) == PENALTIES
     assert (PENALTIES[0], PENALTIES[-1], len(PENALTIES)) == (2.0**-10, 2.0**19, 30)
     first = torch.arange(20)  # the classes come in turn
@@ -221,11 +221,11 @@ def test_mistakes_are_named() -> None:
     with pytest.raises(BadLabels):
         fit_ridge(features, labels[:5], 2)
     with pytest.raises(BadLabels):
-        score_few_shot(features, torch.zeros(20, 2, dtype=torch.int64), features, labels, 2, 1)
+        score_few_shot((features, torch.zeros(20, 2, dtype=torch.int64)), (features, labels), 2, 1)
     with pytest.raises(BadLabels):
         fit_ridge(features, labels, 1)
     with pytest.raises(BadLabels):
-        score_few_shot(features, labels, features, labels, 2, 11)
+        score_few_shot((features, labels), (features, labels), 2, 11)
     features[3, 1] = torch.inf
     with pytest.raises(DataError):
         fit_ridge(features, labels, 2)

@@ -47,12 +47,7 @@ def wilson_interval(right: int, count: int, confidence: float = CONFIDENCE) -> I
 
 
 def bootstrap(
-    statistics: Callable[[Floats], Floats],
-    count: int,
-    *,
-    seed: int = 0,
-    resamples: int = RESAMPLES,
-    confidence: float = CONFIDENCE,
+    statistics: Callable[[Floats], Floats], count: int, *, seed: int = 0, resamples: int = RESAMPLES
 ) -> list[Interval | None]:
     """Intervals of statistics [S], each a function of sample weights [N]; None for a single sample.
 
@@ -66,17 +61,17 @@ def bootstrap(
     resamples = max(min(resamples, DRAWS // count), FEWEST)
     draws = (np.bincount(rng.integers(0, count, count), minlength=count) for _ in range(resamples))
     drawn = np.stack([statistics(one.astype(np.float64)) for one in draws])
-    return [correct_bias(column, value, confidence) for column, value in zip(drawn.T, estimates.tolist(), strict=True)]
+    return [correct_bias(column, value) for column, value in zip(drawn.T, estimates.tolist(), strict=True)]
 
 
-def correct_bias(drawn: Floats, estimate: float, confidence: float) -> Interval | None:
+def correct_bias(drawn: Floats, estimate: float) -> Interval | None:
     """The bias-corrected percentiles of a statistic's resamples. The interval always contains the estimate."""
     if not (math.isfinite(estimate) and np.isfinite(drawn).all()):
         return None
     normal, count = NormalDist(), len(drawn)
     below = float((drawn < estimate).sum() + 0.5 * (drawn == estimate).sum())
     shift = normal.inv_cdf(min(max(below, 0.5), count - 0.5) / count)
-    z = normal.inv_cdf(0.5 + confidence / 2)
+    z = normal.inv_cdf(0.5 + CONFIDENCE / 2)
     low, high = np.quantile(drawn, [normal.cdf(2 * shift - z), normal.cdf(2 * shift + z)]).tolist()
     return Interval(min(low, estimate), max(high, estimate))
 
@@ -115,8 +110,7 @@ class Calibration:
             raise ConfigError(f"{len(confidence)} confidences and {len(right)} answers make no {bins} bins")
         self.bins = bins
         # Sorted once, for bins of equal counts.
-        order = np.argsort(confidence, kind="stable")
-        self.order = order
+        self.order = order = np.argsort(confidence, kind="stable")
         self.confidence = np.asarray(confidence, np.float64)[order]
         self.right = np.asarray(right, np.float64)[order]
         self.level = np.unique(self.confidence, return_inverse=True)[1]  # groups of equal confidence
@@ -136,10 +130,8 @@ class Calibration:
             # between bins falls among them.
             drawn = np.bincount(self.level, weights)
             hits = (np.bincount(self.level, weights * self.right) / np.where(drawn > 0, drawn, 1.0))[self.level]
-        counts, sure, right = (
-            np.bincount(places, weights * values, self.bins).astype(np.float64)
-            for values in (1.0, self.confidence, hits)
-        )
+        values = (weights, weights * self.confidence, weights * hits)
+        counts, sure, right = (np.bincount(places, each, self.bins).astype(np.float64) for each in values)
         with np.errstate(invalid="ignore"):
             return Reliability(counts=counts, confidence=sure / counts, accuracy=right / counts)
 

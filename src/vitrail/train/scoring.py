@@ -159,12 +159,10 @@ class Scorer(FeatureScorer):
             with self.use_average():
                 read = lambda network, images: self.read(images)  # noqa: E731
                 found.append(extract_features(self.network, batches, prepared, device, read=read))
-        train, scored = found
+        learnt, test_set = ((one.features, one.labels) for one in found)
         rows: list[Row] = []
         for shots in run.evaluation.shots:
-            scores = score_few_shot(
-                train.features, train.labels, scored.features, scored.labels, len(collection.classes), shots
-            )
+            scores = score_few_shot(learnt, test_set, len(collection.classes), shots)
             numbers = {"accuracy": statistics.fmean(scores), "spread": statistics.pstdev(scores)}
             rows.append({"kind": "fewshot", "step": step, "source": run.evaluation.fewshot, "shots": shots, **numbers})
         return rows

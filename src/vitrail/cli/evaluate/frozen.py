@@ -292,7 +292,7 @@ def score_draws(options: FewshotOptions, parts: Sequence[FrozenSplits], shots: S
             if number == ALL:  # nothing is drawn
                 found = [fewshot.fit_ridge(*features, classes, penalty).accuracy(*scored)]
             else:
-                found = fewshot.score_few_shot(*features, *scored, classes, number, seeds, penalty)
+                found = fewshot.score_few_shot(features, scored, classes, number, seeds, penalty)
             by_shots[name_measure(number)] = found
             measures.append(measure_shots(part, number, found))
             row = start_row(part, number, measures[-1])
@@ -312,8 +312,8 @@ def score_sweep(options: FewshotOptions, parts: Sequence[FrozenSplits], shots: S
     """The earlier variant: every penalty, and for each number of shots the one with the best mean rank."""
 
     def sweep(part: FrozenSplits, number: int) -> Mapping[float, float]:
-        data = (part.train, part.train_labels, part.test, part.test_labels)
-        return fewshot.sweep_penalties(*data, len(part.task.classes), number)
+        train, test = (part.train, part.train_labels), (part.test, part.test_labels)
+        return fewshot.sweep_penalties(train, test, len(part.task.classes), number)
 
     grids = {number: [sweep(part, number) for part in parts] for number in shots}
     best = {number: fewshot.choose_penalty(grids[number]) for number in shots}

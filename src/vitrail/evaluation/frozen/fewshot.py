@@ -103,9 +103,8 @@ def solve_by_features(x: Tensor, labels: Tensor, classes: int, penalty: float) -
 
 def solve_by_samples(x: Tensor, labels: Tensor, classes: int, penalty: float) -> Tensor:
     """W [d, K] = Xᵀ (XXᵀ + λI)⁻¹ Y."""
-    return x.T @ torch.cholesky_solve(
-        encode_targets(labels, classes), factorise(compute_gram(x.T), penalty), upper=True
-    )
+    factor = factorise(compute_gram(x.T), penalty)
+    return x.T @ torch.cholesky_solve(encode_targets(labels, classes), factor, upper=True)
 
 
 def factorise(upper: Tensor, penalty: float) -> Tensor:
@@ -170,39 +169,27 @@ def sum_targets(x: Tensor, labels: Tensor, classes: int) -> Tensor:
     return 2.0 * sums.T - sums.sum(0)[:, None]
 
 
+Points = tuple[Tensor, Tensor]  # features [N, D], labels [N]
+
+
 def score_few_shot(
-    train_features: Tensor,
-    train_labels: Tensor,
-    test_features: Tensor,
-    test_labels: Tensor,
-    classes: int,
-    shots: int,
-    seeds: Sequence[int] = (0, 1, 2),
-    penalty: float = PENALTY,
+    train: Points, test: Points, classes: int, shots: int, seeds: Sequence[int] = (0, 1, 2), penalty: float = PENALTY
 ) -> list[float]:
     """The test accuracy for each seed, with `shots` training samples per class, drawn as in the reference."""
-    pool, accuracies = require_single_labels(train_labels), list[float]()
+    (features, labels), accuracies = train, list[float]()
     for seed in seeds:
-        drawn = torch.from_numpy(select_few_shot(pool, classes, shots, seed=seed))
-        made = fit_ridge(train_features[drawn], train_labels[drawn], classes, penalty)
-        accuracies.append(made.accuracy(test_features, test_labels))
+        drawn = torch.from_numpy(select_few_shot(require_single_labels(labels), classes, shots, seed=seed))
+        accuracies.append(fit_ridge(features[drawn], labels[drawn], classes, penalty).accuracy(*test))
     return accuracies
 
 
-def sweep_penalties(
-    train_features: Tensor,
-    train_labels: Tensor,
-    test_features: Tensor,
-    test_labels: Tensor,
-    classes: int,
-    shots: int,
-    penalties: Sequence[float] = PENALTIES,
-) -> dict[float, float]:
+def sweep_penalties(train: Points, test: Points, classes: int, shots: int) -> dict[float, float]:
     """The sweep variant, closer to the paper: the first `shots` samples of each class, and the test accuracy of every
     penalty. `choose_penalty` chooses one for several data sets."""
-    drawn = torch.from_numpy(select_few_shot(require_single_labels(train_labels), classes, shots, seed=None))
-    parts = decompose(train_features[drawn], train_labels[drawn], classes)
-    return {penalty: parts.classifier(penalty).accuracy(test_features, test_labels) for penalty in penalties}
+    features, labels = train
+    drawn = torch.from_numpy(select_few_shot(require_single_labels(labels), classes, shots, seed=None))
+    parts = decompose(features[drawn], labels[drawn], classes)
+    return {penalty: parts.classifier(penalty).accuracy(*test) for penalty in PENALTIES}
 
 
 def choose_penalty(tables: Sequence[Mapping[float, float]]) -> float:

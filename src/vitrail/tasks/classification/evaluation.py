@@ -42,29 +42,27 @@ def assess_classifier(setting: EvaluationSetting) -> EvaluationOutcome:
     if about.multi_label:
         threshold = THRESHOLD if how.threshold is None else how.threshold
         found = score_labels(said, labels[main], matching.names, threshold=threshold, seed=how.seed)
-        outcome = describe_labels(found, source, {**settings, "threshold": threshold})
+        settings["threshold"] = threshold
+        outcome = describe_labels(found, source)
     else:
         real = said.judge(labels[REAL]) if other else None
         found = Assessment(judged=said.judge(), names=matching.names, real=real, seed=how.seed)
-        notes = [*note_unlabelled(found, len(said), main), *notes]
-        outcome = describe_classes(found, source, settings)
-    return replace(
-        outcome,
-        outputs=f"{len(classes):,} classes, matched {matching.how}" if classes else "no labels",
-        outputs_notes=matching.notes,
-        notes=tuple(notes),
-    )
+        outcome = describe_classes(found, source)
+        if real is not None and (left := len(said) - len(real)):
+            notes.insert(0, f"{left:,} images have no ReaL label and count for nothing there")
+        if main == ORIGINAL and (left := len(said) - len(found.judged)):
+            notes.insert(0, f"{left:,} images have no label and count for nothing")
+    outputs = f"{len(classes):,} classes, matched {matching.how}" if classes else "no labels"
+    common: dict[str, Any] = {"settings": settings, "captions": CAPTIONS, "counting": SHARES}
+    return replace(outcome, outputs=outputs, outputs_notes=matching.notes, notes=tuple(notes), **common)
 
 
-def describe_classes(found: Assessment, source: ImageDataset, settings: Mapping[str, Any]) -> EvaluationOutcome:
+def describe_classes(found: Assessment, source: ImageDataset) -> EvaluationOutcome:
     """The outcome for single-label weights."""
     return EvaluationOutcome(
         lead=f"{len(found.judged):,} images, {len(found.classes):,} classes",
         measures=found.measures,
         brief=(*SHARES, "ECE", "loss"),
-        counting=SHARES,
-        captions=CAPTIONS,
-        settings=settings,
         details=found.details(),
         tables=list_mistakes(found),
         sections=lambda: build_assessment_sections(found, source),
@@ -72,7 +70,7 @@ def describe_classes(found: Assessment, source: ImageDataset, settings: Mapping[
     )
 
 
-def describe_labels(found: MultiLabelScore, source: ImageDataset, settings: Mapping[str, Any]) -> EvaluationOutcome:
+def describe_labels(found: MultiLabelScore, source: ImageDataset) -> EvaluationOutcome:
     """The outcome for multi-label weights."""
     rows = list_class_rows(found)
     title = "Each class" if len(rows) <= LISTED else "Hardest classes"
@@ -81,9 +79,6 @@ def describe_labels(found: MultiLabelScore, source: ImageDataset, settings: Mapp
         lead=f"{count}; chosen from {found.threshold:g}",
         measures=found.measures,
         brief=(*SHARES, *STATISTICS),
-        counting=SHARES,
-        captions=CAPTIONS,
-        settings=settings,
         details=found.details(),
         tables=(Table(columns=("class", "images", "AP", *COLUMNS[3:]), rows=rows[:LISTED], title=title),),
         sections=lambda: [Table(title="Each class", columns=COLUMNS, rows=rows)],
@@ -108,15 +103,6 @@ def find_labels(setting: EvaluationSetting) -> tuple[dict[str, Labels], ClassMat
     if how.real is not None:
         labels[REAL] = matching.usual(match_real_labels(source, how.real), str(how.real))
     return labels, matching
-
-
-def note_unlabelled(found: Assessment, readable: int, main: str) -> list[str]:
-    notes: list[str] = []
-    if main == ORIGINAL and (left := readable - len(found.judged)):
-        notes.append(f"{left:,} images have no label and count for nothing")
-    if found.real is not None and (left := readable - len(found.real)):
-        notes.append(f"{left:,} images have no ReaL label and count for nothing there")
-    return notes
 
 
 def list_mistakes(found: Assessment) -> tuple[Table, ...]:

@@ -101,9 +101,8 @@ def match_by_name(labels: tuple[str, ...], classes: Sequence[str], outputs: int)
         return ClassMatching(table=np.arange(outputs), names=labels, how="by name")
     place = {name: at for at, name in enumerate(labels)}
     notes = [f"the data have {len(classes):,} of the network's {outputs:,} classes"] if len(classes) < outputs else []
-    return ClassMatching(
-        table=np.array([place[name] for name in classes], np.int64), names=labels, how="by name", notes=tuple(notes)
-    )
+    table = np.array([place[name] for name in classes], np.int64)
+    return ClassMatching(table=table, names=labels, how="by name", notes=tuple(notes))
 
 
 def match_by_number(

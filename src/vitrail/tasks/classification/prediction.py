@@ -1,6 +1,6 @@
 """The prediction of a classifier: the likeliest classes of an image and their probabilities."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -9,17 +9,11 @@ from torch import Tensor
 from vitrail.tasks.task import PredictionOptions
 
 ANSWER: Final = {"label": {"type": "string"}, "index": {"type": "integer"}, "probability": {"type": "number"}}
-ANSWERS: Final[dict[str, Any]] = {
-    "type": "array",
-    "items": {"type": "object", "required": list(ANSWER), "properties": ANSWER},
-}
+ITEMS: Final = {"type": "object", "required": list(ANSWER), "properties": ANSWER}
+ANSWERS: Final[dict[str, Any]] = {"type": "array", "items": ITEMS}
 CHOSEN: Final = {**ANSWERS, "description": "of a multi-label network: at or above the threshold"}
-# Of Prediction.to_dict.
-SCHEMA: Final[dict[str, Any]] = {
-    "type": "object",
-    "required": ["top"],
-    "properties": {"top": ANSWERS, "chosen": CHOSEN},
-}
+PARTS: Final = {"top": ANSWERS, "chosen": CHOSEN}
+SCHEMA: Final[dict[str, Any]] = {"type": "object", "required": ["top"], "properties": PARTS}  # of Prediction.to_dict
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +23,6 @@ class ClassProbability:
     label: str
     index: int
     probability: float
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"label": self.label, "index": self.index, "probability": self.probability}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +58,8 @@ class Prediction:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data: {"top": [{"label", "index", "probability"}, ...]}, and "chosen" of a multi-label network."""
-        rows = {"top": [answer.to_dict() for answer in self.top]}
-        return rows if self.chosen is None else {**rows, "chosen": [answer.to_dict() for answer in self.chosen]}
+        rows = {"top": [asdict(answer) for answer in self.top]}
+        return rows if self.chosen is None else {**rows, "chosen": [asdict(answer) for answer in self.chosen]}
 
     def __str__(self) -> str:
         if self.chosen is None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from vitrail.core.errors import VitrailError
 from vitrail.data.dataset import ImageDataset
-from vitrail.evaluation.metrics import ClassificationScore, ScoredSample
+from vitrail.evaluation.metrics import ScoredSample
 from vitrail.evaluation.multi_label import MultiLabelScore
 from vitrail.report.charts import Charts, LineChart, Series
 from vitrail.report.confusion_matrix import ConfusionSection
@@ -77,23 +77,6 @@ def list_class_rows(found: MultiLabelScore) -> list[tuple[str, ...]]:
         (one.name, f"{one.count:,}", *map("{:.1%}".format, (one.average_precision, one.precision, one.recall, one.f1)))
         for one in order
     ]
-
-
-def build_score_sections(
-    score: ClassificationScore, source: ImageDataset | None, names: Sequence[str], title: str
-) -> list[Section]:
-    """The confusion matrix, if there is one, and the galleries. `title` is the split and, after a comma, the
-    weights."""
-    found: list[Section] = []
-    if score.confusion is not None:
-        found.append(ConfusionSection(title=f"Confusion on {title}", counts=score.confusion, classes=names))
-    _, comma, weights = title.partition(", ")
-    galleries = [
-        Gallery(title=f"{name}{comma}{weights}", shots=show_answers(some, source, names))
-        for name, some in (("Worst answers", score.worst), ("Surest right answers", score.best))
-        if some
-    ]
-    return [*found, Galleries(galleries=galleries)] if galleries else found
 
 
 def show_answers(answers: Iterable[ScoredSample], source: ImageDataset | None, names: Sequence[str]) -> list[Shot]:

@@ -14,12 +14,14 @@ from vitrail.data.targets import ClassTargets, Geometry
 from vitrail.evaluation.metrics import ClassificationMetric, ClassificationScore
 from vitrail.evaluation.scoring import EvaluationOutcome, EvaluationSetting, ScoringOptions, Subject
 from vitrail.objectives.objective import ObjectiveConfig
+from vitrail.report.confusion_matrix import ConfusionSection
 from vitrail.report.page import Section
+from vitrail.report.sections import Galleries, Gallery
 from vitrail.tasks.classification.evaluation import assess_classifier
 from vitrail.tasks.classification.metrics import match_classes
 from vitrail.tasks.classification.objective import Classification
 from vitrail.tasks.classification.prediction import SCHEMA, Prediction, rank_classes
-from vitrail.tasks.classification.report import build_score_sections
+from vitrail.tasks.classification.report import show_answers
 from vitrail.tasks.task import PredictionBar, PredictionOptions, Task
 
 
@@ -63,9 +65,20 @@ class ClassificationTask(Task):
         return ClassificationMetric(outputs, device, extremes)
 
     def report_sections(
-        self, score: Any, source: ImageDataset | None, names: Sequence[str], title: str
+        self, score: ClassificationScore, source: ImageDataset | None, names: Sequence[str], title: str
     ) -> list[Section]:
-        return build_score_sections(score, source, names, title)
+        """The confusion matrix, if there is one, and the galleries. `title` is the split and, after a comma, the
+        weights."""
+        found: list[Section] = []
+        if score.confusion is not None:
+            found.append(ConfusionSection(title=f"Confusion on {title}", counts=score.confusion, classes=names))
+        _, comma, weights = title.partition(", ")
+        galleries = [
+            Gallery(title=f"{name}{comma}{weights}", shots=show_answers(some, source, names))
+            for name, some in (("Worst answers", score.worst), ("Surest right answers", score.best))
+            if some
+        ]
+        return [*found, Galleries(galleries=galleries)] if galleries else found
 
     def check_scoring(self, how: ScoringOptions, about: Subject) -> None:
         if how.threshold is not None and not about.multi_label:
@@ -81,10 +94,8 @@ class ClassificationTask(Task):
         source, outputs = collection.splits[split], bundle.config.classes
         if not source.classes or not outputs:
             return None, ()
-        also = list_other_names(bundle.card)
-        matching = match_classes(
-            outputs, bundle.card.labels, source.classes, collection.name, by_number=by_number, also=also
-        )
+        labels, also, name = bundle.card.labels, list_other_names(bundle.card), collection.name
+        matching = match_classes(outputs, labels, source.classes, name, by_number=by_number, also=also)
         return RelabelledDataset(source, matching.relabel(source.labels), matching.names), matching.notes
 
     def predict(self, outputs: Tensor, views: Sequence[Geometry], options: PredictionOptions) -> list[Prediction]:

@@ -44,13 +44,8 @@ class ImageCounts:
         """NUMBERS with image weights [N]."""
         both, either = weights @ self.both, weights @ self.either
         there = either > 0
-        return np.array(
-            [
-                float((both[there] / either[there]).mean()),
-                float(both.sum() / (weights @ self.pixels)),
-                float(weights @ self.loss.astype(np.float64) / weights.sum()),
-            ]
-        )
+        miou, accuracy = (both[there] / either[there]).mean(), both.sum() / (weights @ self.pixels)
+        return np.array([miou, accuracy, weights @ self.loss.astype(np.float64) / weights.sum()])
 
     def intervals(self, seed: int) -> Mapping[str, Interval | None]:
         """Intervals by a bootstrap over images."""

@@ -168,12 +168,8 @@ class SegmentationTask(Task):
 
     def details(self, score: SegmentationScore, names: Sequence[str]) -> Mapping[str, Any]:
         """The IoU of each class that occurs, and the pixels of each true and predicted class."""
-        ious = zip(names, score.ious.tolist(), strict=True)
-        return {
-            "classes": list(names),
-            "iou": {name: iou for name, iou in ious if not math.isnan(iou)},
-            "confusion": score.confusion.tolist(),
-        }
+        ious = {name: iou for name, iou in zip(names, score.ious.tolist(), strict=True) if not math.isnan(iou)}
+        return {"classes": list(names), "iou": ious, "confusion": score.confusion.tolist()}
 
     def predict(self, outputs: Tensor, views: Sequence[Geometry], options: PredictionOptions) -> list[PredictedMask]:
         if outputs.ndim != 4:
