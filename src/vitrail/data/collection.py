@@ -31,11 +31,13 @@ from vitrail.core.atomic_files import near_paths
 from vitrail.core.errors import BadLabels, DataError, SourceNotFound
 from vitrail.core.text import join_words
 from vitrail.data.dataset import NONE, ImageDataset, Labels, RelabelledDataset
+from vitrail.data.datasets import builtin_sets
+from vitrail.data.datasets import open_by_name as opening
+from vitrail.data.datasets.catalogue import SETS, VTAB_TASKS
+from vitrail.data.datasets.open_by_name import Progress
 from vitrail.data.readers.detect_format import READINGS, ReadResult, is_pattern, read_as, read_columns, read_path
 from vitrail.data.readers.folder import describe_unread, parse_split
 from vitrail.data.readers.masks import LAYOUTS
-
-Progress = Callable[[str, int, int | None], None]  # a file, bytes done, bytes in all where that is known
 
 ORDER: Final = ("train", "val", "test")
 
@@ -102,7 +104,7 @@ class Collection:
 
 
 def open_collection(
-    text: str | Path, *, root: Path | None = None, download: bool = False, progress: Progress | None = None
+    text: str | Path, *, root: Path | None = None, download: bool = False, progress: Progress = None
 ) -> Collection:
     """The collection that SOURCE[@SPLIT] stands for. `root` is where the files of a named set are, unless the text says
     it; with `download` missing ones are fetched, and `progress` gets (file, bytes done, bytes in all). A Path is
@@ -160,37 +162,27 @@ def resolve(text: str, by_name: Callable[[str, Path | None], Collection]) -> Res
 
 def known_names() -> dict[str, str]:
     """The names that stand for a set, each with its kind: embedded, named or vtab."""
-    from vitrail.data.datasets.builtin_sets import DIGITS, SHAPES
-    from vitrail.data.datasets.catalogue import SETS, VTAB_TASKS
-
     return {
-        **dict.fromkeys([DIGITS, *SHAPES], "embedded"),
+        **dict.fromkeys([builtin_sets.DIGITS, *builtin_sets.SHAPES], "embedded"),
         **dict.fromkeys(SETS, "named"),
         **dict.fromkeys((f"vtab/{task}" for task in VTAB_TASKS), "vtab"),
     }
 
 
-def open_by_name(
-    name: str, place: Path | None, root: Path | None, download: bool, progress: Progress | None
-) -> Collection:
+def open_by_name(name: str, place: Path | None, root: Path | None, download: bool, progress: Progress) -> Collection:
     """A set by its name, in the folder that the text names, else in the one that is given, else in its usual one."""
-    from vitrail.data.datasets import builtin_sets
-    from vitrail.data.datasets import open_by_name as opening
-
     kind, root = known_names()[name], place or root
     if kind == "embedded":
         if place is not None:
             raise DataError(f"{name}:{place}: the set {name} is in the package and has no folder; write {name}")
         return build_collection(name, None, ("in the package", builtin_sets.read_builtin(name)))
-    if kind == "vtab":
-        task = opening.find_vtab_task(name)
-        splits = opening.open_vtab(name, root, download=download, progress=progress)
-        entry, kind = opening.find_set(task.source), f"task of VTAB: {task.title}"
-        return build_collection(name, opening.folder_of(entry, root), (kind, splits))
-    entry = opening.find_set(name)
-    splits = opening.open_named(name, root, download=download, progress=progress)
-    odd = [f"not as published: {difference}" for difference in opening.find_differences(entry, splits)]
-    made = build_collection(name, opening.folder_of(entry, root), (entry.title, splits))
+    task = opening.find_vtab_task(name) if kind == "vtab" else None
+    entry = opening.find_set(task.source if task else name)
+    open_splits = opening.open_vtab if task else opening.open_named
+    splits = open_splits(name, root, download=download, progress=progress)
+    odd = [] if task else [f"not as published: {fact}" for fact in opening.find_differences(entry, splits)]
+    kind = f"task of VTAB: {task.title}" if task else entry.title
+    made = build_collection(name, opening.folder_of(entry, root), (kind, splits))
     return replace(made, notes=(*odd, *made.notes))
 
 

@@ -134,12 +134,13 @@ DIGESTED_IMAGES: Final = (1024, 100_000)  # read at least, however large they ar
 
 
 class ImageDataset(ABC):
-    """N samples. The reader of a format provides `classes`, `labels`, `read` and `name`. It opens files lazily, in the
-    process that reads, and keeps facts about samples in arrays, so that loader processes share them."""
+    """N samples. The reader of a format provides `classes`, `labels`, `read`, and `name` or `names`. It opens files
+    lazily, in the process that reads, and keeps facts about samples in arrays, so that loader processes share them."""
 
     classes: tuple[str, ...] = ()  # K names; empty without labels
     pixel_classes: tuple[str, ...] = ()  # names of the class indices in masks; empty without masks
     labels: Labels
+    names: "StringArray"
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -148,9 +149,9 @@ class ImageDataset(ABC):
     def read(self, index: int) -> Encoded:
         """The bytes of an image file, or pixels [H, W, 3] or [H, W]. Raises BadImage or OSError."""
 
-    @abstractmethod
     def name(self, index: int) -> str:
-        """The sample's name for people: a path, an archive member, a row."""
+        """The sample's name for people: a path, an archive member, a row. One of `names`, where a reader has those."""
+        return self.names[index]
 
     def mask(self, index: int) -> Encoded:
         """The class of every pixel: bytes of a PNG of class indices, or uint8 [H, W]. Raises BadImage or

@@ -14,7 +14,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 from weakref import WeakSet
 
 import numpy as np
@@ -37,16 +37,6 @@ OTHER_SIZE: Final = "is of another size than the first image"
 PATIENCE_S = 600.0  # a batch that takes longer means storage that hangs
 
 
-class Views(Protocol):
-    """One or more views of an image, uint8 [3, H, W] each; all randomness comes from the draws. Geometries say where
-    the pixels come from in an upright image of size `whole`, for targets that move with them."""
-
-    @property
-    def sizes(self) -> tuple[Pair, ...]: ...
-    def __call__(self, image: EncodedImage, draws: Sequence[CounterRng]) -> tuple[Tensor, ...]: ...
-    def geometries(self, whole: Pair, draws: Sequence[CounterRng]) -> tuple[Geometry, ...]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class EvalView:
     """The view of evaluation: preprocessing only, nothing random. With `same_size` every image must have that size."""
@@ -65,6 +55,11 @@ class EvalView:
 
     def geometries(self, whole: Pair, draws: Sequence[CounterRng]) -> tuple[Geometry, ...]:
         return (self.preprocessing.geometry(whole),)
+
+
+# One or more views of an image, uint8 [3, H, W] each; all randomness comes from the draws. Geometries say where the
+# pixels come from in an upright image of size `whole`, for targets that move with them.
+Views: TypeAlias = TrainViews | EvalView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -209,14 +209,11 @@ class Preprocessing:
         """What `to_dict` wrote, checked."""
         try:
             image, resize = data["image"], data["resize"]
-            return Preprocessing(
-                image=cast("Pair", read_numbers(image if isinstance(image, list | tuple) else [image, image])),
-                resize=None if resize is None else cast("int", read_numbers([resize])[0]),
-                interpolation=data["interpolation"],
-                mean=cast("Triple", tuple(map(float, read_numbers(data["mean"])))),
-                std=cast("Triple", tuple(map(float, read_numbers(data["std"])))),
-                antialias=data.get("antialias", True),  # older files know no other
-            )
+            image = cast("Pair", read_numbers(image if isinstance(image, list | tuple) else [image, image]))
+            resize = None if resize is None else cast("int", read_numbers([resize])[0])
+            mean, std = (cast("Triple", tuple(map(float, read_numbers(data[name])))) for name in ("mean", "std"))
+            rest = {"interpolation": data["interpolation"], "antialias": data.get("antialias", True)}  # in newer files
+            return Preprocessing(image=image, resize=resize, mean=mean, std=std, **rest)
         except KeyError as error:
             raise ConfigError(f"incomplete preprocessing: {error.args[0]} is missing") from None
         except ConfigError as error:

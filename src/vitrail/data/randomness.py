@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from math import isqrt
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -163,8 +163,7 @@ class EpochOrder:
         return StreamPositions(epoch=epoch, sample=self(epoch, within), repeat=view)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamPositions:
+class StreamPositions(NamedTuple):
     """What stands at some places of the stream: epoch, sample and which repeat of it, each [B]."""
 
     epoch: NDArray[np.int64]

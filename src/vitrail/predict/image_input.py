@@ -160,6 +160,5 @@ def prepare_ahead(
 
 def split_batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
     """So many at a time; the last ones may be fewer."""
-    items = iter(items)
-    while some := list(islice(items, size)):
-        yield some
+    rest = iter(items)
+    return iter(lambda: list(islice(rest, size)), [])

@@ -26,7 +26,7 @@ from vitrail.checkpoint.weights import build_network, replace_head_and_resize, t
 from vitrail.core.errors import BadImage, ConfigError, UnknownName, unknown_name
 from vitrail.core.text import Pair, format_size
 from vitrail.data.decode.image import upright_rgb
-from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.preprocessing import Preprocessing, normalise_pixels
 from vitrail.data.targets import Geometry
 from vitrail.distributed.process_group import find_device
 from vitrail.models.build import Model
@@ -106,8 +106,7 @@ class Predictor(Generic[PredictionT]):
         self.labels: tuple[str, ...] = numbered if names is None else self._check_names(names)
         self.batch, self.urls = batch, urls
         self.multi_label, self.threshold = known.multi_label, threshold
-        self._mean = torch.tensor(self.preprocessing.mean, device=self.device).view(3, 1, 1)
-        self._std = torch.tensor(self.preprocessing.std, device=self.device).view(3, 1, 1)
+        self._channels = self.preprocessing.channel_tensors(self.device)
         self._type = next(network.parameters()).dtype
 
     def called(self, names: Iterable[str]) -> "Predictor[PredictionT]":
@@ -175,8 +174,7 @@ class Predictor(Generic[PredictionT]):
             shape = ", ".join(map(str, ("N", 3, *self.preprocessing.image)))
             rule = f"prepared images are torch.uint8 [{shape}]: stack what `prepare` gives"
             raise ConfigError(f"a batch of {batch.dtype} {list(batch.shape)}; {rule}")
-        pixels = batch.to(self.device, non_blocking=True)
-        return ((pixels.float() / 255 - self._mean) / self._std).to(self._type)
+        return normalise_pixels(batch.to(self.device, non_blocking=True), *self._channels).to(self._type)
 
     def logits(self, batch: Tensor) -> Tensor:
         """Prepared images to what the network puts out: uint8 [N, 3, H, W] -> float32 [N, K] on the CPU, and

@@ -4,6 +4,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -76,32 +77,24 @@ class Metrics:
         lines: list[str] = []
         for name, kind, summary, samples in families:
             lines += [f"# HELP {name} {summary}", f"# TYPE {name} {kind}"]
-            lines += [format_sample(name + suffix, labels, value) for suffix, labels, value in samples]
+            for suffix, labels, value in samples:
+                escaped = {key: text.translate({92: r"\\", 34: r"\"", 10: r"\n"}) for key, text in labels.items()}
+                inside = ",".join(f'{key}="{text}"' for key, text in escaped.items())
+                lines.append(f"{name}{suffix}{f'{{{inside}}}' if inside else ''} {value:.15g}")
         return "\n".join(lines) + "\n"
 
 
 def process_gauges() -> dict[str, tuple[str, float]]:
     """Memory and descriptors of this process, where the system reports them."""
     gauges = dict[str, tuple[str, float]]()
-    if (memory := resident_memory()) is not None:
+    with suppress(ImportError):  # on Windows
+        if STATM.is_file():
+            memory = int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        else:  # the peak, where the system does not report the current value
+            import resource
+
+            memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         gauges["process_resident_memory_bytes"] = ("Resident memory.", memory)
     if DESCRIPTORS.is_dir():
         gauges["process_open_fds"] = ("Open descriptors.", len(os.listdir(DESCRIPTORS)))
     return gauges
-
-
-def resident_memory() -> int | None:
-    """Bytes in memory now; the peak where the system does not report the current value; None on Windows."""
-    if STATM.is_file():
-        return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    try:
-        import resource
-    except ImportError:
-        return None
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def format_sample(name: str, labels: Mapping[str, str], value: float) -> str:
-    escaped = {key: text.translate({92: r"\\", 34: r"\"", 10: r"\n"}) for key, text in labels.items()}
-    inside = ",".join(f'{key}="{text}"' for key, text in escaped.items())
-    return f"{name}{{{inside}}} {value:.15g}" if inside else f"{name} {value:.15g}"

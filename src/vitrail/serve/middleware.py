@@ -64,16 +64,6 @@ def check_request(settings: ServeSettings, method: str, path: str, headers: Head
         raise RequestError(401, "wrong token" if given else "token needed", reason, headers=wanted)
 
 
-def answer_headers(settings: ServeSettings, origin: str | None) -> list[tuple[bytes, bytes]]:
-    """The headers of every answer; pages of a listed origin may read it."""
-    headers = dict(SECURITY_HEADERS)
-    if settings.origins:
-        headers["vary"] = "Origin"
-        if origin is not None and origin in settings.origins:
-            headers |= {"access-control-allow-origin": origin, **dict(CORS_HEADERS)}
-    return [(name.encode(), value.encode()) for name, value in headers.items()]
-
-
 class ErrorMiddleware:
     """An ASGI application around another one: checks requests and turns exceptions into answers."""
 
@@ -86,14 +76,13 @@ class ErrorMiddleware:
         if scope["type"] != "http":
             return
         self.active += 1
-        try:
-            await self._answer(scope, receive, send)
-        finally:
-            self.active -= 1
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         started, status, headers = time.perf_counter(), 0, Headers(scope=scope)
-        extra = answer_headers(self.settings, headers.get("origin"))
+        fixed, origin = dict(SECURITY_HEADERS), headers.get("origin")
+        if self.settings.origins:
+            fixed["vary"] = "Origin"
+            if origin is not None and origin in self.settings.origins:  # whose pages may read the answer
+                fixed |= {"access-control-allow-origin": origin, **dict(CORS_HEADERS)}
+        extra = [(name.encode(), value.encode()) for name, value in fixed.items()]
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
@@ -121,6 +110,8 @@ class ErrorMiddleware:
                 raise  # the answer has started: all that is left is to close the connection
             bug = RequestError(500, "the server failed", "this is a bug; the server's log has the details")
             await send_error(send_with_headers, bug)
+        finally:
+            self.active -= 1
         route = scope["path"] if scope["path"] in self.routes else OTHER
         took = time.perf_counter() - started
         self.metrics.count_request(route, status, took)

@@ -36,7 +36,7 @@ class Service:
         self.metrics = Metrics()
         # Bytes that came count, not those announced: an announcement costs nothing.
         full = partial(too_many_requests, "other requests fill the memory for request bodies; try again in a moment")
-        self.budget = MemoryBudget(settings.memory, full)
+        self.budget = MemoryBudget(max(4 * settings.max_bytes, 64 * 2**20), full)
         self.queue = BatchQueue(capacity=settings.queue, batch=settings.batch, wait_s=settings.wait_ms / 1e3)
         self.thread_prefix = prefix = f"{THREADS}{id(self):x}"
         self.supervisor = ThreadSupervisor(

@@ -57,11 +57,6 @@ class ServeSettings:
                 raise ConfigError(f"--origin {origin}: give only scheme and host, as in https://demo.example")
 
     @property
-    def memory(self) -> int:
-        """Bytes that the bodies of all requests may hold together."""
-        return max(4 * self.max_bytes, 64 * 2**20)
-
-    @property
     def decode_bytes(self) -> int:
         """Bytes for decoding all images together: what the largest accepted image needs."""
         return max(MORE.values()) * self.max_pixels + 2 * self.max_bytes

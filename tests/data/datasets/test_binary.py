@@ -19,6 +19,7 @@ from vitrail.data.dataset import ArrayDataset, ImageDataset
 from vitrail.data.datasets import cifar_mnist as cifar
 from vitrail.data.datasets import natural_sets, open_by_name, structured_sets
 from vitrail.data.datasets.file_formats import masked_crc, parse_example
+from vitrail.data.readers import parquet
 
 
 def labels(source: ImageDataset) -> list[int]:
@@ -164,7 +165,7 @@ def test_pcam_without_h5py_names_the_extra(tmp_path: Path, monkeypatch: pytest.M
     def missing(_: str) -> None:
         raise ImportError
 
-    monkeypatch.setattr(open_by_name, "import_module", missing)
+    monkeypatch.setattr(parquet, "import_module", missing)
     with pytest.raises(DataError):
         natural_sets.read_pcam(tmp_path)
 

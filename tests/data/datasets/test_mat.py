@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from scipy.io import savemat
 
 from vitrail.core.errors import DataError
-from vitrail.data.datasets import open_by_name
 from vitrail.data.datasets.file_formats import read_mat
+from vitrail.data.readers import parquet
 
 IMAGES = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
 LABELS = np.array([[1.0, 2.0, 3.0]])
@@ -69,6 +69,6 @@ def test_without_scipy_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch
     def missing(_: str) -> None:
         raise ImportError
 
-    monkeypatch.setattr(open_by_name, "import_module", missing)
+    monkeypatch.setattr(parquet, "import_module", missing)
     with pytest.raises(DataError):
         read_mat(whole[False], "a.mat", "X")

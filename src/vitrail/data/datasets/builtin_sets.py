@@ -28,7 +28,6 @@ Label: TypeAlias = Literal["shape", "colour", "position", "size"]
 
 DIGITS: Final = "digits"
 SHAPES: Final = ("shapes", "shapes/colour", "shapes/position", "shapes/size")
-DIGIT_CLASSES: Final = tuple("0123456789")
 TEST_EVERY: Final = 5  # of the digits in order of class, every fifth is for test
 INK_LEVELS: Final = 16  # ink is counted from 0 to 16
 TRAIN, TEST, SIDE = 10_000, 2_000, 64  # images and pixels of the shapes
@@ -43,8 +42,7 @@ COLOURS: Final = {
     "violet": (128, 70, 172),
     "pink": (240, 128, 170),
 }
-COLUMNS: Final = ("left", "centre", "right")
-POSITIONS: Final = tuple(f"{row} {column}" for row in ("top", "middle", "bottom") for column in COLUMNS)
+POSITIONS: Final = tuple(f"{y} {x}" for y in ("top", "middle", "bottom") for x in ("left", "centre", "right"))
 SIZES: Final = {"tiny": (0.09, 0.11), "small": (0.13, 0.155), "medium": (0.18, 0.21), "large": (0.245, 0.28)}
 GROUNDS: Final = (  # each blends into the one before it
     *((240, 235, 224), (220, 226, 230), (196, 206, 212), (222, 212, 198), (236, 224, 214), (206, 196, 196)),
@@ -125,7 +123,7 @@ def read_digits() -> dict[str, ImageDataset]:
     test = np.sort(by_class[::TEST_EVERY])
     splits = {"train": np.setdiff1d(by_class, test), "test": test}
     return {
-        split: ArrayDataset(images[chosen], Labels(labels[chosen]), DIGIT_CLASSES, called=f"{DIGITS}/{split}")
+        split: ArrayDataset(images[chosen], Labels(labels[chosen]), "0123456789", called=f"{DIGITS}/{split}")
         for split, chosen in splits.items()
     }
 
@@ -155,7 +153,10 @@ class ShapesDataset(ImageDataset):
         pixels = draw_backdrop(scene, self.size)
         rows, columns, distance, light = self.outline(scene)
         part = pixels[:, rows, columns]
-        shadow = np.clip(0.5 - shift_plane(distance, max(1, self.size // 32)) * np.float32(0.35), 0, 1)
+        by = max(1, self.size // 32)
+        moved = np.full_like(distance, 9 * by)  # to the right and down; what enters at the border is far away
+        moved[by:, by:] = distance[:-by, :-by]
+        shadow = np.clip(0.5 - moved * np.float32(0.35), 0, 1)
         part *= 1 - shadow * np.float32(0.28)
         part += np.clip(0.5 - distance, 0, 1) * (scene.tint[:, None, None] * light - part)
         np.minimum(part, np.float32(255), out=part)
@@ -270,10 +271,3 @@ def draw_backdrop(scene: Scene, size: int) -> NDArray[np.float32]:
     pixels = amount * (end - start)
     pixels += start
     return pixels
-
-
-def shift_plane(plane: Plane, by: int) -> Plane:
-    """A plane moved right and down, for a shadow; what enters at the border is far away."""
-    out = np.full_like(plane, 9 * by)
-    out[by:, by:] = plane[:-by, :-by]
-    return out

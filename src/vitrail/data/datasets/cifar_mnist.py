@@ -37,21 +37,19 @@ class CifarVersion(NamedTuple):
     train: tuple[str, ...]
     test: str
     names: str  # file with the class names
-    key: str = ""
     label_bytes: int = 0  # coarse, then fine, where there are two
+    key: str = ""
 
 
 BATCHES: Final = tuple(f"data_batch_{i}" for i in range(1, 6))
 BINARY: Final = tuple(f"{name}.bin" for name in BATCHES)
 CIFAR10: Final = (
-    CifarVersion("cifar-10-batches-py", "cifar-10-python.tar.gz", BATCHES, "test_batch", "batches.meta", "label"),
-    CifarVersion("cifar-10-batches-bin", "cifar-10-binary.tar.gz", BINARY, "test_batch.bin", "batches.meta.txt", "", 1),
+    CifarVersion("cifar-10-batches-py", "cifar-10-python.tar.gz", BATCHES, "test_batch", "batches.meta", key="label"),
+    CifarVersion("cifar-10-batches-bin", "cifar-10-binary.tar.gz", BINARY, "test_batch.bin", "batches.meta.txt", 1),
 )
 CIFAR100: Final = (
-    CifarVersion("cifar-100-python", "cifar-100-python.tar.gz", ("train",), "test", "meta", "fine_label"),
-    CifarVersion(
-        "cifar-100-binary", "cifar-100-binary.tar.gz", ("train.bin",), "test.bin", "fine_label_names.txt", "", 2
-    ),
+    CifarVersion("cifar-100-python", "cifar-100-python.tar.gz", ("train",), "test", "meta", key="fine_label"),
+    CifarVersion("cifar-100-binary", "cifar-100-binary.tar.gz", ("train.bin",), "test.bin", "fine_label_names.txt", 2),
 )
 
 
@@ -67,7 +65,15 @@ def read_cifar(root: Path, versions: Sequence[CifarVersion]) -> dict[str, ImageD
             with refuse_damaged(place):
                 return build_splits({name: (place / name).read_bytes() for name in wanted}, version, place)
         if archive.is_file():
-            return build_splits(read_members(archive, version.folder, wanted), version, archive)
+            found: dict[str, bytes] = {}
+            with refuse_damaged(archive), tarfile.open(archive) as opened:  # in one pass, without writing anything
+                for member in opened:
+                    name = member.name.removeprefix("./").removeprefix(f"{version.folder}/")
+                    if name in wanted and (content := opened.extractfile(member)):
+                        found[name] = content.read()
+            if missing := [name for name in wanted if name not in found]:
+                raise DataError(f"{archive} has no member {version.folder}/{missing[0]}; download it again")
+            return build_splits(found, version, archive)
     raise FilesMissing(root, tuple(name for version in versions for name in (version.folder, version.archive)))
 
 
@@ -75,21 +81,12 @@ read_cifar10 = partial(read_cifar, versions=CIFAR10)
 read_cifar100 = partial(read_cifar, versions=CIFAR100)
 
 
-def read_members(archive: Path, folder: str, wanted: Sequence[str]) -> dict[str, bytes]:
-    """Reads members in one pass, without writing anything."""
-    found: dict[str, bytes] = {}
-    with refuse_damaged(archive), tarfile.open(archive) as opened:
-        for member in opened:
-            name = member.name.removeprefix("./").removeprefix(f"{folder}/")
-            if name in wanted and (content := opened.extractfile(member)):
-                found[name] = content.read()
-    if missing := [name for name in wanted if name not in found]:
-        raise DataError(f"{archive} has no member {folder}/{missing[0]}; download it again")
-    return found
-
-
 def build_splits(files: dict[str, bytes], version: CifarVersion, where: Path) -> dict[str, ImageDataset]:
-    classes = read_class_names(files[version.names], version, f"{where}: {version.names}")
+    classes = tuple(files[version.names].decode("utf-8", "replace").split())
+    if version.key:
+        held = unpickle(files[version.names], f"{where}: {version.names}")
+        with refuse_damaged(f"{where}: {version.names}", "a list of class names"):
+            classes = tuple(name.decode() for name in held[f"{version.key}_names".encode()])
     read_part = read_batch if version.key else read_binary
     splits: dict[str, ImageDataset] = {}
     for split, names in (("train", version.train), ("test", (version.test,))):
@@ -118,14 +115,6 @@ def read_binary(data: bytes, version: CifarVersion, where: str) -> tuple[NDArray
         raise DataError(f"{where} has {len(data):,} bytes, not a multiple of {length:,}; download it again")
     rows = np.frombuffer(data, np.uint8).reshape(-1, length)
     return rows[:, version.label_bytes :], rows[:, version.label_bytes - 1].astype(np.int64)
-
-
-def read_class_names(data: bytes, version: CifarVersion, where: str) -> tuple[str, ...]:
-    if not version.key:
-        return tuple(data.decode("utf-8", "replace").split())
-    held = unpickle(data, where)
-    with refuse_damaged(where, "a list of class names"):
-        return tuple(name.decode() for name in held[f"{version.key}_names".encode()])
 
 
 class SafeUnpickler(pickle.Unpickler):

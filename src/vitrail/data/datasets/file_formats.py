@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 from vitrail.core.atomic_files import cache_folder, replace_on_success
 from vitrail.core.errors import BadImage, BadLabels, DataError, describe_error
 from vitrail.data.dataset import ImageDataset, Labels, StringArray
-from vitrail.data.datasets.open_by_name import find_file, import_extra, refuse_damaged
+from vitrail.data.datasets.open_by_name import find_file, refuse_damaged
 from vitrail.data.readers.folder import MAX_BYTES, FileDataset, list_below
+from vitrail.data.readers.parquet import import_extra
 
 IndexTable = dict[str, NDArray[Any]]
 LARGEST_RECORD: Final = 256 * 2**20  # bytes of a TFRecord
@@ -32,10 +33,9 @@ RECORD_HEADER: Final = struct.Struct("<QI")
 ZIP_HEADER: Final = struct.Struct("<4s22xHH")  # signature, and the lengths of the name and of the extra field
 
 
-def make_labels(values: "Iterable[int] | NDArray[Any]", num_classes: int, where: object) -> Labels:
+def make_labels(values: "Sequence[int] | NDArray[Any]", num_classes: int, where: object) -> Labels:
     """One label per sample, checked against the number of classes."""
-    array = values if isinstance(values, np.ndarray) else np.array(list(values), np.int64)
-    labels = Labels(array.astype(np.int64))
+    labels = Labels(np.asarray(values, np.int64))
     labels.check(num_classes, str(where))
     return labels
 
@@ -63,9 +63,6 @@ class ByteRangeDataset(ImageDataset):
 
     def read(self, index: int) -> bytes:
         return read_range(self.paths[int(self.archive[index])], int(self.offset[index]), int(self.length[index]))
-
-    def name(self, index: int) -> str:
-        return self.names[index]
 
     def sizes(self) -> NDArray[np.int64]:
         return self.length
@@ -208,9 +205,6 @@ class ZipDataset(ImageDataset):
         if len(data) != size or zlib.crc32(data) != checksum:
             raise BadImage(f"{self.path} is damaged: the checksum of this member does not match")
         return data
-
-    def name(self, index: int) -> str:
-        return self.names[index]
 
     def sizes(self) -> NDArray[np.int64]:
         return self.table[:, 2].copy()

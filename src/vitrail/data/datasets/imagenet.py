@@ -27,6 +27,7 @@ import json
 import re
 import tarfile
 from collections.abc import Sequence
+from functools import partial
 from operator import index
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -41,13 +42,11 @@ from vitrail.data.datasets.open_by_name import FilesMissing, find_file, read_tex
 from vitrail.data.readers.folder import has_image_suffix, is_folder, list_entries, read_classes
 from vitrail.data.readers.tar import TarReader
 
-TRAIN_TAR: Final = "ILSVRC2012_img_train.tar"
-VAL_TAR: Final = "ILSVRC2012_img_val.tar"
+TRAIN_TAR, VAL_TAR = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
 DEVKIT: Final = "ILSVRC2012_devkit_t12.tar.gz"
 META: Final = "meta.bin"
-SOLUTION: Final = "LOC_val_solution.csv"
 SYNSETS: Final = "imagenet_2012_validation_synset_labels.txt"
-NAMES: Final = "LOC_synset_mapping.txt"
+SOLUTION, NAMES = "LOC_val_solution.csv", "LOC_synset_mapping.txt"  # Kaggle's
 KAGGLE: Final = "ILSVRC/Data/CLS-LOC"
 WORDNET_IDS: Final = "imagenet21k_wordnet_ids.txt"
 MULTILABEL: Final = "multilabel.json"
@@ -64,10 +63,14 @@ def read_imagenet(root: Path) -> dict[str, ImageDataset]:
         if "val" not in splits and (where / "val").is_dir():
             splits["val"] = read_val_folder(root, where)
     if "train" not in splits and (path := root / TRAIN_TAR).is_file():
-        table = cached_index("imagenet-train", [path], lambda: index_train_tar(path))
+        table = cached_index("imagenet-train", [path], partial(index_train_tar, path))
         splits["train"] = ByteRangeDataset([path], table, [str(name) for name in table["classes"]])
-    if "val" not in splits and (root / VAL_TAR).is_file():
-        splits["val"] = read_val_tar(root)
+    if "val" not in splits and (path := root / VAL_TAR).is_file():
+        with TarReader(path) as opened:
+            members = sorted(opened.members())
+        labels, classes = read_val_labels(root, [Path(member.name).name for member in members])
+        table = build_index([(0, member.offset, member.size, 0) for member in members], [m.name for m in members])
+        splits["val"] = ByteRangeDataset([path], table, classes, labels)
     if not splits:
         raise FilesMissing(root, ("train", "val", TRAIN_TAR, VAL_TAR))
     return name_classes(root, splits)
@@ -113,14 +116,6 @@ def read_val_folder(root: Path, where: Path) -> ImageDataset:
     return formats.FileTree(where).select([f"val/{name}" for name in names], labels, classes)
 
 
-def read_val_tar(root: Path) -> ImageDataset:
-    with TarReader(root / VAL_TAR) as opened:
-        members = sorted(opened.members())
-    labels, classes = read_val_labels(root, [Path(member.name).name for member in members])
-    table = build_index([(0, member.offset, member.size, 0) for member in members], [m.name for m in members])
-    return ByteRangeDataset([root / VAL_TAR], table, classes, labels)
-
-
 def read_val_labels(root: Path, names: Sequence[str]) -> tuple[Labels, list[str]]:
     """The classes of images called ILSVRC2012_val_00000001.JPEG and so on."""
     truth = read_val_synsets(root)
@@ -145,39 +140,28 @@ def read_val_synsets(root: Path) -> list[str]:
     if where.name == SOLUTION:
         rows = [line.partition(",") for line in read_text(where).splitlines()[1:] if line.strip()]
         return [words.split()[0] for _, _, words in sorted(rows)]
-    return read_torchvision_meta(where) if where.name == META else read_devkit(where)
+    if where.name == META:
+        import torch
 
-
-def read_torchvision_meta(path: Path) -> list[str]:
-    import torch
-
-    try:
-        _, synsets = torch.load(path, weights_only=True)
-        return [str(wnid) for wnid in synsets]
-    except Exception as error:
-        raise DataError(f"{path} is not torchvision's meta.bin of ImageNet ({describe_error(error)})") from None
-
-
-def read_devkit(path: Path) -> list[str]:
-    """The ground truth is by ILSVRC2012_ID, which meta.mat maps to WordNet ids."""
+        try:
+            return [str(wnid) for wnid in torch.load(where, weights_only=True)[1]]
+        except Exception as error:
+            raise DataError(f"{where} is not torchvision's meta.bin of ImageNet ({describe_error(error)})") from None
+    # The ground truth of the development kit is by ILSVRC2012_ID, which meta.mat maps to WordNet ids.
     home = "ILSVRC2012_devkit_t12/data"
-    with refuse_damaged(path, "the development kit of ILSVRC-2012"), tarfile.open(path) as opened:
+    with refuse_damaged(where, "the development kit of ILSVRC-2012"), tarfile.open(where) as opened:
         truth = opened.extractfile(f"{home}/ILSVRC2012_validation_ground_truth.txt").read()  # type: ignore[union-attr]
         meta: bytes = opened.extractfile(f"{home}/meta.mat").read()  # type: ignore[union-attr]
-        synsets: Any = formats.read_mat(meta, path, "synsets")["synsets"]
+        synsets: Any = formats.read_mat(meta, where, "synsets")["synsets"]
         wnids = {int(row["ILSVRC2012_ID"].item()): str(row["WNID"].item()) for row in synsets.ravel()}
         return [wnids[int(word)] for word in truth.split()]
 
 
 def read_real(path: Path) -> list[tuple[int, ...]]:
     """The ReaL classes of validation image 1, 2, ..."""
-    try:
+    with refuse_damaged(path, "a list of lists of class numbers"):
         held = json.loads(path.read_text("utf-8"))
         return [tuple(int(np.int64(index(label))) for label in row) for row in held]
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror or error}") from None
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise DataError(f"{path} is not a list of lists of class numbers ({describe_error(error)})") from None
 
 
 def match_real_labels(source: ImageDataset, path: Path) -> list[tuple[int, ...]]:
@@ -193,9 +177,14 @@ def match_real_labels(source: ImageDataset, path: Path) -> list[tuple[int, ...]]
 
 def read_imagenet21k(root: Path) -> dict[str, ImageDataset]:
     """One class per image: that of its tar file."""
-    paths = find_class_tars(root)
+    homes = [root / folder for folder in FOLDERS_21K if (root / folder).is_dir()]
+    names = ([home / entry.name for entry in list_entries(str(home)) if not is_folder(entry)] for home in homes)
+    found = ([path for path in several if CLASS_TAR.fullmatch(path.name)] for several in names)
+    paths = next(filter(None, found), None)  # of the first folder that has some
+    if paths is None:
+        raise FilesMissing(root, ("n00004475.tar and so on",))
     tars = [path.stem for path in paths]
-    table = cached_index("imagenet21k", paths, lambda: index_class_tars(paths))
+    table = cached_index("imagenet21k", paths, partial(index_class_tars, paths))
     classes = read_text(root / WORDNET_IDS).split() if (root / WORDNET_IDS).is_file() else tars
     if strange := sorted(set(tars) - set(classes)):
         raise BadLabels(f"{root / WORDNET_IDS} does not list {strange[0]}, whose tar exists ({len(strange)} such)")
@@ -225,15 +214,6 @@ def read_multilabel_imagenet21k(root: Path) -> dict[str, ImageDataset]:
             rows[stem] += [numbers[wnid] for wnid in wnids]
     labels = Labels.several(dict.fromkeys(row) for row in rows.values())
     return {"train": RelabelledDataset(SubsetDataset(source, list(first.values())), labels, source.classes)}
-
-
-def find_class_tars(root: Path) -> list[Path]:
-    """The tar files of the first folder that has some."""
-    for home in (root / folder for folder in FOLDERS_21K):
-        entries = list_entries(str(home)) if home.is_dir() else []
-        if found := [home / e.name for e in entries if not is_folder(e) and CLASS_TAR.fullmatch(e.name)]:
-            return found
-    raise FilesMissing(root, ("n00004475.tar and so on",))
 
 
 def index_class_tars(paths: list[Path]) -> formats.IndexTable:

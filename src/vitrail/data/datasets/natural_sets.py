@@ -33,24 +33,21 @@ from PIL import Image, ImageFilter
 from vitrail.core.atomic_files import replace_on_success
 from vitrail.core.errors import BadImage, BadLabels, DataError
 from vitrail.data.dataset import ArrayDataset, ImageDataset, Labels, RelabelledDataset
-from vitrail.data.datasets import open_by_name as opening
 from vitrail.data.datasets.file_formats import FileTree, make_labels, open_tree, read_mat
-from vitrail.data.datasets.open_by_name import FilesMissing, find_file, read_text, refuse_damaged, unpack
+from vitrail.data.datasets.open_by_name import decompress, find_file, read_text, refuse_damaged, unpack
 from vitrail.data.decode.image import EncodedImage
 from vitrail.data.randomness import EpochOrder, hash_word
 from vitrail.data.readers.folder import is_folder, list_below, list_entries
+from vitrail.data.readers.parquet import import_extra
 
 CALTECH_TRAIN: Final = 30  # images per class
 CALTECH_FOLDER: Final = "101_ObjectCategories"
 CALTECH_ARCHIVE: Final = "101_ObjectCategories.tar.gz"
-CALTECH_WRAPPED: Final = "caltech-101/101_ObjectCategories.tar.gz"  # inside caltech-101.zip
 SUN_LISTS: Final = {"train": "sun397_tfds_tr.txt", "val": "sun397_tfds_va.txt", "test": "sun397_tfds_te.txt"}
 SUN_SKIPPED: Final = "c/church/outdoor/sun_bhenjvsvrtumjuri.jpg"  # decoders disagree about it
 STAGES: Final = ("no DR", "mild", "moderate", "severe", "proliferative DR")
-RADIUS: Final = 300
-VISIBLE: Final = 0.9  # share of the radius
-GREY: Final = 128
-QUALITY: Final = 72
+RADIUS, VISIBLE = 300, 0.9  # of an eyeball in pixels, and the share of it that is seen
+GREY, QUALITY = 128, 72  # the level around it, and of the JPEG
 
 
 def read_caltech101(root: Path) -> dict[str, ImageDataset]:
@@ -71,15 +68,13 @@ def read_caltech101(root: Path) -> dict[str, ImageDataset]:
 
 def find_caltech(root: Path) -> Path:
     """The folder of class folders. The archive is unpacked, and so is the one inside caltech-101.zip."""
-    for where in (root, root / "caltech-101"):
-        if (where / CALTECH_FOLDER).is_dir() or (where / CALTECH_ARCHIVE).is_file():
-            return unpack(where, CALTECH_FOLDER, CALTECH_ARCHIVE)
-    wrapper, archive = root / "caltech-101.zip", root / CALTECH_ARCHIVE
-    if not wrapper.is_file():
-        raise FilesMissing(root, (CALTECH_FOLDER, CALTECH_ARCHIVE, wrapper.name))
-    with refuse_damaged(wrapper), zipfile.ZipFile(wrapper) as opened, replace_on_success(archive) as file:
-        shutil.copyfileobj(opened.open(CALTECH_WRAPPED), file, 1 << 20)
-    return unpack(root, CALTECH_FOLDER, CALTECH_ARCHIVE)
+    places = (root, root / "caltech-101")
+    found = [place for place in places if (place / CALTECH_FOLDER).is_dir() or (place / CALTECH_ARCHIVE).is_file()]
+    if not found:
+        wrapper, archive = find_file(root, "caltech-101.zip", CALTECH_FOLDER, CALTECH_ARCHIVE), root / CALTECH_ARCHIVE
+        with refuse_damaged(wrapper), zipfile.ZipFile(wrapper) as opened, replace_on_success(archive) as file:
+            shutil.copyfileobj(opened.open(f"caltech-101/{CALTECH_ARCHIVE}"), file, 1 << 20)
+    return unpack(found[0] if found else root, CALTECH_FOLDER, CALTECH_ARCHIVE)
 
 
 def read_svhn(root: Path) -> dict[str, ImageDataset]:
@@ -112,21 +107,13 @@ def read_sun397(root: Path) -> dict[str, ImageDataset]:
         classes = [line.strip()[3:] for line in read_text(home / "ClassName.txt").splitlines() if line.strip()]
     else:
         classes = sorted({class_of(name) for name in names})
-    splits = read_sun_lists(root, home, names) or draw_sun_splits(names)
-    return FileTree(home).label_splits(splits, classes, class_of, "ClassName.txt")
-
-
-def read_sun_lists(root: Path, home: Path, names: list[str]) -> dict[str, list[str]] | None:
-    """The splits by their lists, where all three exist; a line is /a/abbey/sun_xyz.jpg."""
     where = next((place for place in (root, home) if all((place / f).is_file() for f in SUN_LISTS.values())), None)
-    if where is None:
-        return None
-    known, splits = set(names), dict[str, list[str]]()
-    for split, file in SUN_LISTS.items():
-        splits[split] = [line.strip().lstrip("/") for line in read_text(where / file).splitlines() if line.strip()]
-        if missing := [name for name in splits[split] if name not in known]:
-            raise DataError(f"{where / file} lists {missing[0]} and {len(missing) - 1} more that are not in {home}")
-    return splits
+    splits = draw_sun_splits(names) if where is None else dict[str, list[str]]()
+    for split, path in () if where is None else ((split, where / file) for split, file in SUN_LISTS.items()):
+        splits[split] = [line.strip().lstrip("/") for line in read_text(path).splitlines() if line.strip()]
+        if missing := sorted(set(splits[split]).difference(names)):
+            raise DataError(f"{path} lists {missing[0]} and {len(missing) - 1} more that are not in {home}")
+    return FileTree(home).label_splits(splits, classes, class_of, "ClassName.txt")
 
 
 def draw_sun_splits(names: list[str]) -> dict[str, list[str]]:
@@ -210,8 +197,8 @@ def read_class_folders(files: FileTree, prefix: str) -> ImageDataset:
 def read_pcam(root: Path) -> dict[str, ImageDataset]:
     splits: dict[str, ImageDataset] = {}
     for split, word in (("train", "train"), ("val", "valid"), ("test", "test")):
-        image_file = opening.decompress(root, f"camelyonpatch_level_2_split_{word}_x.h5")
-        label_file = opening.decompress(root, f"camelyonpatch_level_2_split_{word}_y.h5")
+        image_file = decompress(root, f"camelyonpatch_level_2_split_{word}_x.h5")
+        label_file = decompress(root, f"camelyonpatch_level_2_split_{word}_y.h5")
         with refuse_damaged(label_file, "an HDF5 file"), open_hdf5(label_file) as file:
             labels = np.asarray(file["y"]).reshape(-1)
         with refuse_damaged(image_file, "an HDF5 file"), open_hdf5(image_file) as file:
@@ -224,7 +211,7 @@ def read_pcam(root: Path) -> dict[str, ImageDataset]:
 
 def open_hdf5(path: Path) -> Any:
     """ValueError where the file is damaged; an OSError that h5py raises has no text for people."""
-    h5py = opening.import_extra("h5py", "PatchCamelyon is stored as HDF5, which")
+    h5py = import_extra("h5py", "PatchCamelyon is stored as HDF5, which")
     try:
         return h5py.File(path, "r")
     except OSError as error:

@@ -28,7 +28,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +42,6 @@ from vitrail.data.dataset import ConcatDataset, ImageDataset, SubsetDataset
 from vitrail.data.datasets.catalogue import SETS, VTAB_TASKS, DataFile, NamedSet, VtabTask
 from vitrail.data.randomness import EpochOrder, hash_word
 
-CHUNK: Final = 1 << 20
 LARGEST: Final = 2**40  # bytes of a file of unknown size
 Progress: TypeAlias = Callable[[str, int, int | None], None] | None  # the file's name, bytes done, bytes in all
 DAMAGED: Final = (
@@ -73,14 +72,6 @@ def refuse_damaged(where: object, what: str = "", *, target: Path | None = None)
             raise DataError(f"{where}: {error.strerror or error}") from None
         remedy = f"unpack it to {target} yourself, or give a folder that can be written"
         raise DataError(f"{where} cannot be unpacked ({error.strerror or error}); {remedy}") from None
-
-
-def import_extra(module: str, need: str) -> Any:
-    """A library of the extra `data`, imported when it is needed."""
-    try:
-        return import_module(module)
-    except ImportError:
-        raise DataError(f"{need} needs {module.partition('.')[0]}: pip install 'vitrail[data]'") from None
 
 
 def find_file(root: Path, *names: str) -> Path:
@@ -129,7 +120,7 @@ def decompress(root: Path, name: str) -> Path:
     if not path.exists():
         packed = find_file(root, f"{name}.gz")
         with refuse_damaged(packed, target=path), gzip.open(packed) as source, replace_on_success(path) as file:
-            shutil.copyfileobj(source, file, CHUNK)
+            shutil.copyfileobj(source, file, 1 << 20)
     return path
 
 
@@ -200,8 +191,15 @@ def open_named(
                 fetch(file, home, progress)
     try:
         return read_set(entry, home, search=root is None)
-    except FilesMissing as missing:
-        raise SourceNotFound(describe_missing(entry, home, missing)) from None
+    except FilesMissing as missing:  # what is missing, what to download, and where to put it
+        lines = [f"{entry.title}: {' or '.join(missing.names)} is not in {missing.root}."]
+        for file in (file for file in entry.files if not file.optional):
+            origin = f"from {file.url}" if file.url else "by hand"
+            size, note = f", {format_bytes(file.size)}" if file.size else "", f" ({file.note})" if file.note else ""
+            lines.append(f"Put {home / file.path} there, {origin}{size}{note}.")
+        remedy = "--download fetches what is missing." if entry.is_downloadable else f"About the set: {entry.page}"
+        lines.append(f"It {entry.terms}: {entry.page}" if entry.terms else remedy)
+        raise SourceNotFound("\n".join(lines)) from None
 
 
 def folder_of(entry: NamedSet, root: Path | None = None) -> Path:
@@ -232,16 +230,6 @@ def find_places(entry: NamedSet, home: Path, *, search: bool) -> Iterator[Path]:
         candidates += [home.parent / folder for folder in entry.folders]
         candidates += [Path(path) for path in entry.elsewhere]
     return (place for place in dict.fromkeys(candidates) if place.is_dir())
-
-
-def describe_missing(entry: NamedSet, home: Path, missing: FilesMissing) -> str:
-    """What is missing, what to download, and where to put it."""
-    lines = [f"{entry.title}: {' or '.join(missing.names)} is not in {missing.root}."]
-    for file in (file for file in entry.files if not file.optional):
-        origin = (f"from {file.url}" if file.url else "by hand") + (f", {format_bytes(file.size)}" if file.size else "")
-        lines.append(f"Put {home / file.path} there, {origin}{f' ({file.note})' if file.note else ''}.")
-    remedy = "--download fetches what is missing." if entry.is_downloadable else f"About the set: {entry.page}"
-    return "\n".join([*lines, f"It {entry.terms}: {entry.page}" if entry.terms else remedy])
 
 
 def find_differences(entry: NamedSet, splits: dict[str, ImageDataset]) -> list[str]:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Final, cast
+from typing import Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,12 +38,10 @@ CLEVR_FEWEST, CLEVR_MOST = 3, 10
 CLEVR_EDGES: Final = (8.0, 8.5, 9.0, 9.5, 10.0)
 DMLAB_CLASSES: Final = tuple("012345")
 DSPRITES_FILE: Final = "dsprites_ndarray_co1sh3sc6or40x32y32_64x64.npz"
-DSPRITES_BINS: Final = 16
-DSPRITES_CHUNK: Final = 4096  # images
+DSPRITES_BINS, DSPRITES_CHUNK = 16, 4096  # classes, and images packed at a time
 KITTI_EDGES: Final = (8.0, 20.0, 999.0)  # metres
 KITTI_CLASSES: Final = ("up to 8 m", "up to 20 m", "beyond 20 m", "none")
-KITTI_NONE: Final = 1000.0
-KITTI_SEED: Final = 123
+KITTI_NONE, KITTI_SEED = 1000.0, 123  # metres where there is no vehicle; the seed of VTAB's draw
 NORB_STEMS: Final = {"train": "5x46789x9x18x6x2x96x96-training", "test": "5x01235x9x18x6x2x96x96-testing"}
 NORB_TYPES: Final = {0x1E3D4C55: "u1", 0x1E3D4C54: "<i4"}  # by magic number
 NORB_TOYS: Final = ("four-legged animals", "human figures", "airplanes", "trucks", "cars")
@@ -135,7 +133,11 @@ read_dsprites_orientation = partial(read_dsprites, column=3, count=40)
 def pack_dsprites(path: Path) -> tuple[Path, tuple[int, ...]]:
     """The images as bits, and their shape in the file. Packed once, a few megabytes at a time."""
     with refuse_damaged(path), zipfile.ZipFile(path) as opened, opened.open("imgs.npy") as member:
-        shape = read_npy_shape(member, path)
+        npy = np.lib.format
+        old = npy.read_magic(member) == (1, 0)
+        shape, fortran, dtype = (npy.read_array_header_1_0 if old else npy.read_array_header_2_0)(member)
+        if fortran or dtype != np.uint8 or len(shape) != 3 or shape[2] % 8:
+            raise DataError(f"{path} has imgs {shape} of {dtype}, not N x 64 x 64 of uint8")
         target = cache_folder("data") / "dsprites" / f"imgs-{opened.getinfo('imgs.npy').CRC:08x}.bits"
         if target.is_file() and target.stat().st_size == prod(shape) // 8:
             return target, shape
@@ -151,16 +153,6 @@ def pack_dsprites(path: Path) -> tuple[Path, tuple[int, ...]]:
                 file.write(np.packbits(np.frombuffer(data, np.uint8)).tobytes())
                 left -= len(data)
         return target, shape
-
-
-def read_npy_shape(member: IO[bytes], path: Path) -> tuple[int, ...]:
-    """The shape of an array of bytes in a .npy stream, which is left at its first value."""
-    npy = np.lib.format
-    old = npy.read_magic(member) == (1, 0)
-    shape, fortran, dtype = (npy.read_array_header_1_0 if old else npy.read_array_header_2_0)(member)
-    if fortran or dtype != np.uint8 or len(shape) != 3 or shape[2] % 8:
-        raise DataError(f"{path} has imgs {shape} of {dtype}, not N x 64 x 64 of uint8")
-    return shape
 
 
 def read_kitti_distance(root: Path) -> dict[str, ImageDataset]:
@@ -232,10 +224,8 @@ def read_norb_sets(root: Path, column: int, step: int, classes: Sequence[str]) -
 
 read_smallnorb = partial(read_norb_sets, column=-1, step=1, classes=NORB_TOYS)
 # The azimuth in steps of 20 degrees, which the file counts as 0, 2, ... 34; the elevation in steps of 5.
-read_smallnorb_azimuth = partial(read_norb_sets, column=2, step=2, classes=[f"{20 * i} degrees" for i in range(18)])
-read_smallnorb_elevation = partial(
-    read_norb_sets, column=1, step=1, classes=[f"{30 + 5 * i} degrees" for i in range(9)]
-)
+read_smallnorb_azimuth = partial(read_norb_sets, column=2, step=2, classes=[f"{d} degrees" for d in range(0, 360, 20)])
+read_smallnorb_elevation = partial(read_norb_sets, column=1, step=1, classes=[f"{d} degrees" for d in range(30, 71, 5)])
 
 
 def read_norb_header(path: Path) -> tuple[str, tuple[int, ...], int]:

@@ -178,8 +178,7 @@ class ImageHeader(NamedTuple):
 
 def read_header(data: bytes) -> ImageHeader:
     """BadImage where the format is not on the list; struct.error, KeyError or IndexError where the header is cut."""
-    kind = detect_format(data)
-    return READERS[kind](data)
+    return READERS[detect_format(data)](data)
 
 
 def detect_format(data: bytes) -> str:

@@ -91,29 +91,24 @@ def sequence_size(payload: bytes) -> Size:
     bits.take(4)  # profile, still image
     if bits.take(1):  # a still image of the short kind
         bits.take(5)
-    else:
-        skip_operating_points(bits)
+    else:  # timing and operating points, read over
+        model, delay = 0, 0
+        if bits.take(1):
+            bits.take(64)
+            if bits.take(1):
+                bits.golomb()
+            model = bits.take(1)
+            if model:
+                delay = bits.take(5) + 1
+                bits.take(42)
+        display = bits.take(1)
+        for _ in range(bits.take(5) + 1):
+            bits.take(12)
+            bits.take(1 if bits.take(5) > 7 else 0)
+            bits.take(2 * delay + 1 if model and bits.take(1) else 0)
+            bits.take(4 if display and bits.take(1) else 0)
     across, down = bits.take(4) + 1, bits.take(4) + 1
     return bits.take(across) + 1, bits.take(down) + 1
-
-
-def skip_operating_points(bits: BitReader) -> None:
-    """What stands between, read over."""
-    model, delay = 0, 0
-    if bits.take(1):  # timing
-        bits.take(64)
-        if bits.take(1):
-            bits.golomb()
-        model = bits.take(1)
-        if model:
-            delay = bits.take(5) + 1
-            bits.take(42)
-    display = bits.take(1)
-    for _ in range(bits.take(5) + 1):
-        bits.take(12)
-        bits.take(1 if bits.take(5) > 7 else 0)
-        bits.take(2 * delay + 1 if model and bits.take(1) else 0)
-        bits.take(4 if display and bits.take(1) else 0)
 
 
 def hevc_size(configurations: Sequence[bytes], stream: bytes, walk: PieceLimit) -> Size:
@@ -207,21 +202,17 @@ class HeifBoxes:
                 case b"pitm":
                     self.primary = self.number(first + 4, 2 if self.data[first] == 0 else 4)
                 case b"iinf":
-                    self.read_items(first + 4 + (2 if self.data[first] == 0 else 4), last)
+                    for kind, at, _ in self.boxes(first + 4 + (2 if self.data[first] == 0 else 4), last):
+                        if kind == b"infe" and self.data[at] in (2, 3):  # the type of an item
+                            wide = 2 if self.data[at] == 2 else 4
+                            item, place = self.number(at + 4, wide), at + 4 + wide + 2
+                            self.kinds[item], self.places[item] = self.data[place : place + 4], place
                 case b"iprp":
                     self.read_properties(first, last)
                 case b"iloc":
                     self.read_places(first, base)
                 case _:
                     pass
-
-    def read_items(self, start: int, end: int) -> None:
-        """infe: the type of each item."""
-        for name, at, _ in self.boxes(start, end):
-            if name == b"infe" and self.data[at] in (2, 3):
-                wide = 2 if self.data[at] == 2 else 4
-                item, place = self.number(at + 4, wide), at + 4 + wide + 2
-                self.kinds[item], self.places[item] = self.data[place : place + 4], place
 
     def read_properties(self, start: int, end: int) -> None:
         """ipco: all properties; ipma: which of them each item has."""

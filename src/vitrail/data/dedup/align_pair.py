@@ -91,11 +91,6 @@ def sum_squares(pixels: Floats) -> Floats:
     return (pixels.reshape(len(pixels), -1) ** 2).sum(1) + 1e-9
 
 
-def correlate(one: Floats, other: Floats) -> Floats:
-    product = (one * other).reshape(len(one), -1).sum(1)
-    return product / np.sqrt(sum_squares(one) * sum_squares(other))
-
-
 def refine_window(moved: Floats, goal: Floats, window: Floats) -> Floats:
     """One Gauss-Newton step towards the window that matches the goal best."""
     place = (np.arange(SIDE) + 0.5) / SIDE
@@ -122,7 +117,8 @@ def align(whole: Floats, part: Floats, window: Floats, steps: int) -> tuple[Floa
     best, kept = np.full(len(part), -1.0), window
     for step in range(steps + 1):
         moved = band_pass(warp(whole, window))
-        reached = correlate(moved, goal)
+        product = (moved * goal).reshape(len(moved), -1).sum(1)
+        reached = product / np.sqrt(sum_squares(moved) * sum_squares(goal))
         better = reached > best
         best, kept = np.where(better, reached, best), np.where(better[:, None], window, kept)
         if step < steps:

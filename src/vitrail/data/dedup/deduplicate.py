@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -161,8 +161,7 @@ def rename_key(body: dict[str, Any], old: str, new: str) -> dict[str, Any]:
     return {new if key == old else key: value for key, value in body.items()}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class DedupResult:
+class DedupResult(NamedTuple):
     """The record, the filter for training, and every pair."""
 
     record: DedupRecord

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,8 +63,13 @@ def read(path: Path | str) -> dict[str, ImageDataset]:
         stems = {re.sub(rf"(^|[_-]){p}($|[_-])", rf"\g<1>{y}\g<2>", path.stem) for p in IMAGES for y in LABELS}
         partners = [path.with_name(f"{stem}.npy") for stem in (*sorted(stems - {path.stem}), "classes")]
         files = {file.stem: file for file in (path, *partners) if file == path or file.is_file()}
-    else:
-        files = load_arrays(path)
+    else:  # the arrays with known names, or all of them where there are none
+        try:
+            with np.load(path, allow_pickle=False) as archive:
+                names: Iterable[str] = archive.files
+                files = {name: archive[name] for name in names if parse_role(name)} or {n: archive[n] for n in names}
+        except (OSError, ValueError, EOFError, AttributeError, MemoryError, BadZipFile) as error:
+            raise DataError(f"{path} cannot be read as arrays: {error}") from None
     if not files:
         raise SourceNotFound(f"{path}: no .npy files here")
     return build_splits(path, files)
@@ -145,15 +151,3 @@ def open_array(path: Path) -> NDArray[Any]:
         return np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"{path} cannot be read as an array: {error}") from None
-
-
-def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of an .npz file with known names, or all of them where there are none."""
-    from zipfile import BadZipFile
-
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            names: Iterable[str] = archive.files
-            return {name: archive[name] for name in names if parse_role(name)} or {n: archive[n] for n in names}
-    except (OSError, ValueError, EOFError, AttributeError, MemoryError, BadZipFile) as error:
-        raise DataError(f"{path} cannot be read as arrays: {error}") from None

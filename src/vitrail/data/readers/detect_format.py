@@ -13,7 +13,7 @@ from vitrail.core.errors import DataError, SourceNotFound, unknown_name
 from vitrail.core.text import join_words, pluralise
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.decode.image import is_unsupported
-from vitrail.data.readers import folder
+from vitrail.data.readers import folder, manifest, masks
 from vitrail.data.readers.folder import Contents, find_split_word, list_folder, parse_split, read_classes, read_flat
 
 MANIFESTS: Final = (".csv", ".tsv", ".jsonl")
@@ -72,9 +72,7 @@ def read_as(kind: str, path: Path, *choice: Mapping[str, str]) -> ReadResult:
 
 def read_columns(path: Path, text: str) -> ReadResult:
     """A list or a Parquet file with chosen columns: image=COLUMN,label=COLUMN."""
-    from vitrail.data.readers.list_columns import parse_choice
-
-    choice = parse_choice(str(path), text)
+    choice = manifest.parse_choice(str(path), text)
     if not path.is_file():
         raise SourceNotFound(f"{path}: no such file")
     return read_as("parquet" if path.suffix.lower() == ".parquet" else "manifest", path, choice)
@@ -87,8 +85,6 @@ def is_pattern(text: str) -> bool:
 
 def read_folder(path: Path) -> ReadResult:
     """A folder of splits, of one kind of file, or of class folders."""
-    from vitrail.data.readers import masks
-
     contents = list_folder(str(path))
     if any(name in SAVED for name in contents.others):
         return read_as("saved", path)
@@ -112,24 +108,22 @@ def read_folder(path: Path) -> ReadResult:
 
 def read_flat_folder(path: Path, inside: str = "") -> ImageDataset:
     """All images of a folder, with a note where some of them look like masks."""
-    from vitrail.data.readers.masks import note_unpaired
-
     source = read_flat(path, inside)
-    source.note = note_unpaired(path, inside)
+    source.note = masks.note_unpaired(path, inside)
     return source
 
 
 def detect_kind(path: Path, contents: Contents) -> str:
     """The one kind of content of a folder: "folders", "flat", "shards" or "parquet"."""
-    from vitrail.data.readers.manifest import has_paths
-    from vitrail.data.readers.masks import find_folder_pair
-
     found: dict[str, tuple[str, Sequence[str]]] = {
         "folders": ("folder", contents.folders),
         "flat": ("image", contents.images),
         "shards": ("tar file", contents.with_suffix(".tar")),
         "parquet": ("Parquet file", contents.with_suffix(".parquet")),
-        "manifest": ("manifest", [name for name in contents.with_suffix(*MANIFESTS) if has_paths(path / name)]),
+        "manifest": (
+            "manifest",
+            [n for n in contents.with_suffix(*MANIFESTS) if manifest.has_paths(path / n)],
+        ),
     }
     kinds = [kind for kind, (_, names) in found.items() if names]
     if len(kinds) == 1 and kinds != ["manifest"]:
@@ -141,7 +135,7 @@ def detect_kind(path: Path, contents: Contents) -> str:
         raise DataError(f"{path}: no images here{other}; a folder of class folders or of images is expected")
     ways = [f"{path / name}" for name in found["manifest"][1][:1]]
     ways += [f"{'classes' if kind == 'folders' else kind}:{path}" for kind in kinds if kind != "manifest"]
-    ways += [f"masks:{path}"] if find_folder_pair(path, contents.folders) else []
+    ways += [f"masks:{path}"] if masks.find_folder_pair(path, contents.folders) else []
     counts = " and ".join(count_names(found[kind][1], found[kind][0]) for kind in kinds)
     raise DataError(f"{path} holds {counts}; choose one: {', '.join(ways)}")
 
@@ -166,8 +160,6 @@ def refuse_wrapper(path: Path, contents: Contents) -> None:
 def read_splits(path: Path, names: Mapping[str, "str | None"], *, sure: bool = False) -> ReadResult:
     """Folders named after train, val and test, each of class folders, of images or of shards. Where the user is `sure`
     that they are splits, their contents are not questioned."""
-    from vitrail.data.readers import masks
-
     folders = {name: split for name, split in names.items() if split}
     if strange := [name for name in names if name not in folders]:
         what = f"{count_names(list(folders), 'split')} next to {count_names(strange, 'other folder')}"

@@ -11,6 +11,7 @@ decides how a folder is read. Folders are splits or classes by their names and c
 without the folder or without the suffix.
 """
 
+import json
 import os
 import re
 import stat
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from itertools import filterfalse
 from pathlib import Path, PurePosixPath
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +54,27 @@ def read_file(path: str, first: int | None = None) -> bytes:
         return file.read(status.st_size if first is None else first)  # MAX_BYTES would be allocated first
 
 
+def read_names(path: Path) -> tuple[str, ...]:
+    """Class names in order: one per line, a JSON list, or a JSON object from numbers to names."""
+    try:
+        text = path.read_text("utf-8", "surrogatepass")
+        if path.suffix == ".txt":
+            names = tuple(line.rstrip() for line in text.rstrip().splitlines())
+            if "" in names:
+                raise DataError(f"{path}: line {names.index('') + 1} is empty; the lines name the classes 0, 1, 2, ...")
+            return names
+        content: Any = json.loads(text)
+        if isinstance(content, dict):
+            content = [content[str(number)] for number in range(len(content))]
+        if not isinstance(content, list) or not all(isinstance(name, str) for name in content):
+            raise TypeError("a list of names is expected")
+        return tuple(content)
+    except UnicodeDecodeError:
+        raise DataError(f"{path}: the class names are not in UTF-8; save the file as UTF-8") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: not a list of class names: {error!r}") from None
+
+
 class FileDataset(ImageDataset):
     """Files by name, relative to `root`: names and fingerprint stay the same when the folder moves."""
 
@@ -75,9 +97,6 @@ class FileDataset(ImageDataset):
 
     def read(self, index: int) -> bytes:
         return read_file(self.path(index))
-
-    def name(self, index: int) -> str:
-        return self.names[index]
 
     def sizes(self) -> NDArray[np.int64]:
         """From the file system, about a microsecond per file on a local disk. A missing file counts as -1."""
@@ -225,21 +244,16 @@ def find_splits(path: Path, folders: Sequence[str]) -> dict[str, str | None] | N
         alone = len(folders) == 1 or all(parse_split(name) for name in folders)
         return splits if len(distinct) > 1 or alone else None
     if any(parse_split(name) for name in named):
-        return None if is_vehicle(path, folders) else splits
+        # A folder called train may be a class like the others: three or more folders, each with images in it.
+        alone = [name.lower() for name in folders if parse_split(name)] == [VEHICLE] and len(folders) >= 3
+        inside = [list_folder(str(path / name)) for name in folders] if alone else []
+        return None if alone and all(found.images and not found.folders for found in inside) else splits
     if len(distinct) < 2:
         return None
-    inside = [set(list_folder(str(path / name)).folders) for name in named]
-    alike = all(inside) and bool(set.intersection(*inside))
-    flat = not any(inside) and 2 * len(named) >= len(folders)
+    subfolders = [set(list_folder(str(path / name)).folders) for name in named]
+    alike = all(subfolders) and bool(set.intersection(*subfolders))
+    flat = not any(subfolders) and 2 * len(named) >= len(folders)
     return splits if alike or flat else None
-
-
-def is_vehicle(path: Path, folders: Sequence[str]) -> bool:
-    """Whether a folder called train is a class like the others: three or more folders, each with images in it."""
-    if [name.lower() for name in folders if parse_split(name)] != [VEHICLE] or len(folders) < 3:
-        return False
-    inside = [list_folder(str(path / name)) for name in folders]
-    return all(contents.images and not contents.folders for contents in inside)
 
 
 def refuse_same_subfolders(path: Path, folders: Sequence[str], as_classes: str) -> None:

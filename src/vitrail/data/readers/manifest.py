@@ -3,7 +3,10 @@
     path,label                      {"path": "a/1.jpg", "label": "cat"}
     a/1.jpg,cat                     {"path": "a/2.jpg", "labels": ["cat", "indoors"], "split": "val"}
 
-Columns may have other names (filename, id; class, breed, tags; a 0 or 1 for each class): see list_columns.py.
+Columns may have the other names that people give them; `path` or `file_name`, and `label` or `labels`, have priority.
+Where two columns are possible, the error shows how to choose: list.csv:image=COLUMN,label=COLUMN.
+
+    filename,breed      id,label      image_name,tags      img;cat;dog;indoors (0 or 1 each)
 
 Paths are relative to the list's own folder. Labels are names, or class numbers where all of them are integers. A file
 classes.txt next to the list, one name per line, fixes the classes and their order.
@@ -12,22 +15,61 @@ classes.txt next to the list, one name per line, fixes the classes and their ord
 import csv
 import json
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from vitrail.core.errors import BadLabels, DataError, SourceNotFound
+from vitrail.core.text import join_words
 from vitrail.data.dataset import NONE, ImageDataset, Labels, refuse_sparse
-from vitrail.data.readers import list_columns as lists
-from vitrail.data.readers.folder import TRIED, FileDataset, ImageLocator, parse_split
-from vitrail.data.readers.list_columns import PATHS, ListColumns, normalise_name
+from vitrail.data.readers.folder import TRIED, FileDataset, ImageLocator, find_split_word, parse_split
 
+PATHS: Final = ("path", "file_name")  # the second is Hugging Face's name
+FILES: Final = {"path", "filename", "filepath", "file", "photo", "picture", "img", "imgpath", "imgname", "imgfile"}
+IMAGES: Final = FILES | {"image", "imagepath", "imagename", "imagefile", "imagefilename"}
+IDS: Final = {"id", "imageid", "imgid", "photoid", "pictureid", "fileid", "uuid"}
+PLURAL: Final = {"labels", "classes", "breeds", "categories", "targets", "tags"}
+SINGULAR: Final = {"label", "labelname", "labelid", "class", "classname", "classid", "classlabel", "target", "tag", "y"}
+LABELS: Final = PLURAL | SINGULAR | {"category", "categoryname", "categoryid", "breed", "species", "variety"}
+SPLITS: Final = ("split", "subset", "partition", "set")
+FLAGS: Final = ({"0", "1"}, {"-1", "1"}, {"0.0", "1.0"}, {"true", "false"})
+YES: Final = ("1", "1.0", "true")
+KEYS: Final = ("image", "label", "split")  # of a choice
 SEPARATORS: Final = (",", ";", "\t")
 CLASSES: Final = "classes.txt"
 Names: TypeAlias = tuple[str, ...]
 DIGITS: Final = 18  # of a number; longer ones count as 10^18
+
+
+Kind = Literal["none", "one", "several", "flags"]
+Rows = Sequence[Sequence[str]]
+
+
+class ListColumns(NamedTuple):
+    """Their indices. `kind` says whether a row has one label, several in a cell, or a 0 or 1 for each class."""
+
+    names: tuple[str, ...]
+    image: int
+    labels: tuple[int, ...]
+    kind: Kind
+    split: int | None
+    separator: str  # of several labels in a cell
+
+    @property
+    def is_standard(self) -> bool:
+        """Whether all have the names that this package writes."""
+        chosen = {self.names[at].strip().lower() for at in (self.image, *self.labels)}
+        return chosen <= {*PATHS, "label", "labels"} and self.separator in ("|", "") and self.kind != "flags"
+
+    def describe(self) -> str:
+        """columns used: id (images), breed (labels)"""
+        shown = [self.names[at].strip() for at in self.labels]
+        labels = f"{join_words(shown, limit=4)} (labels{', 0 or 1 each' if self.kind == 'flags' else ''})"
+        apart = {" ": ", split at spaces", ",": ", split at commas"}.get(self.separator, "")
+        return f"columns used: {self.names[self.image].strip()} (images), {labels if shown else 'no labels'}{apart}"
 
 
 class ListRow(NamedTuple):
@@ -55,8 +97,13 @@ def read(path: Path | str, choice: Mapping[str, str] | None = None) -> dict[str,
     path = Path(path)
     locator = ImageLocator(path)
     try:
-        is_json = path.suffix.lower() == ".jsonl"
-        listing = read_jsonl(path, choice or {}) if is_json else read_csv(path, choice or {}, locator)
+        if path.suffix.lower() == ".jsonl":
+            with open_text(path) as file:
+                lines = [(at, line) for at, line in enumerate(file, 1) if line.strip()]
+            parsed = [parse_json_row(f"{path}, line {at}", at, line, choice or {}) for at, line in lines]
+            listing = ImageList([row for row, _ in parsed], any(several for _, several in parsed))
+        else:
+            listing = read_csv(path, choice or {}, locator)
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}") from None
     except csv.Error as error:
@@ -111,7 +158,7 @@ def read_csv(path: Path, choice: Mapping[str, str], locator: ImageLocator) -> Im
 
     def has_images(names: Sequence[str]) -> bool:
         """Whether these are the chosen columns, or one has a usual name for images."""
-        usual = any(normalise_name(name) in lists.IMAGES | lists.IDS for name in names)
+        usual = any(normalise_name(name) in IMAGES | IDS for name in names)
         return usual or (bool(asked) and asked <= {name.strip() for name in names})
 
     with open_text(path) as file:
@@ -127,7 +174,7 @@ def read_csv(path: Path, choice: Mapping[str, str], locator: ImageLocator) -> Im
     for at, row in cells:
         if len(row) != len(names):
             raise DataError(f"{path}, line {at}: {len(row)} cells, but the first line names {len(names)} columns")
-    columns = lists.choose_columns(path, names, [row for _, row in cells], choice, locator.finds_any)
+    columns = choose_columns(path, names, [row for _, row in cells], choice, locator.finds_any)
     rows: list[ListRow] = []
     for at, row in cells:
         if not row[columns.image].strip():
@@ -148,19 +195,12 @@ def read_labels(row: Sequence[str], columns: ListColumns) -> tuple[str, ...] | N
         case "none":
             return None
         case "flags":
-            return tuple(columns.names[at].strip() for at in columns.labels if row[at].strip().lower() in lists.YES)
+            return tuple(columns.names[at].strip() for at in columns.labels if row[at].strip().lower() in YES)
         case "several":
-            return lists.split_labels(row[columns.labels[0]], columns.separator)
+            return split_labels(row[columns.labels[0]], columns.separator)
         case "one":
             text = row[columns.labels[0]].strip()
             return (text,) if text else None
-
-
-def read_jsonl(path: Path, choice: Mapping[str, str]) -> ImageList:
-    with open_text(path) as file:
-        lines = [(at, line) for at, line in enumerate(file, 1) if line.strip()]
-    parsed = [parse_json_row(f"{path}, line {at}", at, line, choice) for at, line in lines]
-    return ImageList([row for row, _ in parsed], any(several for _, several in parsed))
 
 
 def parse_json_row(where: str, at: int, line: str, choice: Mapping[str, str]) -> tuple[ListRow, bool]:
@@ -171,7 +211,7 @@ def parse_json_row(where: str, at: int, line: str, choice: Mapping[str, str]) ->
         raise DataError(f"{where}: not JSON: {error}") from None
     if not isinstance(found, dict):
         raise DataError(f"{where}: an object is expected, as in {{'path': 'a/1.jpg', 'label': 'cat'}}")
-    usual = [key for key in found if key in PATHS] or [key for key in found if normalise_name(key) in lists.IMAGES]
+    usual = [key for key in found if key in PATHS] or [key for key in found if normalise_name(key) in IMAGES]
     keys = [choice["image"]] if choice.get("image") else usual
     names: list[Any] = [found[key] for key in keys if key in found]
     if len(names) != 1 or not isinstance(names[0], str) or not names[0]:
@@ -206,16 +246,26 @@ def number_labels(path: Path, rows: Sequence[ListRow], columns: Names | None) ->
     for row in rows:
         for label in row.labels or ():
             first.setdefault(label, row.line)
-    if (given := read_class_names(path.parent / CLASSES)) is not None:
-        return given, match_classes(path, first, given)
-    if not all(is_number(label) for label in first):
-        classes = tuple(sorted(first))
-        return classes, {name: i for i, name in enumerate(classes)}
+    given, whole = read_class_names(path.parent / CLASSES), all(is_number(label) for label in first)
+    if given is None and not whole:
+        given = tuple(sorted(first))
+    places = {name: at for at, name in enumerate(given or ())}
+    if given is not None and first.keys() <= places.keys():
+        return given, places
+    if not whole:
+        label = next(label for label in first if label not in places)
+        raise BadLabels(f"{path}, line {first[label]}: {label!r} is not in {path.parent / CLASSES}")
     number = {label: parse_class_number(path, label, line) for label, line in first.items()}
-    highest = max(number.values(), default=NONE)
-    remedy = f"A file {CLASSES} next to the list, one code per line, makes them names"
-    refuse_sparse(str(path), highest, len(set(number.values())), remedy)
-    return tuple(str(i) for i in range(highest + 1)), number
+    if given is None:
+        highest = max(number.values(), default=NONE)
+        remedy = f"A file {CLASSES} next to the list, one code per line, makes them names"
+        refuse_sparse(str(path), highest, len(set(number.values())), remedy)
+        return tuple(str(i) for i in range(highest + 1)), number
+    for label, line in first.items():
+        if number[label] >= len(given):
+            rule = f"{path.parent / CLASSES} has {len(given)} classes, 0 to {len(given) - 1}"
+            raise BadLabels(f"{path}, line {line}: label {label[:40]}, but {rule}")
+    return given, number
 
 
 def is_number(text: str) -> bool:
@@ -250,22 +300,6 @@ def read_class_names(path: Path) -> tuple[str, ...] | None:
     return names
 
 
-def match_classes(path: Path, first: dict[str, int], classes: tuple[str, ...]) -> dict[str, int]:
-    """Labels as names of the given classes, or all of them as numbers."""
-    places = {name: i for i, name in enumerate(classes)}
-    if first.keys() <= places.keys():
-        return places
-    if not all(is_number(label) for label in first):
-        label = next(label for label in first if label not in places)
-        raise BadLabels(f"{path}, line {first[label]}: {label!r} is not in {path.parent / CLASSES}")
-    number = {label: parse_class_number(path, label, line) for label, line in first.items()}
-    for label, line in first.items():
-        if number[label] >= len(classes):
-            rule = f"{path.parent / CLASSES} has {len(classes)} classes, 0 to {len(classes) - 1}"
-            raise BadLabels(f"{path}, line {line}: label {label[:40]}, but {rule}")
-    return number
-
-
 def make_labels(path: Path, rows: Sequence[ListRow], number: dict[str, int], several: bool) -> Labels | None:
     """The labels of one split. Either all of its rows have one or none."""
     if several:
@@ -276,3 +310,125 @@ def make_labels(path: Path, rows: Sequence[ListRow], number: dict[str, int], sev
         if row.labels is None:
             raise BadLabels(f"{path}, line {row.line}: no label for {row.path}, while other rows have one")
     return Labels(np.array([number[row.labels[0]] if row.labels else NONE for row in rows], np.int32))
+
+
+def parse_choice(where: str, text: str) -> dict[str, str]:
+    """image=COLUMN,label=COLUMN+COLUMN,split=COLUMN"""
+    choice: dict[str, str] = {}
+    for part in text.split(","):
+        key, equals, value = part.partition("=")
+        key = {"path": "image", "labels": "label"}.get(key.strip(), key.strip())
+        if not equals or not value or key not in KEYS or key in choice:
+            raise DataError(f"{where}:{text}: columns are chosen as {where}:image=COLUMN,label=COLUMN,split=COLUMN")
+        choice[key] = value.strip()
+    return choice
+
+
+def choose_columns(
+    path: Path, names: Sequence[str], rows: Rows, choice: Mapping[str, str], find: Callable[[Sequence[str]], bool]
+) -> ListColumns:
+    """The columns of a list. `find` tells whether any of some names is a file."""
+    known = [name.strip().lower() for name in names]
+    chosen = {key: index_of(path, names, name) for key, name in choice.items() if key != "label"}
+    image = chosen["image"] if "image" in chosen else find_image_column(path, names, rows, find)
+    similar = [known.index(name) for name in SPLITS if name in known]
+    # The column called `split`, or one of a similar name whose values all are names of splits.
+    usual = (at for at in similar if known[at] == "split" or all(parse_split(row[at].strip()) for row in rows))
+    split = chosen["split"] if "split" in chosen else next(usual, None)
+    if "label" in choice:
+        labels = [index_of(path, names, part) for part in choice["label"].split("+")]
+    else:
+        rest = [at for at in range(len(names)) if at not in (image, split)]
+        labels = find_label_columns(path, names, rows, rest)
+    kind, separator = detect_label_kind(names, rows, labels)
+    return ListColumns(tuple(names), image, tuple(labels), kind, split, separator)
+
+
+def normalise_name(name: str) -> str:
+    """ "Image Path" and "image_path" are one name."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def index_of(path: Path, names: Sequence[str], name: str) -> int:
+    known = [one.strip() for one in names]
+    if name not in known:
+        raise DataError(f"{path} has no column {name!r}; it has {', '.join(known)}")
+    return known.index(name)
+
+
+def find_image_column(path: Path, names: Sequence[str], rows: Rows, find: Callable[[Sequence[str]], bool]) -> int:
+    known = [name.strip().lower() for name in names]
+    if first := [at for at, name in enumerate(known) if name in PATHS]:
+        return only_column(path, names, first, "image")
+    found = [at for at, name in enumerate(names) if normalise_name(name) in IMAGES]
+    found = found or [at for at, name in enumerate(names) if normalise_name(name) in IDS]
+    if len(found) > 1:
+        found = [at for at in found if find([row[at] for row in rows])] or found
+    return only_column(path, names, found, "image")
+
+
+def find_label_columns(path: Path, names: Sequence[str], rows: Rows, rest: Sequence[int]) -> list[int]:
+    """The column of labels, or those that have 0 or 1 for each class; empty where there is none."""
+    known = {at: names[at].strip().lower() for at in rest}
+    if first := [at for at in rest if known[at] in ("label", "labels")]:
+        return [only_column(path, names, first, "label")]
+    found = [at for at in rest if normalise_name(names[at]) in LABELS]
+    if len(found) > 1:  # of equivalent columns, class_id and class_name, the one with names
+        pairs = {tuple(row[at] for at in found) for row in rows}
+        if all(len({row[at] for row in rows}) == len(pairs) for at in found):
+            texts = [at for at in found if not all(row[at].strip().isdecimal() for row in rows)]
+            found = (texts or found)[:1]
+    if found:
+        return [only_column(path, names, found, "label")]
+    cells = {at: {row[at].strip().lower() for row in rows} for at in rest}
+    flags = [at for at in rest if cells[at] and any(cells[at] <= values for values in FLAGS)]
+    flags = [at for at in flags if names[at].strip() and not find_split_word(names[at])]
+    return flags if len(flags) > 1 else []
+
+
+def detect_label_kind(names: Sequence[str], rows: Rows, labels: Sequence[int]) -> tuple[Kind, str]:
+    """How labels are written in their cells, and what separates several."""
+    if not labels:
+        return "none", "|"
+    if len(labels) > 1:
+        return "flags", "|"
+    name, cells = normalise_name(names[labels[0]]), [row[labels[0]].strip() for row in rows]
+    if name in PLURAL or any(cell.startswith("[") and cell.endswith("]") for cell in cells):
+        return "several", detect_separator(name, cells)
+    numbers = all(re.fullmatch(r"\d+( \d+)*", cell) for cell in cells if cell)
+    if numbers and any(" " in cell for cell in cells):
+        return "several", " "
+    return "one", "|"
+
+
+def detect_separator(name: str, cells: Sequence[str]) -> str:
+    """The separator of labels: | or ; where one occurs, else a comma; else a space, where the words are labels too."""
+    if any("|" in cell or ";" in cell for cell in cells):
+        return "|"
+    if any("," in cell for cell in cells):
+        return ","
+    alone = {cell for cell in cells if " " not in cell}
+    words = {word for cell in cells if " " in cell for word in cell.split()}
+    return " " if words and (name == "tags" or words <= alone) else "|"
+
+
+def split_labels(text: str, separator: str) -> tuple[str, ...]:
+    """The labels of a cell: a|b, a;b, or by the separator; also ['a', 'b'] as lists are saved."""
+    text = text.strip()
+    if text.startswith("[") and text.endswith("]"):
+        text, separator = text[1:-1], ","
+    if separator == "|":
+        text = text.replace(";", "|")
+    parts = text.split() if separator == " " else text.split(separator)
+    return tuple(part for piece in parts if (part := piece.strip().strip("'\"").strip()))
+
+
+def only_column(path: Path, names: Sequence[str], places: Sequence[int], what: str) -> int:
+    """The only candidate; DataError where there are none or several."""
+    if len(places) == 1:
+        return places[0]
+    shown, columns = [names[at].strip() for at in places], ", ".join(name.strip() for name in names)
+    if not shown:
+        raise DataError(f"{path}: no column has images; it has {columns}; choose one as {path}:image=COLUMN")
+    may = f"of the columns {columns} the {what} may be {' or '.join(shown)}"
+    raise DataError(f"{path}: {may}; choose one as {path}:{what}={shown[0]}")

@@ -27,7 +27,6 @@ from vitrail.data.decode.headers import detect_format
 from vitrail.data.decode.image import read_mask
 from vitrail.data.readers import folder
 from vitrail.data.readers.folder import FileDataset, find_split_word, list_below, list_folder, parse_split, read_file
-from vitrail.data.readers.shards import read_names
 
 KIND: Final = "images and masks"
 FOLDERS: Final = "images/a.jpg with masks/a.png (also inside train, val and test, or around them)"
@@ -323,7 +322,7 @@ def name_pixel_classes(path: Path, paths: Sequence[str], other: str) -> tuple[tu
     folders = [path, path.parent] if parse_split(path.name) else [path]
     found = next((file for folder in folders for name in NAMES if (file := folder / name).is_file()), None)
     if found is not None:
-        names = read_names(found)
+        names = folder.read_names(found)
         if not 0 < len(names) <= IGNORED:
             raise DataError(f"{found} names {len(names):,} classes; masks have 1 to {IGNORED}, one name per line")
         top, ignored = survey_indices(paths[:: -(-len(paths) // SAMPLE)])

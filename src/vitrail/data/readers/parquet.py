@@ -30,14 +30,19 @@ BUDGET: Final = 256 << 20  # bytes of decoded row groups that a process caches
 LABELS: Final = ("label", "labels", "cls", "class", "class_id", "target", "targets", "y", "category", "fine_label")
 
 
+def import_extra(module: str, need: str) -> Any:
+    """A library of the extra `data`, imported when it is needed."""
+    try:
+        return import_module(module)
+    except ImportError:
+        raise DataError(f"{need} needs {module.partition('.')[0]}: pip install 'vitrail[data]'") from None
+
+
 def import_arrow() -> Any:
     """pyarrow; DataError where it is not installed."""
-    try:
-        for part in ("compute", "parquet"):
-            import_module(f"pyarrow.{part}")
-        return import_module("pyarrow")
-    except ImportError:
-        raise DataError("Parquet and Arrow need pyarrow: pip install 'vitrail[data]'") from None
+    for part in ("compute", "parquet"):
+        import_extra(f"pyarrow.{part}", "Reading Parquet or Arrow")
+    return import_module("pyarrow")
 
 
 class ArrowBlocks:
@@ -104,12 +109,6 @@ class ArrowBlocks:
             raise BadImage(f"row group {number} cannot be read: {error}") from None
         return column.combine_chunks() if len(column) else column
 
-    def marks(self) -> Sequence[int]:
-        """Numbers that change with the contents and are quick to read."""
-        if self.stream:
-            return [self.load(block).nbytes for block in range(len(self.blocks))]
-        return [self.open(file).metadata.row_group(group).total_byte_size for file, group in self.blocks]
-
     def block_of(self, index: int) -> int:
         return int(np.searchsorted(self.starts, index, side="right")) - 1
 
@@ -150,7 +149,12 @@ class TableDataset(ImageDataset):
     def fingerprint(self) -> str:
         """As for every data set, with the sizes of blocks instead of those of samples."""
         digest = sha256("\0".join(["rows", str(len(self)), *self.classes, *pixel_class_words(self)]).encode())
-        for array in (self.labels.values, self.labels.starts, np.asarray(self.blocks.marks(), np.int64)):
+        blocks = self.blocks  # numbers that change with the contents and are quick to read
+        if blocks.stream:
+            sizes = [blocks.load(block).nbytes for block in range(len(blocks.blocks))]
+        else:
+            sizes = [blocks.open(file).metadata.row_group(group).total_byte_size for file, group in blocks.blocks]
+        for array in (self.labels.values, self.labels.starts, np.asarray(sizes, np.int64)):
             digest.update(b"|" if array is None else np.ascontiguousarray(array, np.int64).tobytes())
         return digest.hexdigest()
 
@@ -253,7 +257,6 @@ def read_labels(where: str, column: Any, count: int, classes: tuple[str, ...]) -
 def read(path: Path | str, choice: Mapping[str, str] | None = None) -> dict[str, ImageDataset]:
     """The splits of a .parquet file or of a folder of them, as the Hugging Face hub lays them out
     (train-00000-of-00005.parquet, also below data/). `choice` has the columns (image, label) if that is ambiguous."""
-    import_arrow()
     path = Path(path)
     files = parquet_files(path)
     if not files:
@@ -264,7 +267,6 @@ def read(path: Path | str, choice: Mapping[str, str] | None = None) -> dict[str,
 
 def read_saved(path: Path | str) -> dict[str, ImageDataset]:
     """The splits of a folder that `save_to_disk` of Hugging Face's datasets wrote; that library is not needed."""
-    import_arrow()
     path = Path(path)
     parts = {"train": path}
     if (path / "dataset_dict.json").is_file():

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from vitrail.core.errors import BadImage, BadLabels, DataError, SourceNotFound, describe_error
 from vitrail.data.dataset import Encoded, ImageDataset, number_classes, pixel_class_words
 from vitrail.data.readers.detect_format import expand_braces, find_files, group_by_split, refuse_suffix
-from vitrail.data.readers.folder import MAX_BYTES, parse_split
+from vitrail.data.readers.folder import MAX_BYTES, parse_split, read_names
 from vitrail.data.readers.shard_index import Progress, ShardFile, ShardIndex, open_index
 
 OPEN_FILES: Final = 64  # per process
@@ -44,7 +44,7 @@ class ShardDataset(ImageDataset):
         self.labels = index.labels(first, last)
         self.names = index.names(first, last)
         # The most recently read tar files stay open. Processes and threads may share them: reads have an offset.
-        self.open_shard = lru_cache(OPEN_FILES)(open_shard)
+        self.open_shard = lru_cache(OPEN_FILES)(OpenShard)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ShardDataset, (self.root, self.index, self.first, self.last, self.classes, self.pixel_classes)
@@ -99,26 +99,21 @@ class ShardDataset(ImageDataset):
         return digest.hexdigest()
 
 
-class FileHandle:
-    """A file that closes with its last reference, so that a thread never reads from a closed one."""
+class OpenShard:
+    """A tar file that closes with its last reference, so that a thread never reads from a closed one."""
 
     __slots__ = ("number",)
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, shard: ShardFile) -> None:
         self.number = -1
         self.number = os.open(path, os.O_RDONLY)
+        status = os.fstat(self.number)
+        if (status.st_size, status.st_mtime_ns) != (shard.size, shard.changed):
+            raise DataError(f"{path} changed since it was indexed; open the set again")
 
     def __del__(self) -> None:
         if self.number >= 0:
             os.close(self.number)
-
-
-def open_shard(path: Path, shard: ShardFile) -> FileHandle:
-    file = FileHandle(path)
-    status = os.fstat(file.number)
-    if (status.st_size, status.st_mtime_ns) != (shard.size, shard.changed):
-        raise DataError(f"{path} changed since it was indexed; open the set again")
-    return file
 
 
 def read(path: Path | str, *, progress: Progress | None = None) -> dict[str, ImageDataset]:
@@ -221,24 +216,3 @@ def has_masks(index: ShardIndex, first: int, last: int, listed: Path | None) -> 
         remedy = f"add it, or remove {listed} to read the images without masks"
         raise DataError(f"{where}: {index.names(first, last)[int(without[0])]} {missing}; {remedy}")
     return True
-
-
-def read_names(path: Path) -> tuple[str, ...]:
-    """Class names in order: one per line, a JSON list, or a JSON object from numbers to names."""
-    try:
-        text = path.read_text("utf-8", "surrogatepass")
-        if path.suffix == ".txt":
-            names = tuple(line.rstrip() for line in text.rstrip().splitlines())
-            if "" in names:
-                raise DataError(f"{path}: line {names.index('') + 1} is empty; the lines name the classes 0, 1, 2, ...")
-            return names
-        content: Any = json.loads(text)
-        if isinstance(content, dict):
-            content = [content[str(number)] for number in range(len(content))]
-        if not isinstance(content, list) or not all(isinstance(name, str) for name in content):
-            raise TypeError("a list of names is expected")
-        return tuple(content)
-    except UnicodeDecodeError:
-        raise DataError(f"{path}: the class names are not in UTF-8; save the file as UTF-8") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: not a list of class names: {error!r}") from None

@@ -81,7 +81,13 @@ class TarReader:
         while True:
             block = self.read_at(offset, BLOCK)
             if block == ZEROS:
-                return self.check_end(offset)
+                # Only zeros may follow the end marker: the second of two joined archives would be lost.
+                if offset + 2 * BLOCK > self.size:
+                    raise self.error(offset, "cut short in its end marker; write or copy it again")
+                for at in range(offset, self.size, 1 << 20):
+                    if os.pread(self.descriptor, 1 << 20, at).strip(b"\0"):
+                        raise self.error(at, "continues after its end marker; were archives joined? Keep them separate")
+                return
             kind, name, size = self.parse_header(offset, block)
             data = offset + BLOCK
             if kind not in b"LKxg" and "size" in extra:
@@ -143,14 +149,6 @@ class TarReader:
             rest = rest[length:]
         return found
 
-    def check_end(self, offset: int) -> None:
-        """Only zeros may follow the end marker: the second of two joined archives would be lost."""
-        if offset + 2 * BLOCK > self.size:
-            raise self.error(offset, "cut short in its end marker; write or copy it again")
-        for at in range(offset, self.size, 1 << 20):
-            if os.pread(self.descriptor, 1 << 20, at).strip(b"\0"):
-                raise self.error(at, "continues after its end marker; were archives joined? Keep them separate")
-
 
 def decode_name(name: bytes) -> str:
     return name.decode("utf-8", "surrogateescape")
@@ -184,21 +182,27 @@ def scan_shard(path: Path) -> ShardColumns:
     samples: dict[str, ShardSample] = {}
     with TarReader(path) as tar:
         for member in tar.members():
-            key, kind = split_key(member.name)
+            # a/b.c.png is c.png of a/b. Hidden files, such as those that macOS adds, have no key.
+            folder, slash, last = member.name.removeprefix("./").rpartition("/")
+            key, _, kind = last.partition(".")
             if key:
-                add_member(tar, samples.setdefault(key, ShardSample()), member, kind)
+                add_member(tar, samples.setdefault(folder + slash + key, ShardSample()), member, kind.lower())
     for key, sample in samples.items():
         if sample.image is None and sample.labels:
             found = f", only .{sample.ends}" if sample.ends else ""
             raise DataError(f"{path}: {key} has a label and no image{found}; images end in {', '.join(READ)}")
-    return make_columns([sample for sample in samples.values() if sample.image])
-
-
-def split_key(name: str) -> tuple[str, str]:
-    """a/b.c.png -> ("a/b", "c.png"). Hidden files, such as those that macOS adds, have no key."""
-    folder, slash, last = name.removeprefix("./").rpartition("/")
-    key, _, kind = last.partition(".")
-    return (folder + slash + key, kind.lower()) if key else ("", "")
+    rows, names, several, empty = list[tuple[int, ...]](), list[bytes](), list[int](), Member("", 0, 0)
+    for sample in samples.values():
+        if sample.image is None:
+            continue
+        image, mask, labels = sample.image, sample.mask or empty, sample.labels or ()
+        names.append(fsencode(image.name))
+        several += labels
+        lengths = len(names[-1]), len(labels), sample.listed
+        rows.append((image.offset, image.size, labels[0] if labels else NONE, *lengths, mask.offset, mask.size))
+    columns = np.array(rows, np.int64).reshape(-1, len(FIELDS)).T
+    packed = {"names": np.frombuffer(b"".join(names), np.uint8), "several": np.array(several, np.int32)}
+    return {**dict(zip(FIELDS, columns, strict=True)), **packed}
 
 
 def add_member(tar: TarReader, sample: ShardSample, member: Member, kind: str) -> None:
@@ -207,36 +211,29 @@ def add_member(tar: TarReader, sample: ShardSample, member: Member, kind: str) -
             rule = "give files that belong to an image a second dot (KEY.mask.png), and every image its own key"
             raise tar.error(member.offset, f"{member.name} is a second image next to {sample.image.name}; {rule}")
         sample.image = member
-    elif kind == "cls":
-        set_labels(tar, sample, member, (parse_label(tar, member, tar.read_text(member).decode("ascii", "replace")),))
-    elif kind == "json":
-        read_json_labels(tar, sample, member)
+    elif kind in ("cls", "json"):
+        text = tar.read_text(member)
+        found = text.decode("ascii", "replace") if kind == "cls" else parse_json_label(tar, member, text)
+        if found is None:
+            return
+        listed = isinstance(found, list)
+        labels = tuple(parse_label(tar, member, value) for value in (found if listed else [found]))
+        if sample.labels is not None and sample.labels != labels:
+            raise BadLabels(f"{tar.path}: {member.name} says {list(labels)}, another member {list(sample.labels)}")
+        sample.labels, sample.listed = labels, sample.listed or listed
     else:
         if kind == MASKS[0] or (kind in MASKS and sample.mask is None):
             sample.mask = member
         sample.ends = kind
 
 
-def read_json_labels(tar: TarReader, sample: ShardSample, member: Member) -> None:
-    """The labels in a JSON member, where it has any."""
+def parse_json_label(tar: TarReader, member: Member, text: bytes) -> Any:
+    """The label in a JSON member, or the list of them; None where it has none."""
     try:
-        content: Any = json.loads(tar.read_text(member))
+        content: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise tar.error(member.offset, f"{member.name} is not JSON: {error}") from None
-    if not isinstance(content, dict):
-        return
-    found: Any = content.get("labels", content.get("label"))
-    if isinstance(found, list):
-        sample.listed = True
-        set_labels(tar, sample, member, tuple(parse_label(tar, member, value) for value in found))
-    elif found is not None:
-        set_labels(tar, sample, member, (parse_label(tar, member, found),))
-
-
-def set_labels(tar: TarReader, sample: ShardSample, member: Member, labels: tuple[int, ...]) -> None:
-    if sample.labels is not None and sample.labels != labels:
-        raise BadLabels(f"{tar.path}: {member.name} says {list(labels)}, another member {list(sample.labels)}")
-    sample.labels = labels
+    return content.get("labels", content.get("label")) if isinstance(content, dict) else None
 
 
 def parse_label(tar: TarReader, member: Member, value: Any) -> int:
@@ -246,16 +243,3 @@ def parse_label(tar: TarReader, member: Member, value: Any) -> int:
         rule = "labels are numbers from 0, and their names go, in that order, into classes.txt next to the shards"
         raise BadLabels(f"{tar.path}: {member.name} has the label {text[:60]!r}; {rule}")
     return int(text)
-
-
-def make_columns(samples: list[ShardSample]) -> ShardColumns:
-    rows, names, several, empty = list[tuple[int, ...]](), list[bytes](), list[int](), Member("", 0, 0)
-    for sample in samples:
-        image, mask, labels = sample.image or empty, sample.mask or empty, sample.labels or ()
-        names.append(fsencode(image.name))
-        several += labels
-        lengths = len(names[-1]), len(labels), sample.listed
-        rows.append((image.offset, image.size, labels[0] if labels else NONE, *lengths, mask.offset, mask.size))
-    columns = np.array(rows, np.int64).reshape(-1, len(FIELDS)).T
-    packed = {"names": np.frombuffer(b"".join(names), np.uint8), "several": np.array(several, np.int32)}
-    return {**dict(zip(FIELDS, columns, strict=True)), **packed}

@@ -28,7 +28,7 @@ from vitrail.data.targets import MaskTargets
 CHUNK: Final = 8  # samples per task
 END: Final = bytes(2 * BLOCK)
 SUFFIXES = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"RIFF": "webp", b"GIF8": "gif", b"BM": "bmp", b"P": "ppm"}
-TIFF: Final = (b"II", b"MM")
+SUFFIXES.update(dict.fromkeys((b"II", b"MM"), "tif"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +85,6 @@ class SampleEncoder:
         if isinstance(data, np.ndarray):
             return ("png", encode(Image.fromarray(data), "png"), False) if small else self.shrink(image, "png")
         suffix = next((suffix for start, suffix in SUFFIXES.items() if data.startswith(start)), None)
-        suffix = "tif" if data.startswith(TIFF) else suffix
         if small:
             if suffix is None:  # a format without a suffix here
                 return "png", encode(image.rgb(), "png"), False
