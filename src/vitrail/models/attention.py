@@ -89,16 +89,16 @@ def split_lines(z: Tensor, grid: Pair, *, columns: bool) -> Tensor:
 
 
 def merge_lines(z: Tensor, grid: Pair, *, columns: bool) -> Tensor:
-    z = z.unflatten(0, (-1, grid[columns]))
+    z = z.unflatten(0, (-1, grid[1 if columns else 0]))
     return (z.transpose(1, 2) if columns else z).flatten(1, 2)
 
 
 def expand_line_weights(weights: Tensor, grid: Pair, *, columns: bool) -> Tensor:
     """Weights within rows as weights over all tokens, zero between rows: [B·rows, X, columns, columns] -> [B, X, N, N]
     for X heads. The same of columns."""
-    own = weights.unflatten(0, (-1, grid[columns])).movedim(1, 2)  # [B, X, rows, columns, columns]
+    own = weights.unflatten(0, (-1, grid[1 if columns else 0])).movedim(1, 2)  # [B, X, rows, columns, columns]
     whole = weights.new_zeros(*own.shape[:2], *grid, *grid)
-    each, every = torch.arange(grid[columns], device=weights.device), slice(None)
+    each, every = torch.arange(grid[1 if columns else 0], device=weights.device), slice(None)
     place = (every, each, every, each) if columns else (each, every, each, every)
     whole[(every, every, *place)] = own.movedim(2, 0)
     return whole.flatten(4, 5).flatten(2, 3)

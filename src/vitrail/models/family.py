@@ -95,8 +95,12 @@ class ModelConfig(Choice, ABC):
 
     @property
     def open_sizes(self) -> ImageSizes:
-        """The image sizes that one built network can read, without a change of its weights: multiples of the patch, or
-        of a backbone's stride."""
+        """The image sizes that one built network can read, without a change of its weights."""
+        return self.multiples_of_patch()
+
+    def multiples_of_patch(self) -> ImageSizes:
+        """Sizes in steps of the patch, or of a backbone's stride. A method, because the compiler cannot trace a property
+        of super()."""
         step = self.patch_pixels
         if self.image[0] % step[0] or self.image[1] % step[1]:
             return ImageSizes(step=None, why="SAME padding that leaves pixels over is made for one size alone")

@@ -125,7 +125,7 @@ class ResNetConfig(ModelConfig):
             return ImageSizes(step=None, why=self.tied_to_size)
         if self.padding == "symmetric":
             return ImageSizes(step=self.patch_pixels, any=True)
-        return super(ResNetConfig, self).open_sizes
+        return self.multiples_of_patch()
 
     @property
     def has_convolutions(self) -> bool:

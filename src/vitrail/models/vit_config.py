@@ -162,7 +162,7 @@ class ViTConfig(ModelConfig):
         if self.position == "relative" or self.attention == "axial":
             what = "relative positions are" if self.position == "relative" else "axial attention is"
             return ImageSizes(step=None, why=f"{what} tied to one size")
-        return super(ViTConfig, self).open_sizes
+        return self.multiples_of_patch()
 
     @property
     def has_patch_head(self) -> bool:
