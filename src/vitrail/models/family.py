@@ -99,7 +99,7 @@ class ModelConfig(Choice, ABC):
         return self.multiples_of_patch()
 
     def multiples_of_patch(self) -> ImageSizes:
-        """Sizes in steps of the patch, or of a backbone's stride. Not a property: torch cannot compile those of super()."""
+        """Sizes in steps of the patch, or of a backbone's stride. Not a property: torch cannot compile super()'s."""
         step = self.patch_pixels
         if self.image[0] % step[0] or self.image[1] % step[1]:
             return ImageSizes(step=None, why="SAME padding that leaves pixels over is made for one size alone")
