@@ -89,7 +89,7 @@ class Clock:
 def drawn(panel: TrainingPanel) -> str:
     """What stands on an 80-column terminal now."""
     with panel.console.capture() as capture:
-        panel.console.print(panel.drawn())
+        panel.console.print(panel.render())
     return capture.get()
 
 

@@ -51,9 +51,9 @@ def test_the_numbers_are_those_of_scikit_learn(count: int, classes: int, digits:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for kind in ("micro", "macro"):
-            theirs = metrics.f1_score(found.truth, found.chosen, average=kind, zero_division=np.nan)
+            theirs = metrics.f1_score(found.truth, found.predicted, average=kind, zero_division=np.nan)
             assert values[f"{kind} F1"] == pytest.approx(float(theirs))
-    assert values["exact match"] == pytest.approx(metrics.accuracy_score(found.truth, found.chosen))
+    assert values["exact match"] == pytest.approx(metrics.accuracy_score(found.truth, found.predicted))
 
 
 def test_weights_are_samples_that_count_more_often() -> None:

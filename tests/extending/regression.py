@@ -54,7 +54,7 @@ class SquaredError(Objective):
 
     def forward(self, *inputs: Tensor) -> ObjectiveOutput:
         pixels, target, valid = inputs
-        errors = self.network(self.normalised(pixels))[:, 0].float() - target
+        errors = self.network(self.normalise(pixels))[:, 0].float() - target
         return ObjectiveOutput(self.config.weight * torch.where(valid, errors**2, 0.0).sum(), valid.float().sum(), {})
 
 

@@ -44,7 +44,7 @@ class GuessRotation(Objective):
 
     def forward(self, *inputs: Tensor) -> ObjectiveOutput:
         pixels, turn, valid = inputs
-        logits = self.guess(self.network.features(self.normalised(pixels))).float()
+        logits = self.guess(self.network.features(self.normalise(pixels))).float()
         losses = torch.where(valid, F.cross_entropy(logits, turn, reduction="none"), 0.0)
         right = torch.where(valid, (logits.argmax(-1) == turn).float(), 0.0)
         return ObjectiveOutput(losses.sum(), valid.float().sum(), {"right": right.sum()})

@@ -31,7 +31,7 @@ def interrupt_at(step: int) -> Callable[[Objective, int], None]:
 
 
 def test_it_is_known_by_name() -> None:
-    assert Rotations in ObjectiveConfig.registered()
+    assert Rotations in ObjectiveConfig.list_registered()
 
 
 @pytest.mark.slow

@@ -176,7 +176,7 @@ def test_patches_that_are_taken_together_keep_what_they_give_and_get() -> None:
     asked = ExplorerPlan(layers=1, heads=1, grid=(2, 3), prefix=1, block=2, kept=(0,))
     weights = attention(1, 1, 7)[0]
     small_one = merge_patches(asked, weights)[0]
-    assert asked.shown == (1, 2)
+    assert asked.page_grid == (1, 2)
     assert np.allclose(small_one.sum(-1), 1)
     full = weights[0]  # tokens: 0 class; 1 2 3 / 4 5 6 the patches, of which 1 2 4 5 are one block and 3 6 the other
     assert small_one[0, 1] == pytest.approx(full[0, [1, 2, 4, 5]].sum())
@@ -233,5 +233,5 @@ def test_the_first_patch_that_is_asked_is_on_the_grid_of_the_page() -> None:
         count=1,
     )
     made = build_explorer(given)
-    assert made.plan.shown == (11, 11)
+    assert made.plan.page_grid == (11, 11)
     assert made.start == 5 * 11 + 5

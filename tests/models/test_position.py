@@ -64,8 +64,8 @@ def test_placements(kind: str) -> None:
 
 
 def test_default_placement_is_the_papers() -> None:
-    assert replace(VIT, position="learned").placed == "stem"
-    assert replace(VIT, position="relative").placed == "every"
+    assert replace(VIT, position="learned").entry == "stem"
+    assert replace(VIT, position="relative").entry == "every"
     assert len(build(replace(VIT, position="relative")).position.tables) == VIT.depth
 
 

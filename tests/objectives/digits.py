@@ -74,7 +74,7 @@ def feature_rank(objective: Objective) -> float:
     network = objective.eval_network
     training = network.training
     with torch.no_grad():
-        features: Tensor = network.eval()(objective.normalised(given.pixels))
+        features: Tensor = network.eval()(objective.normalise(given.pixels))
     network.train(training)
     shares = torch.linalg.svdvals(features - features.mean(0))
     shares = shares / shares.sum()

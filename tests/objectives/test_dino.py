@@ -27,7 +27,7 @@ def slow(
 ) -> tuple[Tensor, float, Tensor]:
     """The summed loss and entropy by loops over images and pairs of views, and the teacher's answers."""
     network: Any = objective.network
-    images = [objective.normalised(view) for view in views]
+    images = [objective.normalise(view) for view in views]
     assert objective.at is not None
     told = [objective.head(represent_at(network, view, objective.at)) for view in images]
     with torch.no_grad():

@@ -100,16 +100,16 @@ def test_the_encoder_is_the_network_on_some_of_its_tokens(changes: dict[str, Any
     objective = restless(model(**changes))
     vit = cast(ViT, objective.network)
     pixels, visible, masked, _, _ = inputs_of(objective, noise(2))
-    found = objective.encode(objective.normalised(pixels), visible)
+    found = objective.encode(objective.normalise(pixels), visible)
     assert found.shape == (2, vit.config.prefix + VISIBLE, 16)
     for picture in range(2):
-        tokens = vit.position(vit.tokens(objective.normalised(pixels)), 0)[picture]
+        tokens = vit.position(vit.tokens(objective.normalise(pixels)), 0)[picture]
         some = [tokens[at] for at in range(vit.config.prefix)]
         some += [tokens[vit.config.prefix + patch] for patch in visible[picture].tolist()]
         slow = vit.norm(vit.forward_blocks(torch.stack(some)[None]))[0]
         assert torch.allclose(found[picture], slow, atol=1e-5)
     for patch in range(N):
-        after = objective.encode(objective.normalised(opposed(pixels, patch)), visible)
+        after = objective.encode(objective.normalise(opposed(pixels, patch)), visible)
         assert torch.equal(after[1], found[1])
         assert torch.equal(after[0], found[0]) == (patch in masked[0].tolist())
 
@@ -117,7 +117,7 @@ def test_the_encoder_is_the_network_on_some_of_its_tokens(changes: dict[str, Any
 def test_no_gradient_reaches_hidden_pixels_through_the_encoder() -> None:
     objective = restless()
     pixels, visible, _, _, _ = inputs_of(objective, noise(1))
-    images = objective.normalised(pixels).requires_grad_()
+    images = objective.normalise(pixels).requires_grad_()
     objective.encode(images, visible).square().sum().backward()
     assert images.grad is not None
     for patch in range(N):
@@ -189,7 +189,7 @@ def test_only_hidden_patches_are_scored(normalise: bool) -> None:
     objective = restless(normalise=normalise)
     inputs = inputs_of(objective, noise(2))
     pixels, visible, masked, _, _ = inputs
-    frozen = objective.encode(objective.normalised(pixels), visible).detach()
+    frozen = objective.encode(objective.normalise(pixels), visible).detach()
     objective.encode = lambda *_: frozen  # type: ignore[method-assign]
     before = objective(*inputs).total
     for patch in range(N):
@@ -204,7 +204,7 @@ def test_only_hidden_patches_are_scored(normalise: bool) -> None:
 def test_a_normalised_patch_is_told_whatever_its_brightness() -> None:
     """Half the contrast and another level leave the target as it was, and a flat patch asks for zeros."""
     objective = objective_of()
-    images = objective.normalised(noise(1))
+    images = objective.normalise(noise(1))
     patches = images.reshape(1, 12, -1)
     mean, std = objective.patch_moments(patches)
     other = objective.patch_moments(patches * 0.5 + 3)
@@ -233,7 +233,7 @@ def test_a_place_without_a_picture_counts_for_nothing() -> None:
     assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
     alone = [float(objective(*(tensor[at : at + 1] for tensor in inputs)).total.detach()) for at in (0, 2)]
     assert float(a.total.detach()) == pytest.approx(sum(alone), rel=1e-5)
-    frozen = objective.encode(objective.normalised(inputs[0]), inputs[1]).detach()
+    frozen = objective.encode(objective.normalise(inputs[0]), inputs[1]).detach()
     frozen[1] = torch.nan
     objective.encode = lambda *_: frozen  # type: ignore[method-assign]
     assert torch.isfinite(objective(*inputs).total)
@@ -285,8 +285,8 @@ def test_the_mask_token_learns_from_hidden_places_alone() -> None:
 @pytest.mark.parametrize("position", POSITIONS, ids=str)
 def test_positions_that_enter_at_the_stem_will_do(position: dict[str, Any]) -> None:
     config = model(**position)
-    if config.position == "relative" or config.placed != "stem":
-        with pytest.raises(ConfigError, match=f"position='{config.position}' enters at '{config.placed}'; use another"):
+    if config.position == "relative" or config.entry != "stem":
+        with pytest.raises(ConfigError, match=f"position='{config.position}' enters at '{config.entry}'; use another"):
             objective_of(config)
     else:
         assert all(bool(value.isfinite().all()) for value in gradients(restless(config)).values())
@@ -396,7 +396,7 @@ def test_pictures_show_what_is_seen_and_told(normalise: bool) -> None:
     assert seen.dtype == told.dtype == torch.uint8
     sample = torch.arange(2)
     visible, masked, restore = objective.draw(seed=4, step=0, epoch=sample * 0, sample=sample)
-    images = objective.normalised(pixels)
+    images = objective.normalise(pixels)
     answers = objective.decoder(objective.encode(images, visible), masked, restore).detach()
     for picture in range(2):
         for patch in range(N):

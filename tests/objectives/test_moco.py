@@ -45,7 +45,7 @@ def slow(objective: MoCoObjective, views: tuple[Tensor, ...], valid: Tensor) -> 
             x = x.relu() if at < len(mlp.layers) - 1 else x
         return x
 
-    images = [objective.normalised(view[valid]) for view in views]
+    images = [objective.normalise(view[valid]) for view in views]
     network: Any = objective.network
     queries = [F.normalize(head(objective.predictor, head(objective.projector, network(x))), dim=-1) for x in images]
     keys = [F.normalize(head(objective.teacher.head, objective.teacher.network(x)), dim=-1).detach() for x in images]

@@ -71,15 +71,15 @@ def test_each_class_is_answered_by_itself() -> None:
     torch.testing.assert_close(asker.probabilities(batch), asker.logits(batch).sigmoid())
     torch.testing.assert_close(alone.probabilities(batch).sum(-1), torch.ones(4))
     rows = torch.tensor([[0.9, 0.2, 0.5, 0.7, 0.1], [0.1, 0.2, 0.3, 0.4, 0.49]])
-    many, none = asker.ranked(rows, topk=1)
+    many, none = asker.rank_classes(rows, topk=1)
     assert (len(many.top), many.labels) == (1, (CLASSES[0], CLASSES[3], CLASSES[2]))
     assert (none.labels, none.label) == ((), CLASSES[4])
-    assert [one.labels for one in asker.ranked(rows, threshold=0.3)] == [
+    assert [one.labels for one in asker.rank_classes(rows, threshold=0.3)] == [
         (CLASSES[0], CLASSES[3], CLASSES[2]),
         (CLASSES[4], CLASSES[3], CLASSES[2]),
     ]
-    assert alone.ranked(rows)[0].chosen is None
-    assert alone.ranked(rows)[0].labels == (CLASSES[0],)
+    assert alone.rank_classes(rows)[0].chosen is None
+    assert alone.rank_classes(rows)[0].labels == (CLASSES[0],)
     with pytest.raises(ConfigError, match="threshold"):
         Predictor(several(), threshold=2.0)
 

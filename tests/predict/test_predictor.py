@@ -82,7 +82,12 @@ def test_tokens_lie_on_their_grid(asker: Predictor) -> None:
 def test_what_comes_out_can_be_trained_on(tmp_path: Path) -> None:
     asker = vitrail.predictor(weights(tmp_path), device="cpu")
     pixels = torch.stack([asker.prepare(picture) for picture in drawn(2)])
-    for found in (asker.features(drawn(2)), asker.logits(pixels), asker.probabilities(pixels), asker.embedded(pixels)):
+    for found in (
+        asker.features(drawn(2)),
+        asker.logits(pixels),
+        asker.probabilities(pixels),
+        asker.embed_batch(pixels),
+    ):
         assert not found.is_inference()
         torch.nn.Linear(found.shape[-1], 2)(found).sum().backward()
 

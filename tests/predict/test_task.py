@@ -51,7 +51,7 @@ def test_the_geometry_is_that_of_the_upright_image(asker: Predictor[Colour], tmp
 def test_files_carry_their_task(tmp_path: Path) -> None:
     found: Predictor[Colour] = vitrail.Predictor(colour_weights(tmp_path), device="cpu")
     assert found.task.name == "colour"
-    assert found.called(["r", "g", "b"]).task.name == "colour"
+    assert found.rename_classes(["r", "g", "b"]).task.name == "colour"
     assert isinstance(found(drawn(1)[0]), Colour)
 
 
@@ -59,7 +59,7 @@ def test_what_is_for_classes_is_refused(asker: Predictor[Colour]) -> None:
     pixels = torch.stack([asker.prepare(picture) for picture in drawn(2)])
     refused: list[Any] = [
         lambda: asker.probabilities(pixels),
-        lambda: asker.ranked(torch.full((2, 3), 0.3)),
+        lambda: asker.rank_classes(torch.full((2, 3), 0.3)),
         lambda: asker(drawn(1), topk=2),
         lambda: next(asker.stream(drawn(1), topk=2)),
     ]
@@ -85,7 +85,7 @@ def test_a_classifier_says_to_the_bit_what_its_probabilities_say(kind: str, mult
     asker = Predictor(model, device="cpu", threshold=0.4)
     views = [asker.view(picture) for picture in drawn(7)]
     pixels = torch.stack([view.pixels for view in views])
-    ranked = asker.ranked(asker.probabilities(pixels), topk=3)
+    ranked = asker.rank_classes(asker.probabilities(pixels), topk=3)
     assert list(asker(drawn(7), topk=3)) == ranked
     assert asker.interpret(asker.logits(pixels), [view.geometry for view in views], topk=3) == ranked
     assert asker.task.name == "classification"

@@ -30,7 +30,7 @@ def test_the_grid_is_table_8_and_differs_in_positions_alone() -> None:
             assert cell.run.model is not None
             model = vit_config(cell.run.model)
             placed = "every" if cell.at["positions"] == "relative" else cell.at["placed"]
-            assert (model.position, model.placed) == (cell.at["positions"], placed)
+            assert (model.position, model.entry) == (cell.at["positions"], placed)
             assert cell.run.evaluation.fewshot
 
 

@@ -104,7 +104,7 @@ def rename_predictor(asker: "Predictor[Any]", labels: str | None, renames: Seque
     from vitrail.checkpoint.bundle import get_card
 
     names = resolve_class_names(labels, renames, get_card(asker.network).labels, len(asker.labels))
-    return asker if names is None else asker.called(names)
+    return asker if names is None else asker.rename_classes(names)
 
 
 def read_labels(text: str, num_classes: int) -> tuple[str, ...]:

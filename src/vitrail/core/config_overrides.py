@@ -38,7 +38,7 @@ class Choice(ABC):
 
     @classmethod
     @abstractmethod
-    def registered(cls) -> tuple[type[Any], ...]: ...
+    def list_registered(cls) -> tuple[type[Any], ...]: ...
 
 
 def union_members(hint: Any) -> tuple[Any, ...]:
@@ -47,7 +47,7 @@ def union_members(hint: Any) -> tuple[Any, ...]:
     found: list[Any] = []
     for member in named:
         is_open = isinstance(member, type) and issubclass(member, Choice) and not is_dataclass(member)
-        found += cast(type[Choice], member).registered() if is_open else [member]
+        found += cast(type[Choice], member).list_registered() if is_open else [member]
     return tuple(found)
 
 

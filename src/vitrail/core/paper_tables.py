@@ -47,16 +47,16 @@ _FILE: Final = resources.files("vitrail.core").joinpath("paper_tables.toml").rea
 _TABLES: Final[dict[str, Any]] = tomllib.loads(_FILE)
 
 
-def _named(names: tuple[str, ...], rows: Mapping[str, list[Any]]) -> dict[str, dict[str, Any]]:
+def _by_name(names: tuple[str, ...], rows: Mapping[str, list[Any]]) -> dict[str, dict[str, Any]]:
     return {name: dict(zip(names, row, strict=False)) for name, row in rows.items()}
 
 
 # By network and task: the mean, the deviation over three fine-tunings where it is printed, and a second value in the
 # same place, Noisy Student's 88.4 and 88.5.
-TABLE_2: Final[Mapping[str, Mapping[str, list[float]]]] = _named((*TASKS, "vtab"), _TABLES["table-2"])
+TABLE_2: Final[Mapping[str, Mapping[str, list[float]]]] = _by_name((*TASKS, "vtab"), _TABLES["table-2"])
 CORE_DAYS: Final[Mapping[str, float]] = _TABLES["core-days"]  # of Table 2: TPUv3-core-days of pre-training
 TABLE_5: Final[Mapping[str, Mapping[str, Mapping[str, float]]]] = {
-    upstream: _named(("ViT-B/16", "ViT-B/32", "ViT-L/16", "ViT-L/32", "ViT-H/14"), tasks)
+    upstream: _by_name(("ViT-B/16", "ViT-B/32", "ViT-L/16", "ViT-L/32", "ViT-H/14"), tasks)
     for upstream, tasks in _TABLES["table-5"].items()
 }
 TABLE_6: Final = tuple(Compute(*row) for row in _TABLES["table-6"]["rows"])
@@ -65,7 +65,7 @@ TABLE_8: Final[Mapping[tuple[str, str], float]] = {
     (kind, place): value for kind, places in _TABLES["table-8"].items() for place, value in places.items()
 }
 VTAB_TASKS: Final[tuple[str, ...]] = tuple(_TABLES["vtab-tasks"]["names"])
-TABLE_9: Final[Mapping[str, Mapping[str, float]]] = _named(VTAB_TASKS, _TABLES["table-9"])
+TABLE_9: Final[Mapping[str, Mapping[str, float]]] = _by_name(VTAB_TASKS, _TABLES["table-9"])
 TABLE_9_MEANS: Final[Mapping[str, float]] = _TABLES["table-9-means"]  # its last column
 
 

@@ -219,7 +219,7 @@ class ClassPredictions:
         return len(self.sample)
 
     @property
-    def said(self) -> NDArray[np.int64]:
+    def predicted(self) -> NDArray[np.int64]:
         return self.top[:, 0]
 
     def judge(self, labels: Labels | None = None) -> "ClassPredictions":
@@ -235,7 +235,7 @@ class ClassPredictions:
     def count_confusions(self) -> NDArray[np.int64]:
         """The non-empty cells of the confusion matrix: rows of true class, predicted class and count. NaN predictions
         have no cell."""
-        pairs = np.stack([self.truth, self.said], 1)[self.said >= 0]
+        pairs = np.stack([self.truth, self.predicted], 1)[self.predicted >= 0]
         cells, counts = np.unique(pairs, axis=0, return_counts=True)
         return np.concatenate([cells, counts[:, None]], 1)
 
@@ -253,7 +253,7 @@ class ClassPredictions:
         right = np.flatnonzero(self.right)
         best = right[np.argsort(-self.confidence[right], kind="stable")]
         worst = np.argsort(-np.nan_to_num(self.loss, nan=np.inf, posinf=np.inf), kind="stable")
-        columns = (self.sample, self.truth, self.said, self.confidence, self.loss)
+        columns = (self.sample, self.truth, self.predicted, self.confidence, self.loss)
 
         def read(places: NDArray[np.int64]) -> tuple[ScoredSample, ...]:
             rows = zip(*(column[places[:most]].tolist() for column in columns), strict=True)

@@ -56,7 +56,7 @@ class MultiLabelScore:
             raise DataError(f"no image could be scored: all are unreadable or without a label; {REMEDY}")
 
     @cached_property
-    def chosen(self) -> NDArray[np.bool_]:
+    def predicted(self) -> NDArray[np.bool_]:
         return self.scores >= self.threshold
 
     @cached_property
@@ -83,7 +83,7 @@ class MultiLabelScore:
 
     def counts(self, weights: Floats) -> tuple[Floats, Floats, Floats]:
         """For each class [K]: true positives, predicted, true."""
-        right, chosen, true = self.chosen & self.truth, self.chosen, self.truth
+        right, chosen, true = self.predicted & self.truth, self.predicted, self.truth
         return weights @ right, weights @ chosen, weights @ true
 
     def statistics(self, weights: Floats) -> Floats:
@@ -99,7 +99,7 @@ class MultiLabelScore:
         values = self.statistics(np.ones(count)).tolist()
         draws = min(RESAMPLES, DRAWS // max(self.scores.size, 1))
         intervals = bootstrap(self.statistics, count, seed=self.seed, resamples=draws)
-        exact = int((self.chosen == self.truth).all(1).sum())
+        exact = int((self.predicted == self.truth).all(1).sum())
         found = zip(STATISTICS, values, intervals, strict=True)
         return (
             *(make_measure(name, value, interval, count, "share") for name, value, interval in found),

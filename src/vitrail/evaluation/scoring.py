@@ -205,7 +205,7 @@ class Scope:
         elif self.seen is not None:
             lines.append(f"none of the {given} was used in training")
         else:
-            lines.append("unknown whether the weights have seen these images: they have no record that can tell")
+            lines.append("unknown whether the weights have seen these images: they have no record of that")
         names = [name or "these weights" for name in self.exposure.unrecorded if name or self.seen is not None]
         return lines + ([f"not recorded: the training images of {', '.join(names)}"] if names else [])
 
@@ -220,11 +220,11 @@ def choose_unseen(
         source, rule = drop_images(source, how.without)
 
     def hash_in_parallel(one: ImageDataset) -> Hashes:
-        def tell(done: int) -> None:
+        def report_progress(done: int) -> None:
             if world.is_main:
                 advance("which images were seen", done, len(one))
 
-        return interleave(world.gather(hash_contents(one, rank=world.rank, world=world.size, advance=tell)))
+        return interleave(world.gather(hash_contents(one, rank=world.rank, world=world.size, advance=report_progress)))
 
     exposure, dropped = find_exposure(about.provenance, source, hash_in_parallel), given - len(source)
     scope = Scope(given=len(source), exposure=exposure, included=how.include_seen, dropped=dropped, without=rule)
@@ -290,18 +290,25 @@ class EvaluationSetting:
         network, views, device = about.network, about.preprocessing, world.device
         about.computing_in(how.precision)
 
-        def tell(done: int) -> None:
+        def report_progress(done: int) -> None:
             if world.is_main:
                 self.advance("images", min(done * world.size, len(source)), len(source))
 
-        tell(0)
+        report_progress(0)
         loading = choose_loading(source, device, how.batch, how.workers, world.size)
         batches = eval_batches(
             source, views, targets=targets, rank=world.rank, world=world.size, ledger=self.ledger, **loading
         )
         try:
             return score_batches(
-                network, batches, views, metric, device=device, world=world, precision=how.precision, progress=tell
+                network,
+                batches,
+                views,
+                metric,
+                device=device,
+                world=world,
+                precision=how.precision,
+                progress=report_progress,
             )
         except DataError as error:  # nothing could be scored
             reason = next((f"{entry}; " for entry in self.ledger.known.values()), "")

@@ -142,13 +142,13 @@ class ExplorerPlan:
     kept: tuple[int, ...] = ()  # layers, from 0, with every head; the others have the mean of their heads
 
     @property
-    def shown(self) -> Pair:
+    def page_grid(self) -> Pair:
         """The grid of the page."""
         return -(-self.grid[0] // self.block), -(-self.grid[1] // self.block)
 
     @property
     def tokens(self) -> int:
-        return self.prefix + math.prod(self.shown)
+        return self.prefix + math.prod(self.page_grid)
 
     @property
     def size(self) -> int:
@@ -215,7 +215,7 @@ def inspection_page(
 def plan_explorer(layers: int, heads: int, grid: Pair, prefix: int, most: int = MOST_BYTES) -> ExplorerPlan:
     """As much as fits into `most` bytes per image: the first and last layers before those between."""
     plan = ExplorerPlan(layers=layers, heads=heads, grid=grid, prefix=prefix)
-    while math.prod(plan.shown) > MOST_PATCHES:
+    while math.prod(plan.page_grid) > MOST_PATCHES:
         plan = replace(plan, block=plan.block + 1)
     count = layers if heads == 1 else min(max((most - plan.size) // ((heads - 1) * plan.tokens**2), 0), layers)
     return replace(plan, kept=tuple(sorted({round(at) for at in np.linspace(layers - 1, 0, count).tolist()})))
@@ -234,7 +234,7 @@ def merge_patches(plan: ExplorerPlan, weights: Floats) -> Floats:
     if plan.block == 1:
         return weights
     rows, columns = np.indices(plan.grid) // plan.block
-    place = np.concatenate([np.arange(plan.prefix), plan.prefix + (rows * plan.shown[1] + columns).ravel()])
+    place = np.concatenate([np.arange(plan.prefix), plan.prefix + (rows * plan.page_grid[1] + columns).ravel()])
     onto = np.zeros((weights.shape[-1], plan.tokens), weights.dtype)  # [T, T']
     onto[np.arange(len(place)), place] = 1
     return (onto / onto.sum(0)).T @ weights @ onto

@@ -258,7 +258,7 @@ def build_explorer(given: InspectionContext) -> page.ExplorerSection:
         )
         for at in range(min(len(given.names), max(EXPLORED // plan.size, 1), DOWN))
     ]  # fmt: skip
-    rows, columns = plan.shown
+    rows, columns = plan.page_grid
     start, source = given.tokens.prefix + rows // 2 * columns + columns // 2, "the mean of all patches"
     if has_token_readout(given.model):
         start, source = 0, "the class token"

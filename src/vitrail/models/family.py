@@ -48,7 +48,7 @@ class ModelConfig(Choice, ABC):
     classes: int
 
     @classmethod
-    def registered(cls) -> tuple[type[Any], ...]:
+    def list_registered(cls) -> tuple[type[Any], ...]:
         return tuple(sorted(FAMILIES.values(), key=lambda config: config.family != "vit"))  # the one most people mean
 
     # Its shape.
@@ -169,7 +169,7 @@ class ModelConfig(Choice, ABC):
 
     # How it is changed.
 
-    def configured_like(self, old: "ModelConfig") -> "ModelConfig":
+    def configure_like(self, old: "ModelConfig") -> "ModelConfig":
         """This network as a run had another: of the same image size and classes."""
         changes: dict[str, Any] = {"classes": old.classes, "image": old.image}
         self.settle(changes)

@@ -219,14 +219,14 @@ class PositionEmbeddings(nn.Module):
     def __init__(self, config: ViTConfig):
         super().__init__()
         self.relative = config.position == "relative"
-        self.placed = config.placed
-        count = 0 if config.position == "none" else config.depth if config.placed == "every" else 1
+        self.entry = config.entry
+        count = 0 if config.position == "none" else config.depth if config.entry == "every" else 1
         self.tables = nn.ModuleList(KINDS[config.position](config) for _ in range(count))
 
     def _at(self, layer: int) -> nn.Module | None:
-        if not self.tables or (self.placed == "stem" and layer):
+        if not self.tables or (self.entry == "stem" and layer):
             return None
-        return self.tables[layer if self.placed == "every" else 0]
+        return self.tables[layer if self.entry == "every" else 0]
 
     def forward(self, z: Tensor, layer: int, grid: Pair | None = None) -> Tensor:
         """Tokens with what positions add at the input of a layer, counted from 0. For a grid that is not the network's

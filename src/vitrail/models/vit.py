@@ -88,7 +88,7 @@ class Block(nn.Module):
     def transform(self, z: Tensor) -> Tensor:
         return self.mlp(z)
 
-    def spread(self, weights: Tensor) -> Tensor:
+    def expand_weights(self, weights: Tensor) -> Tensor:
         """Attention weights as those over all tokens of an image, which here they are."""
         return weights
 
@@ -106,7 +106,7 @@ class RowBlock(Block):
         mixed = self.attention(split_lines(z, self.grid, columns=self.columns), offsets, None, taps)
         return merge_lines(mixed, self.grid, columns=self.columns)[:, :queries]
 
-    def spread(self, weights: Tensor) -> Tensor:
+    def expand_weights(self, weights: Tensor) -> Tensor:
         return expand_line_weights(weights, self.grid, columns=self.columns)
 
 

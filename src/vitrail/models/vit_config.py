@@ -134,7 +134,7 @@ class ViTConfig(ModelConfig):
         return self.patch[0] * stride, self.patch[1] * stride
 
     @property
-    def placed(self) -> Placement:
+    def entry(self) -> Placement:
         """Where positions enter, with the paper's way filled in."""
         return self.placement or ("every" if self.position == "relative" else "stem")
 
@@ -203,8 +203,8 @@ class ViTConfig(ModelConfig):
             yield CostStep("class token", (n + 1, d), d)
         if self.registers:
             yield CostStep(f"{self.registers} registers", (t, d), self.registers * d)
-        if self.position != "none" and self.placed in ("stem", "shared"):
-            shared = ", shared by all layers" if self.placed == "shared" else ""
+        if self.position != "none" and self.entry in ("stem", "shared"):
+            shared = ", shared by all layers" if self.entry == "shared" else ""
             yield CostStep(f"positions ({self.position}{shared})", (t, d), _table_parameters(self))
         for layer in range(1, self.depth + 1):
             yield from _block(self, layer)
@@ -243,10 +243,10 @@ class ViTConfig(ModelConfig):
             image, channels = changes.get("image", self.image), changes.get("channels", self.channels)
             changes["backbone"] = replace(inner, image=image, channels=channels)
 
-    def configured_like(self, old: ModelConfig) -> ModelConfig:
+    def configure_like(self, old: ModelConfig) -> ModelConfig:
         """Where both are ViTs, also with the same head, pooling, positions and regularisers: a name means a shape."""
         if not isinstance(old, ViTConfig):
-            return super(ViTConfig, self).configured_like(old)
+            return super(ViTConfig, self).configure_like(old)
         names = ("width", "depth", "mlp_width", "heads", "patch")
         stem = None if self.backbone is None else replace(self.backbone, image=old.image, channels=old.channels)
         return replace(old, **{name: getattr(self, name) for name in names}, backbone=stem)
@@ -295,11 +295,11 @@ def _patch_head(c: ViTConfig) -> Iterator[CostStep]:
 
 def _block(c: ViTConfig, layer: int) -> Iterator[CostStep]:
     t, d, m = c.tokens, c.width, c.mlp_width
-    if c.position not in ("none", "relative") and c.placed == "every":
+    if c.position not in ("none", "relative") and c.entry == "every":
         yield CostStep(f"block {layer}: positions ({c.position})", (t, d), _table_parameters(c))
     bias = 3 * d * c.qkv_bias
-    relative = c.position == "relative" and (layer == 1 or c.placed != "stem")
-    offsets = _table_parameters(c) if relative and c.placed == "every" else 0
+    relative = c.position == "relative" and (layer == 1 or c.entry != "stem")
+    offsets = _table_parameters(c) if relative and c.entry == "every" else 0
     # Sub-blocks and how many tokens one query sees: all, or its row and then its column (D.6).
     axes = [("", t)] if c.attention == "full" else [("row ", c.grid[1]), ("column ", c.grid[0])]
     for axis, length in axes:

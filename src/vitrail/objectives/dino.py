@@ -132,10 +132,10 @@ class DINOObjective(ViTObjective):
 
     def forward(self, *inputs: Tensor) -> ObjectiveOutput:
         *views, valid, temperature = inputs
-        wide = self.cast(self.normalised(torch.cat(views[:GLOBAL_CROPS])))
+        wide = self.cast(self.normalise(torch.cat(views[:GLOBAL_CROPS])))
         y = [self.network.represent(wide)]
         if self.at is not None:
-            small = self.cast(self.normalised(torch.cat(views[GLOBAL_CROPS:])))
+            small = self.cast(self.normalise(torch.cat(views[GLOBAL_CROPS:])))
             y.append(represent_at(self.network, small, self.at))
         student = self.head(torch.cat(y)).unflatten(0, (len(views), -1))  # [views, B, K]
         with torch.no_grad():

@@ -50,8 +50,8 @@ class MAE(ObjectiveConfig):
         config = ops.check_patch_model(model, "MAE")
         if config.attention != "full":
             raise ConfigError("objective MAE drops tokens, and attention='axial' needs the whole grid; use 'full'")
-        if config.position == "relative" or config.placed != "stem":
-            why = f"position='{config.position}' enters at '{config.placed}'"
+        if config.position == "relative" or config.entry != "stem":
+            why = f"position='{config.position}' enters at '{config.entry}'"
             raise ConfigError(f"objective MAE drops tokens behind the stem, and {why}; use another kind at the stem")
         self.num_masked(config)
         return config
@@ -142,7 +142,7 @@ class MAEObjective(ops.ViTObjective):
 
     def forward(self, *inputs: Tensor) -> ObjectiveOutput:
         pixels, visible, masked, restore, valid = inputs
-        images = self.normalised(pixels)
+        images = self.normalise(pixels)
         predicted = self.decoder(self.encode(images, visible), masked, restore).float()
         truth = ops.gather_tokens(ops.cut_patches(images, self.model.patch), masked)
         mean, std = self.patch_moments(truth)
@@ -168,7 +168,7 @@ class MAEObjective(ops.ViTObjective):
         them with what the decoder draws in the hidden places, with each patch's own mean and deviation put back."""
         sample = torch.arange(len(pixels), device=pixels.device)
         visible, masked, restore = self.draw(seed=seed, step=0, epoch=torch.zeros_like(sample), sample=sample)
-        images = self.normalised(pixels)
+        images = self.normalise(pixels)
         with eval_mode(self):
             predicted = self.decoder(self.encode(images, visible), masked, restore).float()
         patch, grid = self.model.patch, self.model.grid

@@ -177,7 +177,7 @@ class MaskedPatchesObjective(ops.ViTObjective):
         """What the corrupted patches tell, from their own output tokens: float32 [B, M, outputs]."""
         # Patches are embedded one by one: the embedding of another patch is what its pixels embed to in this place. As
         # bytes they change places without a gradient that would have to be carried back.
-        images = self.cast(self.normalised(self.swap_patches(pixels, source)))
+        images = self.cast(self.normalise(self.swap_patches(pixels, source)))
         masked = source == self.model.patches
         z = self.network.forward_blocks(self.network.embed(images, masked=masked, mask_token=self.head.mask))
         return self.head(self.network.norm(ops.gather_tokens(z, corrupted + self.model.prefix))).float()

@@ -82,8 +82,8 @@ class MoCoObjective(ViTObjective):
 
     def forward(self, *inputs: Tensor) -> ObjectiveOutput:
         *views, valid = inputs
-        images = self.cast(self.normalised(torch.cat(views)))
-        rows = ValidRows.of(valid, self.world)
+        images = self.cast(self.normalise(torch.cat(views)))
+        rows = ValidRows.count(valid, self.world)
         y = self.network.represent(images).unflatten(0, (2, -1))
         queries = F.normalize(self.predictor(self.projector(y, rows), rows), dim=-1)  # [2, B, width]
         with torch.no_grad():

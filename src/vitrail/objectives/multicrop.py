@@ -46,7 +46,7 @@ def check_resizable(model: ModelConfig, objective: str) -> ViTConfig:
         (model.backbone is not None, "the backbone of a hybrid"),
         (model.attention != "full", "attention='axial'"),
         (model.position == "relative", "position='relative'"),
-        (model.placed != "stem", f"placement='{model.placed}'"),
+        (model.entry != "stem", f"placement='{model.entry}'"),
     ):
         if bad:
             why = f"objective {objective} has views of another size, for which {what} is not made"

@@ -47,7 +47,7 @@ class ObjectiveConfig(Choice, ABC):
     needs_whole_batch: ClassVar[bool] = False  # the loss of a sample depends on its batch: no accumulation
 
     @classmethod
-    def registered(cls) -> tuple[type[Any], ...]:
+    def list_registered(cls) -> tuple[type[Any], ...]:
         return tuple(sorted(OBJECTIVES, key=lambda config: not config.task))  # whatever was imported first
 
     @property
@@ -109,7 +109,7 @@ class Objective(nn.Module, ABC):
         self.register_buffer("mean", torch.tensor(preprocessing.mean).view(3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(preprocessing.std).view(3, 1, 1), persistent=False)
 
-    def normalised(self, pixels: Tensor) -> Tensor:
+    def normalise(self, pixels: Tensor) -> Tensor:
         """Bytes [B, 3, H, W] as the network takes them, in float32."""
         return (pixels.float() / 255 - self.mean) / self.std
 

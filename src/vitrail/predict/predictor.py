@@ -109,7 +109,7 @@ class Predictor(Generic[PredictionT]):
         self._channels = self.preprocessing.channel_tensors(self.device)
         self._type = next(network.parameters()).dtype
 
-    def called(self, names: Iterable[str]) -> "Predictor[PredictionT]":
+    def rename_classes(self, names: Iterable[str]) -> "Predictor[PredictionT]":
         """The same network with other class names."""
         renamed = copy(self)
         renamed.labels = self._check_names(tuple(names))
@@ -145,12 +145,12 @@ class Predictor(Generic[PredictionT]):
     def features(self, pictures: "ImageInput | Iterable[ImageInput]") -> Tensor:
         """What the last layer reads: float32 [N, D] on the CPU. Of a ViT the representation y (Eq. 4), through the
         hidden layer where there is one; of a ResNet the pooled map."""
-        return self._gathered(pictures, self.network.features)
+        return self._gather(pictures, self.network.features)
 
     def tokens(self, pictures: "ImageInput | Iterable[ImageInput]") -> Tensor:
         """A vector for each patch behind the last layer and norm: float32 [N, rows, columns, D] on the CPU. Of a ResNet
         the last feature map."""
-        return self._gathered(pictures, lambda x: self.network.patch_map(x).permute(0, 2, 3, 1))
+        return self._gather(pictures, lambda x: self.network.patch_map(x).permute(0, 2, 3, 1))
 
     # The steps, for callers that batch themselves: prepare in threads, stack, one call of the network for many.
 
@@ -198,11 +198,11 @@ class Predictor(Generic[PredictionT]):
         logits = self.logits(batch)
         return logits.sigmoid() if self.multi_label else logits.softmax(-1)
 
-    def embedded(self, batch: Tensor) -> Tensor:
+    def embed_batch(self, batch: Tensor) -> Tensor:
         """Prepared images to features: uint8 [N, 3, H, W] -> float32 [N, D] on the CPU."""
         return self._read(batch, self.network.features)
 
-    def ranked(
+    def rank_classes(
         self, probabilities: Tensor, topk: int | None = None, threshold: float | None = None
     ) -> list[Prediction]:
         """Rows [N, K] as predictions; of equally likely classes the one with the smaller number comes first. Of a
@@ -243,7 +243,7 @@ class Predictor(Generic[PredictionT]):
                     raise error
                 yield [cast("View", view) for _, view in some]
 
-    def _gathered(self, pictures: "ImageInput | Iterable[ImageInput]", read: Callable[[Tensor], Tensor]) -> Tensor:
+    def _gather(self, pictures: "ImageInput | Iterable[ImageInput]", read: Callable[[Tensor], Tensor]) -> Tensor:
         rows = [self._read(torch.stack([view.pixels for view in views]), read) for views in self._batches(pictures)]
         empty = torch.zeros(0, 3, *self.preprocessing.image, dtype=torch.uint8)
         return torch.cat(rows or [self._read(empty, read)])

@@ -75,7 +75,7 @@ def find_named_model(old: ModelConfig | None, text: str) -> Any:
     if text.strip().lower() in ("none", *(kind.__name__.lower() for kind in FAMILIES.values())):
         return NotImplemented
     config = ZOO[resolve_name(text.strip())]
-    return config if old is None else config.configured_like(old)
+    return config if old is None else config.configure_like(old)
 
 
 def parse_class_names(old: tuple[str, ...], text: str) -> tuple[str, ...]:
@@ -86,7 +86,7 @@ def parse_class_names(old: tuple[str, ...], text: str) -> tuple[str, ...]:
 
 def find_named_objective(old: ObjectiveConfig, text: str) -> Any:
     """Another objective as it is by itself: fields of the same name mean something else there."""
-    kinds = ObjectiveConfig.registered()
+    kinds = ObjectiveConfig.list_registered()
     kind = next((kind for kind in kinds if kind.__name__.lower() == text.strip().lower()), type(old))
     return NotImplemented if isinstance(old, kind) else kind()
 

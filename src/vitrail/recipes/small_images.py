@@ -26,7 +26,7 @@ from vitrail.tasks.segmentation.task import Segmentation
 from vitrail.train.config import Data, Evaluation, Run
 
 
-def _network(name: str, **fields: Any) -> ModelConfig:
+def _build_network(name: str, **fields: Any) -> ModelConfig:
     """A network of the zoo with fixed positions, mean pooling and stochastic depth."""
     return model_config(name, position="sincos2d", pool="mean", class_token=False, stochastic_depth=0.1, **fields)
 
@@ -39,7 +39,7 @@ def cifar10() -> Run:
     exaFLOPs and 0.14 device-hours a seed. Public plain ViTs from scratch stand at 90 to 93.6."""
     return Run(
         name="cifar10",
-        model=_network("ViT-Mini/4", classes=10),
+        model=_build_network("ViT-Mini/4", classes=10),
         augmentation=replace(cifar(32), policy=RandAugment(ops=2, magnitude=9), erase=RandomErasing()),
         objective=Classification(smoothing=0.1),
         data=Data(source="cifar10", watch="any"),
@@ -68,7 +68,7 @@ def tiny() -> Run:
     return replace(
         cifar10(),
         name="tiny",
-        model=_network("ViT-S/16", classes=200, image_size=64, patch=8),
+        model=_build_network("ViT-S/16", classes=200, image_size=64, patch=8),
         augmentation=replace(cifar(64, padding=8), policy=RandAugment(ops=2, magnitude=9), erase=RandomErasing()),
         data=Data(source=""),
         schedule=Schedule(decay="cosine", warmup=7800),
@@ -91,7 +91,7 @@ def fashion_mnist() -> Run:
     On one H200: 94.96 ± 0.04 over three seeds (95.00, 94.97, 94.91), 9.1 minutes each with all three on one card;
     on the way 91.4 after 38 epochs, 93.2 after 64, 94.5 after 115, 94.7 after 140 (more in docs/results.md). 0.017
     exaFLOPs and 0.15 device-hours a seed. Public plain ViTs stand at 92.3 to 94."""
-    model, mix = _network("ViT-Mini/4", classes=10, image_size=28), Mix(mixup=0.2, cutmix=1.0, probability=0.5)
+    model, mix = _build_network("ViT-Mini/4", classes=10, image_size=28), Mix(mixup=0.2, cutmix=1.0, probability=0.5)
     augmentation = replace(cifar(28, padding=2), erase=RandomErasing(probability=0.25))
     data, schedule = Data(source="fashion-mnist", watch="any"), Schedule(decay="cosine", warmup=4700)
     run = replace(cifar10(), name="fashion-mnist", model=model, augmentation=augmentation, epochs=255)

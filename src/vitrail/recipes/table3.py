@@ -39,7 +39,7 @@ from vitrail.train.config import Data, Run
 IMAGENET21K_CLASSES: Final = 21_843
 
 
-def _network(name: str, classes: int, dropout: float) -> ModelConfig:
+def _build_network(name: str, classes: int, dropout: float) -> ModelConfig:
     return with_known_fields(model_config(name, classes=classes), head="tanh", dropout=dropout)
 
 
@@ -47,7 +47,7 @@ def _with(base: Run, name: str, network: str, *, lr: float | None = None) -> Run
     """The same pre-training of another network."""
     dropout = getattr(base.model, "dropout", 0.0)
     optim = base.optim if lr is None else replace(base.optim, lr=lr)
-    return replace(base, name=name, model=_network(network, base.model.classes, dropout), optim=optim)
+    return replace(base, name=name, model=_build_network(network, base.model.classes, dropout), optim=optim)
 
 
 def vit_b16_jft() -> Run:
@@ -56,7 +56,7 @@ def vit_b16_jft() -> Run:
     ReaL 88.85, CIFAR-10 99.00, CIFAR-100 91.87, Pets 95.80, Flowers 99.56."""
     return Run(
         name="vit-b16-jft",
-        model=_network("ViT-B/16", JFT_CLASSES, 0.0),
+        model=_build_network("ViT-B/16", JFT_CLASSES, 0.0),
         augmentation=reference_inception(224),
         preprocessing=Preprocessing(image=(224, 224), resize=256),
         objective=Classification(loss="sigmoid", head_bias=-10.0),
@@ -182,7 +182,7 @@ def vit_b16_imagenet21k() -> Run:
     return replace(
         vit_b16_jft(),
         name="vit-b16-imagenet21k",
-        model=_network("ViT-B/16", IMAGENET21K_CLASSES, 0.1),
+        model=_build_network("ViT-B/16", IMAGENET21K_CLASSES, 0.1),
         data=Data(source="imagenet21k"),
         optim=Optim(kind="adamw", lr=1e-3, weight_decay=0.03, momentum=0.9, second=0.999),
         schedule=Schedule(decay="linear", warmup=10_000, end=1e-5),
@@ -231,7 +231,7 @@ def vit_b16_imagenet() -> Run:
     return replace(
         vit_b16_jft(),
         name="vit-b16-imagenet",
-        model=_network("ViT-B/16", 1000, 0.1),
+        model=_build_network("ViT-B/16", 1000, 0.1),
         objective=Classification(),
         data=Data(source="imagenet", watch="val", test="val"),
         optim=Optim(kind="adamw", lr=3e-3, weight_decay=0.3, momentum=0.9, second=0.999, clip=1.0),

@@ -125,7 +125,7 @@ class ServedModel:
                     answers.append((prediction.to_dict(), prediction if image.show else None))
                 return answers
             case "embed":
-                return self.predictor.embedded(batch).unbind(0)
+                return self.predictor.embed_batch(batch).unbind(0)
             case "attention":
                 return [compute_attention(self.predictor.network, self.predictor.normalise(batch), images[0].layer)]
 
@@ -146,7 +146,7 @@ class ServedModel:
         content = io.BytesIO()
         Image.new("RGB", (8, 8)).save(content, "PNG")
         pixels, _ = self.prepare(content.getvalue())
-        self.predictor.embedded(pixels[None])
+        self.predictor.embed_batch(pixels[None])
 
     @property
     def options(self) -> tuple[str, ...]:

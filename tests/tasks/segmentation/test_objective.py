@@ -86,7 +86,7 @@ def test_the_loss_is_that_of_a_loop_over_pixels(smoothing: float) -> None:
     of, given = objective(smoothing), batch()
     outcome = ask(of, given)
     with torch.no_grad():
-        logits = of.network(of.normalised(given.pixels))
+        logits = of.network(of.normalise(given.pixels))
     each = [slow(logits[at], given.target[at], smoothing) for at in range(COUNT) if at != VOID]
     assert float(outcome.count) == COUNT - 1
     assert outcome.total.item() == pytest.approx(sum(loss for loss, _ in each), rel=1e-5)

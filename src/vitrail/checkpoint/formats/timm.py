@@ -62,8 +62,8 @@ def build_table(config: ModelConfig) -> list[KeyEntry]:
     if c.head in ("tanh", "patches"):
         kind = "hidden tanh layer" if c.head == "tanh" else "head on patches"
         raise ExportRefused(f"timm has no {kind}: field head={c.head!r} cannot be held; use head='linear' or vitrail's")
-    if c.position != "learned" or c.placed != "stem" or c.attention != "full":
-        field = f"position={c.position!r} at {c.placed!r}" if c.attention == "full" else f"attention={c.attention!r}"
+    if c.position != "learned" or c.entry != "stem" or c.attention != "full":
+        field = f"position={c.position!r} at {c.entry!r}" if c.attention == "full" else f"attention={c.attention!r}"
         raise ExportRefused(f"timm's ViT has learned positions at the stem and full attention, not field {field}")
     if c.registers and c.class_token and c.position_prefix:
         raise ExportRefused("timm gives registers the class token's position, so not field position_prefix=True")

@@ -121,9 +121,9 @@ def show_study(plan: "StudyPlan", report: "GridReport") -> int:
         there = [f"{what}: {plan.out / name}" for what, name in files.items() if (plan.out / name).exists()]
         print("   ".join(there))
     if report.stopped:
-        left = len(report.of("waiting", "running", "stopped"))
+        left = len(report.in_state("waiting", "running", "stopped"))
         print(f"stopped and saved, {left} of {len(plan.cells)} cells are left; resume with: {plan.go_on}")
-    return 1 if report.of("failed", "left out") else 0
+    return 1 if report.in_state("failed", "left out") else 0
 
 
 def run_compare(options: CompareOptions) -> int:

@@ -96,7 +96,7 @@ class TrainingPanel:
         self.step, self.steps = 0, 0
         self.doing, self.since = ("preparing", 0, None), clock()
         self.first: tuple[int, float] | None = None  # a step, and when it was done
-        self.live = Live(console=self.console, refresh_per_second=4, transient=True, get_renderable=self.drawn)
+        self.live = Live(console=self.console, refresh_per_second=4, transient=True, get_renderable=self.render)
 
     def __enter__(self) -> "TrainingPanel":
         self.live.start()
@@ -136,7 +136,7 @@ class TrainingPanel:
             return float("nan") if to_do else 0.0
         return (self.clock() - self.first[1]) / (self.step - self.first[0]) * to_do
 
-    def drawn(self) -> Any:
+    def render(self) -> Any:
         lines = list[Any]()
         if self.steps:
             columns = Column(no_wrap=True), Column(ratio=1), Column(no_wrap=True)

@@ -186,7 +186,7 @@ def train_or_sweep(
     if world.is_main:
         if found.points:
             head = ("settings", sweep.name_score(found.points[0].criterion))
-            print_table(head, [(point.name, point.shown) for point in found.points])
+            print_table(head, [(point.name, point.text) for point in found.points])
         if found.final is None:
             print(f"stopped; resume with: {launch.resume_command(asked, out)}")
         else:

@@ -55,7 +55,7 @@ def run_predict(options: PredictOptions) -> int:
             out=make_writer(asker, options),
             topk=options.topk,
             attention=None if options.attention is None else AttentionImages(options.attention, asker),
-            files=None if options.out is None else PredictionFiles(options.out, asker.task, found.known()),
+            files=None if options.out is None else PredictionFiles(options.out, asker.task, found.known_images()),
         )
         print(describe_predictor(weights, asker), file=sys.stderr)
         for line in (*found.notes, *found.closed):
@@ -109,7 +109,7 @@ class LineWriter:
         files = ", ".join(printable(made[kind]) for kind in ("file", "overlay") if kind in made)
         self.file.write(f"{printable(path)}: {prediction}{f' -> {files}' if files else ''}\n")
 
-    def failed(self, path: str, reason: str) -> None:
+    def write_failure(self, path: str, reason: str) -> None:
         """Nothing: stderr has it."""
 
 
@@ -119,7 +119,7 @@ class JsonWriter(LineWriter):
     def answer(self, path: str, prediction: TaskPrediction, made: Mapping[str, str]) -> None:
         self.file.write(json.dumps({"path": path, **prediction.to_dict(), **made}) + "\n")
 
-    def failed(self, path: str, reason: str) -> None:
+    def write_failure(self, path: str, reason: str) -> None:
         self.file.write(json.dumps({"path": path, "error": reason}) + "\n")
 
 
@@ -134,7 +134,7 @@ class CsvWriter(LineWriter):
     def answer(self, path: str, prediction: TaskPrediction, made: Mapping[str, str]) -> None:
         self.table.writerows([path, *row, ""] for row in self.task.rows(prediction))
 
-    def failed(self, path: str, reason: str) -> None:
+    def write_failure(self, path: str, reason: str) -> None:
         self.table.writerow([path, *("" for _ in self.columns), reason])
 
 
@@ -350,7 +350,7 @@ class PredictSession:
                 self.failed += 1
                 reason = str(thing).removeprefix(f"{found.path}: ")
                 print_note(f"skipped {found.path}: {reason}")
-                self.out.failed(found.path, reason)
+                self.out.write_failure(found.path, reason)
                 continue
             prediction, made = next(answers), dict[str, str]()
             if self.attention is not None and thing.seen is not None:

@@ -90,9 +90,9 @@ class ImageListing:
         """How many there are; not known where some come from stdin."""
         return None if STDIN in self.words else len(self.paths)
 
-    def known(self) -> Iterator[ImageFile]:
+    def known_images(self) -> Iterator[ImageFile]:
         """All images but those that stdin will name."""
-        return (found for at, word in enumerate(self.words) if word != STDIN for found in self.of(at))
+        return (found for at, word in enumerate(self.words) if word != STDIN for found in self.images_of(at))
 
     def bursts(self) -> Iterator[Iterable[ImageFile]]:
         """All images in order, in runs that come without a pause: those of stdin may be slow to come."""
@@ -101,9 +101,9 @@ class ImageListing:
                 yield from StdinNames().bursts()
             elif at == 0 or self.words[at - 1] == STDIN:
                 until = next((i for i in range(at, len(self.words)) if self.words[i] == STDIN), len(self.words))
-                yield (found for i in range(at, until) for found in self.of(i))
+                yield (found for i in range(at, until) for found in self.images_of(i))
 
-    def of(self, at: int) -> Iterator[ImageFile]:
+    def images_of(self, at: int) -> Iterator[ImageFile]:
         """The images of one word."""
         word = self.words[at]
         for index in range(self.starts[at], self.starts[at + 1]):

@@ -78,7 +78,7 @@ class TiffDirectory:
     def number(self, code: str, where: int) -> int:
         return int(struct.unpack_from(self.order + code, self.data, where)[0])
 
-    def first(self, tag: int, otherwise: int) -> int:
+    def first_value(self, tag: int, otherwise: int) -> int:
         """The first, mostly the only, value of a tag that holds whole numbers."""
         entry = self.entries.get(tag)
         if entry is None or not entry.amount or (code := CODES.get(entry.kind)) is None:
@@ -91,7 +91,9 @@ class TiffDirectory:
 def read_exif(exif: bytes) -> int:
     """1 to 8 from an EXIF block, with or without its first words; 1 where it is damaged or does not say."""
     try:
-        value = TiffDirectory(exif.removeprefix(b"Exif\0\0").removeprefix(b"Exif\0\0")).first(ORIENTATION, UPRIGHT)
+        value = TiffDirectory(exif.removeprefix(b"Exif\0\0").removeprefix(b"Exif\0\0")).first_value(
+            ORIENTATION, UPRIGHT
+        )
     except (KeyError, struct.error, OverflowError):
         return UPRIGHT
     return value if 1 <= value <= 8 else UPRIGHT
@@ -144,9 +146,9 @@ def strip_tiff(data: bytes) -> tuple[bytes, int, tuple[int, int]]:
         kept.append(entry)
     if total > len(data):
         raise BadImage(f"damaged TIFF: its tags claim {total:,} bytes of {len(data):,}")
-    size = (directory.first(WIDTH, 0), directory.first(HEIGHT, 0))
+    size = (directory.first_value(WIDTH, 0), directory.first_value(HEIGHT, 0))
     check_layout(directory, *size)
-    turned = directory.first(ORIENTATION, UPRIGHT)
+    turned = directory.first_value(ORIENTATION, UPRIGHT)
     # A new directory at the end of the file. Values stay where they are, so no offset changes.
     order, word, start = directory.order, directory.word, len(data) + len(data) % 2
     rows = [struct.pack(f"{order}HH{word}{len(entry.value)}s", *entry) for entry in kept]
@@ -158,16 +160,16 @@ def strip_tiff(data: bytes) -> tuple[bytes, int, tuple[int, int]]:
 
 def check_layout(directory: TiffDirectory, width: int, height: int) -> None:
     """BadImage for a packing that is not read, and for blocks whose number or size is not an image's."""
-    packing = directory.first(COMPRESSION, 1)
+    packing = directory.first_value(COMPRESSION, 1)
     if packing not in PACKINGS:
         raise BadImage(f"TIFF of a compression that is not read ({packing})")
     across, down = 1, height
     if TILES in directory.entries:
-        tile = (directory.first(TILE_WIDTH, 0), directory.first(TILE_HEIGHT, 0))
+        tile = (directory.first_value(TILE_WIDTH, 0), directory.first_value(TILE_HEIGHT, 0))
         if min(tile) < 1 or tile[0] * tile[1] > max(LARGE_TILE, 4 * width * height):
             raise BadImage(f"damaged TIFF: tiles of {tile[0]} x {tile[1]} in an image of {width} x {height}")
         across, down = -(-width // tile[0]), -(-height // tile[1])
     blocks = max((entry.amount for tag, entry in directory.entries.items() if tag in (STRIPS, TILES)), default=0)
-    if blocks > across * down * max(1, directory.first(SAMPLES, 1)):
+    if blocks > across * down * max(1, directory.first_value(SAMPLES, 1)):
         raise BadImage(f"damaged TIFF: {blocks:,} pieces for an image of {width} x {height}")
     PieceLimit("TIFF", directory.data, 512).step(blocks)  # Pillow lists them, in Python

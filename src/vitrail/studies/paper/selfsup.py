@@ -147,7 +147,7 @@ class MethodScores:
     def budgets(self) -> list[float]:
         return sorted({float(group.at["budget"]) for group in self.groups if "budget" in group.at})
 
-    def finetuned(self, method: str, budget: float) -> Spread | None:
+    def find_finetuned(self, method: str, budget: float) -> Spread | None:
         return stats.find_spread(self.groups, "accuracy", stage=FINETUNING, method=method, budget=budget)
 
     def frozen(self, method: str, value: str) -> Spread | None:
@@ -161,14 +161,14 @@ class MethodScores:
 
     def compare(self, method: str, other: str, budget: float) -> Gap | None:
         """A method minus another at a share of labels; the spread is pooled over all methods there."""
-        every = {name: self.finetuned(name, budget) for name in NAMES}
+        every = {name: self.find_finetuned(name, budget) for name in NAMES}
         return stats.compare(every[method], every[other], every.values())
 
 
 def analyse(outcomes: Sequence[CellOutcome]) -> Findings:
     scores = MethodScores(groups=stats.group_by_seed(outcomes))
     ticks = {100 * budget: f"{budget:.0%}" for budget in scores.budgets}
-    tuned = [build_line(scores, method, scores.finetuned) for method in scores.methods]
+    tuned = [build_line(scores, method, scores.find_finetuned) for method in scores.methods]
     gains = [build_line(scores, method, scores.over_scratch) for method in scores.methods if method != SCRATCH]
     claims: list[JudgedClaim] = []
     for budget in scores.budgets:
@@ -215,7 +215,7 @@ def build_table(scores: MethodScores) -> ResultTable:
         # The accuracy of a pre-training without labels is that of its nearest neighbours.
         neighbours = scores.frozen(method, "accuracy") if method in UNLABELLED else None
         frozen = (stats.format_spread(scores.frozen(method, FEWSHOT)), stats.format_spread(neighbours))
-        tuned = (stats.format_spread(scores.finetuned(method, budget)) for budget in scores.budgets)
+        tuned = (stats.format_spread(scores.find_finetuned(method, budget)) for budget in scores.budgets)
         rows.append((NAMES[method], *frozen, *tuned, PAPER.get(method, NOTHING)))
     shares = (f"{budget:.0%} of labels [%]" for budget in scores.budgets)
     columns = ("pre-training", "frozen, 5-shot [%]", "frozen, k-NN [%]", *shares, "paper, ImageNet")

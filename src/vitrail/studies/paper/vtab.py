@@ -262,7 +262,7 @@ def combine_outcome(study: VtabStudy, report: grid.GridReport) -> VtabOutcome:
             outcome.states[name] = state
     outcome.reasons = {one.cell: one.fault for one in report.outcomes if one.fault}
     if report.stopped and not outcome.stopped:  # between two tasks, before the next one started
-        outcome.states[report.of("waiting")[0]] = "stopped"
+        outcome.states[report.in_state("waiting")[0]] = "stopped"
     return outcome
 
 

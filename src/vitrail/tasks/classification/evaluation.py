@@ -36,7 +36,7 @@ def assess_classifier(setting: EvaluationSetting) -> EvaluationOutcome:
     said, _ = metric.predictions()
     if setting.world.is_main:
         setting.advance("computing intervals", 0, None)
-    classes, unsound = setting.collection.classes, int((said.said < 0).sum())
+    classes, unsound = setting.collection.classes, int((said.predicted < 0).sum())
     notes = [f"{unsound:,} answers are not numbers and count as wrong"] if unsound else []
     settings: dict[str, Any] = {"labels": main, "classes": matching.how, "seed": how.seed}
     if about.multi_label:
@@ -127,7 +127,7 @@ def write_answers(found: Assessment, source: ImageDataset) -> bytes:
     judged, names = found.judged, found.names
     rows = dict[int, list[str]]()
     for at, place in enumerate(judged.sample.tolist()):
-        said, right = int(judged.said[at]), "yes" if judged.right[at] else "no"
+        said, right = int(judged.predicted[at]), "yes" if judged.right[at] else "no"
         answer = [names[int(judged.truth[at])], names[said] if said >= 0 else "", f"{judged.confidence[at]:.6f}"]
         rows[place] = [*answer, right, f"{judged.loss[at]:.6f}"]
     return write_csv(["picture", "true", "said", "confidence", "right", "loss"], rows, source)
@@ -138,7 +138,7 @@ def write_scores(found: MultiLabelScore, source: ImageDataset) -> bytes:
     has no label."""
     rows = dict[int, list[str]]()
     for at, place in enumerate(found.sample.tolist()):
-        both = ("|".join(itertools.compress(found.names, flags[at])) for flags in (found.truth, found.chosen))
+        both = ("|".join(itertools.compress(found.names, flags[at])) for flags in (found.truth, found.predicted))
         rows[place] = [*both, *(f"{score:.6f}" for score in found.scores[at])]
     return write_csv(["picture", "true", "chosen", *found.names], rows, source)
 

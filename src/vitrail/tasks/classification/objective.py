@@ -78,7 +78,7 @@ class ClassificationObjective(Objective):
 
     def forward(self, *inputs: Tensor) -> ObjectiveOutput:
         pixels, targets, label, counted = inputs
-        logits = cast(Tensor, self.network(self.normalised(pixels))).float()
+        logits = cast(Tensor, self.network(self.normalise(pixels))).float()
         if self.config.loss == "sigmoid":
             losses = F.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(-1)
         else:

@@ -52,7 +52,7 @@ class Prediction:
         return (self.label,) if self.chosen is None else tuple(answer.label for answer in self.chosen)
 
     @property
-    def shown(self) -> tuple[ClassProbability, ...]:
+    def display_classes(self) -> tuple[ClassProbability, ...]:
         """The classes in tables and bars: the likeliest, and all that were chosen."""
         return self.top if self.chosen is None or len(self.top) > len(self.chosen) else self.chosen
 

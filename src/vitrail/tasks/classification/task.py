@@ -112,7 +112,7 @@ class ClassificationTask(Task):
         return SCHEMA
 
     def bars(self, prediction: Prediction) -> list[PredictionBar]:
-        num_chosen, answers = len(prediction.labels), enumerate(prediction.shown)
+        num_chosen, answers = len(prediction.labels), enumerate(prediction.display_classes)
         return [PredictionBar(one.label, one.probability, at < num_chosen) for at, one in answers]
 
     def columns(self, *, multi_label: bool) -> tuple[str, ...]:
@@ -120,7 +120,7 @@ class ClassificationTask(Task):
 
     def rows(self, prediction: Prediction) -> list[list[Any]]:
         rows: list[list[Any]] = []
-        for at, one in enumerate(prediction.shown):
+        for at, one in enumerate(prediction.display_classes):
             chosen = [] if prediction.chosen is None else [int(at < len(prediction.chosen))]
             rows.append([at + 1, one.label, one.index, f"{one.probability:.6g}", *chosen])
         return rows

@@ -75,7 +75,7 @@ class SegmentationObjective(Objective):
 
     def forward(self, *inputs: Tensor) -> ObjectiveOutput:
         pixels, mask, valid = inputs
-        logits = cast(Tensor, self.network(self.normalised(pixels))).float()
+        logits = cast(Tensor, self.network(self.normalise(pixels))).float()
         smoothing = self.config.smoothing
         losses = F.cross_entropy(logits, mask.long(), ignore_index=IGNORED, label_smoothing=smoothing, reduction="none")
         seen = mask != IGNORED

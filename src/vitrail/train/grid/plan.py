@@ -127,7 +127,7 @@ class GridReport:
     outcomes: tuple[CellOutcome, ...]
     stopped: bool = False  # by a signal; can be resumed
 
-    def of(self, *states: CellState) -> list[str]:
+    def in_state(self, *states: CellState) -> list[str]:
         return [name for name, state in self.states.items() if state in states]
 
 

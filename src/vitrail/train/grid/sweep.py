@@ -49,7 +49,7 @@ class SweepPoint:
         return math.isnan(self.value)
 
     @property
-    def shown(self) -> str:
+    def text(self) -> str:
         return "diverged" if self.diverged else f"{self.value:.2%}" if self.criterion.share else f"{self.value:.4g}"
 
     @property
@@ -100,7 +100,7 @@ class SweepWatcher(Watcher):
             self.observer.log(f"{cell.name}: {outcome.fault}" if self.spread else outcome.fault)
         elif self.spread:
             (point,) = rank_points([outcome], criterion_of(cell.run))
-            self.observer.log(f"{cell.name}: {point.shown} of dev")
+            self.observer.log(f"{cell.name}: {point.text} of dev")
 
 
 def list_points(grid: Grid) -> list[tuple[str, ...]]:
@@ -174,7 +174,7 @@ def run_sweep(
         if report.stopped:
             return SweepResult(points=tried, final=None)
         best = choose_best(tried, report.outcomes, out)
-        observer.log(f"best on dev: {best.name} with {best.shown}; now on all the training images")
+        observer.log(f"best on dev: {best.name} with {best.text}; now on all the training images")
         final = with_all_images(change(run, best.settings))
         last = train(final, out=out, world=world, command=command, force=force, observer=observer)
         return SweepResult(points=tried, final=last)
