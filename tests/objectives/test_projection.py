@@ -12,7 +12,7 @@ from vitrail.objectives.projection_heads import BatchNorm, NormedMLP, PrototypeH
 
 
 def rows(valid: Tensor, world: World = ALONE) -> ValidRows:
-    return ValidRows.count(valid, world)
+    return ValidRows.from_mask(valid, world)
 
 
 def test_a_batch_norm_is_torchs_over_the_rows_that_count() -> None:

@@ -56,18 +56,21 @@ def model_card(bundle: Bundle, *, name: str | None = None) -> str:
         summary=f"{title} {about}, {config.parameters:,} parameters, for images of {format_size(config.image)} pixels.",
         place=json.dumps(name or "."),
         network=[
-            ("network", title), ("parameters", f"{config.parameters:,}"),
-            ("multiply-accumulates an image", f"{config.macs / 1e9:.3g} G"), *config.table,
+            ("network", title),
+            ("parameters", f"{config.parameters:,}"),
+            ("multiply-accumulates an image", f"{config.macs / 1e9:.3g} G"),
+            *config.table,
         ],
         images=[
-            ("size", f"{format_size(images.image)} pixels, RGB"), ("resized to", resized),
+            ("size", f"{format_size(images.image)} pixels, RGB"),
+            ("resized to", resized),
             ("interpolation", images.interpolation + ("" if images.antialias else ", not antialiased")),
             ("mean", ", ".join(f"{value:g}" for value in images.mean)),
             ("standard deviation", ", ".join(f"{value:g}" for value in images.std)),
         ],
         classes=class_names(config.classes, card.labels),
         origin=origin or [("origin", "not recorded in the file")],
-    )  # fmt: skip
+    )
 
 
 def class_names(classes: int, labels: Iterable[str] | None) -> str:

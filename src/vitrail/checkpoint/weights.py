@@ -56,9 +56,13 @@ def build_network(bundle: Bundle, dtype: torch.dtype = torch.float32) -> Model:
 
 
 def replace_head_and_resize(
-    bundle: Bundle, classes: int | None = None, image_size: int | Pair | None = None, numerics: Numerics = "reference",
-    *, kind: str | None = None,
-) -> Bundle:  # fmt: skip
+    bundle: Bundle,
+    classes: int | None = None,
+    image_size: int | Pair | None = None,
+    numerics: Numerics = "reference",
+    *,
+    kind: str | None = None,
+) -> Bundle:
     """Fine-tuning surgery (3.2) on a bundle. Positions are resampled in float32 at least. `classes` give it a new head
     of zeros: one linear layer on the image (`kind="linear"`) or on its patches ("patches"), by default on what the old
     one read."""

@@ -69,9 +69,15 @@ class Parallel:
 
 
 def parallelise(
-    module: nn.Module, *, world: World, sharding: Sharding = "none", precision: Precision = "float32",
-    compile: bool = False, recompute: bool = False, values: Callable[[nn.Module], None] | None = None,
-) -> Parallel:  # fmt: skip
+    module: nn.Module,
+    *,
+    world: World,
+    sharding: Sharding = "none",
+    precision: Precision = "float32",
+    compile: bool = False,
+    recompute: bool = False,
+    values: Callable[[nn.Module], None] | None = None,
+) -> Parallel:
     """Moves an objective to the world's device and makes it parallel, in place. A module without storage gets it here,
     for the local rows only, and then `values(module)` (see meta_init.py). Optimisers come after this."""
     for name, value, kinds in (("sharding", sharding, Sharding), ("precision", precision, Precision)):

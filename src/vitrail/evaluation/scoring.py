@@ -220,11 +220,11 @@ def choose_unseen(
         source, rule = drop_images(source, how.without)
 
     def hash_in_parallel(one: ImageDataset) -> Hashes:
-        def report_progress(done: int) -> None:
+        def show(done: int) -> None:
             if world.is_main:
                 advance("which images were seen", done, len(one))
 
-        return interleave(world.gather(hash_contents(one, rank=world.rank, world=world.size, advance=report_progress)))
+        return interleave(world.gather(hash_contents(one, rank=world.rank, world=world.size, advance=show)))
 
     exposure, dropped = find_exposure(about.provenance, source, hash_in_parallel), given - len(source)
     scope = Scope(given=len(source), exposure=exposure, included=how.include_seen, dropped=dropped, without=rule)
@@ -290,11 +290,11 @@ class EvaluationSetting:
         network, views, device = about.network, about.preprocessing, world.device
         about.computing_in(how.precision)
 
-        def report_progress(done: int) -> None:
+        def show(done: int) -> None:
             if world.is_main:
                 self.advance("images", min(done * world.size, len(source)), len(source))
 
-        report_progress(0)
+        show(0)
         loading = choose_loading(source, device, how.batch, how.workers, world.size)
         batches = eval_batches(
             source, views, targets=targets, rank=world.rank, world=world.size, ledger=self.ledger, **loading
@@ -308,7 +308,7 @@ class EvaluationSetting:
                 device=device,
                 world=world,
                 precision=how.precision,
-                progress=report_progress,
+                progress=show,
             )
         except DataError as error:  # nothing could be scored
             reason = next((f"{entry}; " for entry in self.ledger.known.values()), "")

@@ -91,10 +91,14 @@ def quantise(
         if integer := [node.name for node in find_products(model)]:
             notes.append(f"{len(integer)} matrix products in int8")
             quantize_dynamic(
-                model, str(path), op_types_to_quantize=["MatMul", "Gemm"],
+                model,
+                str(path),
+                op_types_to_quantize=["MatMul", "Gemm"],
                 nodes_to_quantize=[*integer, *(f"{name}_MatMul" for name in integer)],  # what it makes of a Gemm
-                per_channel=True, reduce_range=True, weight_type=QuantType.QInt8,
-            )  # fmt: skip
+                per_channel=True,
+                reduce_range=True,
+                weight_type=QuantType.QInt8,
+            )
             model = onnx.load(str(path))
     onnx.helper.set_model_props(model, {**props, "quantisation": "int8"})
     model.producer_name = "vitrail"
@@ -156,10 +160,17 @@ def quantise_convolutions(model: Any, path: Path, images: Iterator[Tensor]) -> t
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         out = Path(scratch) / "static.onnx"
         quantize_static(
-            model, str(out), Reader(), quant_format=QuantFormat.QDQ, op_types_to_quantize=["Conv"],
-            nodes_to_quantize=chosen, per_channel=True, reduce_range=True, activation_type=QuantType.QUInt8,
+            model,
+            str(out),
+            Reader(),
+            quant_format=QuantFormat.QDQ,
+            op_types_to_quantize=["Conv"],
+            nodes_to_quantize=chosen,
+            per_channel=True,
+            reduce_range=True,
+            activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
-        )  # fmt: skip
+        )
         return onnx.load(str(out)), len(chosen)
 
 

@@ -105,9 +105,14 @@ def to_onnx(
         session, references = OnnxSession(plain), make_references(bundle, sizes, pixels=pixels)
         report = check_export(bundle, references, session, target.name, session.version, pixels=pixels)
         done = ExportResult(
-            target=target, to="onnx", files=(), report=report, notes=note_fixed_size(sizes), replaced=replaced,
+            target=target,
+            to="onnx",
+            files=(),
+            report=report,
+            notes=note_fixed_size(sizes),
+            replaced=replaced,
             use=f'onnxruntime.InferenceSession("{target}")',
-        )  # fmt: skip
+        )
         if options.int8:
             done = make_int8_file(bundle, plain, draft, options, scoring_images, done)
             plain.unlink()
@@ -206,7 +211,11 @@ def make_int8_file(
         remedy = f"omit --int8, or accept it with --agreement {int(agreement * 100) / 100:g}"
         raise ExportFailed(f"{fault}; nothing was written: {remedy}")
     return replace(
-        done, report=report, plain=done.report, scores=scores, notes=(*done.notes, *notes),
+        done,
+        report=report,
+        plain=done.report,
+        scores=scores,
+        notes=(*done.notes, *notes),
         pace=measure_speed({"float32": OnnxSession(plain), "int8": session}, bundle, pixels=pixels),
         plain_bytes=plain.stat().st_size,
-    )  # fmt: skip
+    )

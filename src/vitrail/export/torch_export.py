@@ -90,9 +90,14 @@ def to_torch_export(
         report = check_export(bundle, references, loaded, target.name, f"torch {torch.__version__}")
     use = f'torch.export.load("{target}").module()(images)'
     return ExportResult(
-        target=target, to="torch-export", files=list_files(target), report=report, use=use,
-        notes=note_fixed_size(sizes), replaced=replaced,
-    )  # fmt: skip
+        target=target,
+        to="torch-export",
+        files=list_files(target),
+        report=report,
+        use=use,
+        notes=note_fixed_size(sizes),
+        replaced=replaced,
+    )
 
 
 def choose_sizes(config: ModelConfig, fixed: bool) -> ImageSizes:

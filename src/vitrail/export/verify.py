@@ -92,9 +92,15 @@ def make_noise_images(batch: int, channels: int, image: Pair, *, seed: int = 0, 
 
 @torch.inference_mode()
 def check_export(
-    bundle: Bundle, references: Mapping[Pair, Forward], candidate: Forward, name: str, against: str,
-    *, pixels: bool = False, tolerance: float | None = TOLERANCE,
-) -> ExportReport:  # fmt: skip
+    bundle: Bundle,
+    references: Mapping[Pair, Forward],
+    candidate: Forward,
+    name: str,
+    against: str,
+    *,
+    pixels: bool = False,
+    tolerance: float | None = TOLERANCE,
+) -> ExportReport:
     """Both on the same images, at every size that there is a reference for. Beyond the tolerance it raises
     ExportFailed; without one (int8) the answers need only be finite. With `pixels` both get bytes."""
     task, cases = TASKS.get(bundle.card.task), list[CheckedBatch]()
@@ -120,9 +126,13 @@ def compare_outputs(image: Pair, mine: Tensor, theirs: Tensor, classes: int) -> 
     scale = mine.double().abs().max().item()
     relative, same = difference / scale if scale else difference, mine.argmax(1) == theirs.argmax(1)
     return CheckedBatch(
-        image=image, batch=len(mine), absolute=difference, relative=relative,
-        agree=int(same.sum()) if classes else None, places=same[0].numel(),
-    )  # fmt: skip
+        image=image,
+        batch=len(mine),
+        absolute=difference,
+        relative=relative,
+        agree=int(same.sum()) if classes else None,
+        places=same[0].numel(),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,9 +188,14 @@ def score_export(
             scores = [metric.result() for metric in metrics]
             labelled, values = scores[0].count, [float(score.row()[criterion.name]) for score in scores]
     return ExportScores(
-        count=count, agree=sum(shares) if shares else None, criterion=criterion, labelled=labelled,
-        network=values[0], export=values[1], unread=tuple(map(str, images.ledger.known.values())),
-    )  # fmt: skip
+        count=count,
+        agree=sum(shares) if shares else None,
+        criterion=criterion,
+        labelled=labelled,
+        network=values[0],
+        export=values[1],
+        unread=tuple(map(str, images.ledger.known.values())),
+    )
 
 
 BATCH: Final = 16

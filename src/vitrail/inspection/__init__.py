@@ -14,16 +14,34 @@ mode, without gradients, with their fused attention.
 # take the name.
 from vitrail.inspection.layer_taps import TokenLayout, get_token_layout, iterate_layers
 from vitrail.inspection.measures import (
-    FaithfulnessCurves, attention_distance, attention_entropy, cka, distance_matrix, faithfulness_curves, layer_cka,
+    FaithfulnessCurves,
+    attention_distance,
+    attention_entropy,
+    cka,
+    distance_matrix,
+    faithfulness_curves,
+    layer_cka,
     random_maps,
-)  # fmt: skip
+)
 from vitrail.inspection.rollout import (
-    class_attention, combine_layers, grad_cam, gradient_rollout, overlay, rollout, rollout_by_layer,
-)  # fmt: skip
+    class_attention,
+    combine_layers,
+    grad_cam,
+    gradient_rollout,
+    overlay,
+    rollout,
+    rollout_by_layer,
+)
 from vitrail.inspection.weights_and_features import (
-    distance_correlation, feature_colours, filter_components, patch_features, patch_similarity, position_similarity,
-    row_column_score, token_norms,
-)  # fmt: skip
+    distance_correlation,
+    feature_colours,
+    filter_components,
+    patch_features,
+    patch_similarity,
+    position_similarity,
+    row_column_score,
+    token_norms,
+)
 
 __all__ = [
     "FaithfulnessCurves", "TokenLayout", "attention_distance", "attention_entropy", "cka", "class_attention",

@@ -40,10 +40,16 @@ def draw_pairs(
 
 
 def draw_sheet(
-    tiles: Sequence[Sequence[Pixels]], theme: Theme, *, columns: Sequence[str] = (), rows: Sequence[str] = (),
-    captions: Sequence[Sequence[str]] = (), bar: tuple[float, float, str] | None = None, colours: str = "magma",
+    tiles: Sequence[Sequence[Pixels]],
+    theme: Theme,
+    *,
+    columns: Sequence[str] = (),
+    rows: Sequence[str] = (),
+    captions: Sequence[Sequence[str]] = (),
+    bar: tuple[float, float, str] | None = None,
+    colours: str = "magma",
     gaps: int = 0,
-) -> "Figure":  # fmt: skip
+) -> "Figure":
     """Images in rows, with names at the left and above, or with `captions` one for each. `bar` is a colour bar: its
     ends and what it measures. With `gaps` there is more room after every so many images."""
     across = max(len(row) for row in tiles)
@@ -141,9 +147,16 @@ def draw_heads(
         style_axes(axes, "layer", measures)
         ordered = np.sort(values, axis=1)
         axes.scatter(
-            np.repeat(depth, heads), ordered.ravel(), s=34 if heads <= 8 else 22, color=theme.cobalt, alpha=0.75,
-            linewidths=0.6, edgecolors=theme.paper, label="one head", zorder=3,
-        )  # fmt: skip
+            np.repeat(depth, heads),
+            ordered.ravel(),
+            s=34 if heads <= 8 else 22,
+            color=theme.cobalt,
+            alpha=0.75,
+            linewidths=0.6,
+            edgecolors=theme.paper,
+            label="one head",
+            zorder=3,
+        )
         axes.plot(depth, values.mean(1), color=theme.amber, linewidth=1.8, label="mean of the layer", zorder=2)
         if reference is not None:
             axes.axhline(reference, color=theme.quiet, linewidth=1, linestyle=(0, (4, 3)), label=label, zorder=1)
@@ -230,6 +243,12 @@ def style_axes(axes: "Axes", along: str, up: str) -> None:
 def add_legend(axes: "Axes", theme: Theme, across: int = 4) -> None:
     """Above the plot, clear of all curves."""
     axes.legend(
-        loc="lower left", bbox_to_anchor=(0, 1.0), ncols=across, fontsize=8, labelcolor=theme.quiet,
-        handlelength=1.6, columnspacing=1.6, borderaxespad=0.2,
-    )  # fmt: skip
+        loc="lower left",
+        bbox_to_anchor=(0, 1.0),
+        ncols=across,
+        fontsize=8,
+        labelcolor=theme.quiet,
+        handlelength=1.6,
+        columnspacing=1.6,
+        borderaxespad=0.2,
+    )

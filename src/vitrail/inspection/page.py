@@ -110,9 +110,14 @@ class InspectionSection:
 
 
 def make_section(
-    kind: str, draw: Callable[[Theme], Any], facts: dict[str, Any], *, count: int | None = None,
-    more: Sequence[SectionFigure] = (), **rest: Any,
-) -> InspectionSection:  # fmt: skip
+    kind: str,
+    draw: Callable[[Theme], Any],
+    facts: dict[str, Any],
+    *,
+    count: int | None = None,
+    more: Sequence[SectionFigure] = (),
+    **rest: Any,
+) -> InspectionSection:
     """A section with one figure, or with `more`; its texts are those of readings.toml, with `facts` filled in."""
     facts = {"samples": pluralise(count or 0, "image"), **facts}
     about = READINGS[kind]
@@ -195,9 +200,14 @@ class ExplorerSection:
 
 
 def inspection_page(
-    title: str, parts: Sequence[InspectionSection], *, lead: str = "", facts: Sequence[Tile] = (),
-    explorer: ExplorerSection | None = None, left_out: Sequence[str] = (),
-) -> str:  # fmt: skip
+    title: str,
+    parts: Sequence[InspectionSection],
+    *,
+    lead: str = "",
+    facts: Sequence[Tile] = (),
+    explorer: ExplorerSection | None = None,
+    left_out: Sequence[str] = (),
+) -> str:
     """The self-contained page as text. Without an explorer it has no script."""
     links = [(part.kind, part.title) for part in parts]
     sections: list[Section] = list(parts)

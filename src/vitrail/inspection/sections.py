@@ -186,10 +186,11 @@ def make_norms(given: InspectionContext) -> InspectionSection:
     columns = ["image", *(f"after layer {layer}" for layer in layers)]
     ratio = float((maps[-1].max((1, 2)) / np.median(maps[-1], (1, 2))).max())
     on_images = page.SectionFigure(
-        name="norm-maps", text="norms of the patches on their images",
+        name="norm-maps",
+        text="norms of the patches on their images",
         draw=partial(figures.draw_sheet, tiles, columns=columns),
         note="Each column ranges from black, norm zero, to its longest patch.",
-    )  # fmt: skip
+    )
     draw, numbers = partial(figures.draw_norms, values, name_prefix_tokens(given)), {"longest patch over median": ratio}
     facts, count = {"ratio": ratio}, len(given.images)
     return page.make_section("norms", draw, facts, more=[on_images], numbers=numbers, count=count)

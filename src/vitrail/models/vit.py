@@ -79,7 +79,7 @@ class Block(nn.Module):
         z = z[:, :queries] + self.skip(self.dropout(attended))  # Eq. 2
         z = z + self.skip(self.transform(self.norm_mlp(z)))  # Eq. 3
         if taps is not None:
-            taps.take_layer(before, z, self.spread)
+            taps.take_layer(before, z, self.expand_weights)
         return z
 
     def attend(self, z: Tensor, offsets: Tensor | None, queries: int | None, taps: Taps | None) -> Tensor:
@@ -176,9 +176,14 @@ class ViT(Backbone):
         return torch.cat([*prefix, patches], dim=1) if prefix else patches
 
     def embed(
-        self, images: Tensor, *, keep: Tensor | None = None, masked: Tensor | None = None,
-        mask_token: Tensor | None = None, positions: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+        self,
+        images: Tensor,
+        *,
+        keep: Tensor | None = None,
+        masked: Tensor | None = None,
+        mask_token: Tensor | None = None,
+        positions: Tensor | None = None,
+    ) -> Tensor:
         """z_0 (Eq. 1): [B, C, H, W] -> [B, T, D]. `masked` patches [B, N] give way to the `mask_token` [1, 1, D] before
         positions are added; those not in `keep` [B, M] are dropped after that, so that T is prefix + M. `positions`
         [1, T, D] are added in place of the network's own."""
@@ -202,9 +207,15 @@ class ViT(Backbone):
         return self.forward_blocks(z, self._other_grid(images), queries=queries, taps=taps)
 
     def forward_blocks(
-        self, z: Tensor, grid: Pair | None = None, *, first: int = 0, last: int | None = None,
-        queries: int | None = None, taps: Taps | None = None,
-    ) -> Tensor:  # fmt: skip
+        self,
+        z: Tensor,
+        grid: Pair | None = None,
+        *,
+        first: int = 0,
+        last: int | None = None,
+        queries: int | None = None,
+        taps: Taps | None = None,
+    ) -> Tensor:
         """z_0, positions included, through all layers to z_L, or from z_first to z_last: [B, T, D] -> [B, T, D], or the
         first `queries` tokens of it. Where positions enter at the stem alone, T may be any number. `grid` is that of
         images of another size."""

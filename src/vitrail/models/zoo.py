@@ -52,9 +52,16 @@ def axial(shape: str, patch: int) -> ViTConfig:
 def hybrid_backbone(blocks: tuple[int, ...], image: Pair = (224, 224)) -> ResNetConfig:
     """The hybrid's ResNet, with the numerics of the released hybrids."""
     return ResNetConfig(
-        blocks=blocks, image=image, classes=0, unit="postactivation", norm_eps=1e-6, standardisation="std+eps",
-        standardisation_eps=1e-5, padding="same", pool_padding="infinity",
-    )  # fmt: skip
+        blocks=blocks,
+        image=image,
+        classes=0,
+        unit="postactivation",
+        norm_eps=1e-6,
+        standardisation="std+eps",
+        standardisation_eps=1e-5,
+        padding="same",
+        pool_padding="infinity",
+    )
 
 
 def hybrid(shape: str, stride: int) -> ViTConfig:

@@ -64,9 +64,16 @@ class MAE(ObjectiveConfig):
         """The decoder's layers as a config: the encoder's numerics, and no regularisers."""
         width, plain = self.decoder_width, replace(model, dropout=0.0, attention_dropout=0.0, stochastic_depth=0.0)
         return replace(
-            plain, width=width, depth=self.decoder_depth, mlp_width=4 * width, heads=self.decoder_heads,
-            head="none", classes=0, position="sincos2d", placement="stem",
-        )  # fmt: skip
+            plain,
+            width=width,
+            depth=self.decoder_depth,
+            mlp_width=4 * width,
+            heads=self.decoder_heads,
+            head="none",
+            classes=0,
+            position="sincos2d",
+            placement="stem",
+        )
 
     def macs_per_image(self, model: ModelConfig) -> float:
         """MACs of an image: the embedding of all patches, the encoder's layers on the visible ones, the decoder's on

@@ -83,7 +83,7 @@ class MoCoObjective(ViTObjective):
     def forward(self, *inputs: Tensor) -> ObjectiveOutput:
         *views, valid = inputs
         images = self.cast(self.normalise(torch.cat(views)))
-        rows = ValidRows.count(valid, self.world)
+        rows = ValidRows.from_mask(valid, self.world)
         y = self.network.represent(images).unflatten(0, (2, -1))
         queries = F.normalize(self.predictor(self.projector(y, rows), rows), dim=-1)  # [2, B, width]
         with torch.no_grad():

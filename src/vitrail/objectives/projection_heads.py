@@ -29,7 +29,7 @@ class ValidRows(NamedTuple):
     world: World
 
     @classmethod
-    def count(cls, valid: Tensor, world: World) -> "ValidRows":
+    def from_mask(cls, valid: Tensor, world: World) -> "ValidRows":
         return cls(valid, sum_across(valid.float().sum(), world).clamp(min=1.0), world)
 
     def mean(self, x: Tensor) -> Tensor:

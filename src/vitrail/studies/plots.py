@@ -109,11 +109,19 @@ def draw_panel(axes: "Axes", panel: Panel, colours: Mapping[str, str], theme: Th
         bars, colour = [panel.scale * (y.deviation or 0.0) for _, y in points], colours[line.family or line.name]
         if points:
             axes.errorbar(
-                [x for x, _ in points], [panel.scale * y.mean for _, y in points], yerr=bars if any(bars) else None,
-                color=colour, linestyle=line.stroke if line.stroke != "none" else "", linewidth=1.6, elinewidth=1.1,
-                marker="o" if line.dots else "", markersize=5, markerfacecolor=theme.paper if line.hollow else colour,
-                capsize=2.5, label=make_legible(line.name, 40) if line.name else "_",
-            )  # fmt: skip
+                [x for x, _ in points],
+                [panel.scale * y.mean for _, y in points],
+                yerr=bars if any(bars) else None,
+                color=colour,
+                linestyle=line.stroke if line.stroke != "none" else "",
+                linewidth=1.6,
+                elinewidth=1.1,
+                marker="o" if line.dots else "",
+                markersize=5,
+                markerfacecolor=theme.paper if line.hollow else colour,
+                capsize=2.5,
+                label=make_legible(line.name, 40) if line.name else "_",
+            )
     axes.margins(x=0.08, y=0.12)
     if panel.log:
         axes.set_xscale("log")
@@ -149,9 +157,15 @@ def draw_dots(axes: "Axes", group: DotColumn, colours: Mapping[str, str], theme:
             seeds = [100 * value for value in dot.value.values]
             axes.plot(seeds, [row - 0.25] * len(seeds), linestyle="", marker="o", markersize=2.2, color=colour)
         axes.errorbar(
-            100 * dot.value.mean, row, xerr=100 * (dot.value.deviation or 0.0) or None,
-            color=colour, marker="o", markersize=6.5, elinewidth=1.6, capsize=0,
-        )  # fmt: skip
+            100 * dot.value.mean,
+            row,
+            xerr=100 * (dot.value.deviation or 0.0) or None,
+            color=colour,
+            marker="o",
+            markersize=6.5,
+            elinewidth=1.6,
+            capsize=0,
+        )
     axes.set_yticks(range(len(group.dots)), [make_legible(dot.name, 44) for dot in group.dots])
     axes.tick_params(axis="y", labelleft=labelled, labelcolor=theme.ink)
     axes.set_ylim(max(len(group.dots), 1) - 0.5, -0.5)
@@ -168,9 +182,15 @@ def add_legend(figure: "Figure", theme: Theme) -> None:
         across = -(-len(found) // (1 if len(found) <= 5 else 2))
         names = [name for column in range(across) for name in list(found)[column::across]]
         figure.legend(
-            [found[name] for name in names], names, loc="outside upper left", ncols=across, fontsize=8,
-            labelcolor=theme.quiet, handlelength=2.2, columnspacing=1.6,
-        )  # fmt: skip
+            [found[name] for name in names],
+            names,
+            loc="outside upper left",
+            ncols=across,
+            fontsize=8,
+            labelcolor=theme.quiet,
+            handlelength=2.2,
+            columnspacing=1.6,
+        )
 
 
 def pick_colours(families: Iterable[str], theme: Theme) -> dict[str, str]:

@@ -204,9 +204,11 @@ def open_seal(path: Path, header: SafetensorsHeader) -> Seal | None:
 
 
 def write_sealed(
-    path: str | Path, tensors: Mapping[str, Tensor], description: Mapping[str, Any],
+    path: str | Path,
+    tensors: Mapping[str, Tensor],
+    description: Mapping[str, Any],
     reached: Callable[[str], None] = ignore_point,
-) -> None:  # fmt: skip
+) -> None:
     """Write tensors and their description as one sealed file; equal input gives equal bytes.
 
     Tensors pass one at a time, so a model on another device needs no second copy in host memory. Whatever fails

@@ -103,11 +103,14 @@ def infer(shapes: TensorShapes) -> ModelConfig:
     sizes: Any = {"width": width, "mlp_width": mlp_width, "heads": heads, "patch": (high, wide), "image": size}
     sizes |= {"depth": shapes.count(BLOCK + "LayerNorm_0/scale"), "channels": channels, "classes": classes}
     return ViTConfig(
-        **sizes, class_token=token, position=position, position_prefix=bool(prefix) or not token,
+        **sizes,
+        class_token=token,
+        position=position,
+        position_prefix=bool(prefix) or not token,
         head="tanh" if "pre_logits/kernel" in shapes else "linear" if classes else "none",
         pool="token" if token else "mean",
         backbone=None if trunk is None else replace(trunk, image=size, channels=channels),
-    )  # fmt: skip
+    )
 
 
 def _infer_position(

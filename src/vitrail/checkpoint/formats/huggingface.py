@@ -110,10 +110,14 @@ def _infer_vit(get: ConfigReader) -> ViTConfig:
     if pooler and settings.get("pooler_act", "tanh") != "tanh":
         raise get.refuse(f"pooler_act {settings['pooler_act']!r} is not the paper's tanh")
     return ViTConfig(
-        **fields, image=shapes.image or get.size("image_size", 224), patch=get.size("patch_size", 16), classes=classes,
-        head="tanh" if pooler else "linear" if classes else "none", qkv_bias=bool(settings.get("qkv_bias", True)),
+        **fields,
+        image=shapes.image or get.size("image_size", 224),
+        patch=get.size("patch_size", 16),
+        classes=classes,
+        head="tanh" if pooler else "linear" if classes else "none",
+        qkv_bias=bool(settings.get("qkv_bias", True)),
         gelu="erf" if GELU[act] == "erf" else "tanh",
-    )  # fmt: skip
+    )
 
 
 def _infer_bit(get: ConfigReader) -> ResNetConfig:

@@ -44,11 +44,15 @@ def infer(shapes: TensorShapes) -> ModelConfig:
     if backbone is not None:
         sizes |= {"backbone": replace(backbone, image=size), "channels": backbone.channels}
     return ViTConfig(
-        **sizes, image=size, class_token=token, position_prefix=bool(prefix) or not token,
-        pool="mean" if after or not token or args.get("global_pool") == "avg" else "token", norm_after_pool=after,
+        **sizes,
+        image=size,
+        class_token=token,
+        position_prefix=bool(prefix) or not token,
+        pool="mean" if after or not token or args.get("global_pool") == "avg" else "token",
+        norm_after_pool=after,
         registers=shapes.get("reg_token", 3)[1] if "reg_token" in shapes else 0,
         qkv_bias="blocks.0.attn.qkv.bias" in shapes,
-    )  # fmt: skip
+    )
 
 
 def build_table(config: ModelConfig) -> list[KeyEntry]:

@@ -130,9 +130,14 @@ def verify(saved: SavedCheckpoint, part: int = 0, parts: int = 1) -> None:
 
 
 def latest(
-    folder: Path, tell: Callable[[str], None], *, before: int | None = None, part: int = 0, parts: int = 1,
+    folder: Path,
+    tell: Callable[[str], None],
+    *,
+    before: int | None = None,
+    part: int = 0,
+    parts: int = 1,
     agree: Callable[[str | None], str | None] = lambda said: said,
-) -> SavedCheckpoint | None:  # fmt: skip
+) -> SavedCheckpoint | None:
     """The newest checkpoint that is whole, every byte of it checked; None where there is none at all.
 
     A damaged one is reported, with the file and the cause, and the one before it is tried; with none left,

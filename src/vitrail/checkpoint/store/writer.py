@@ -37,9 +37,17 @@ class CheckpointWriter:
     """
 
     def __init__(
-        self, folder: Path, *, rank: int = 0, world: int = 1, token: str, keep: int, tell: Callable[[str], None],
-        patience: float = 600.0, clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        *,
+        rank: int = 0,
+        world: int = 1,
+        token: str,
+        keep: int,
+        tell: Callable[[str], None],
+        patience: float = 600.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         if not token.isalnum() or keep < 1:
             raise ConfigError(f"token={token!r} must be letters and digits, keep={keep} at least 1")
         self.folder, self.rank, self.world, self.token, self.keep = folder, rank, world, token, keep

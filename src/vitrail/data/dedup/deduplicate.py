@@ -303,9 +303,14 @@ def count_duplicates(pairs: PairArray, where: int, dropped: NDArray[np.int64]) -
 
 
 def write_page(
-    path: Path, record: DedupRecord, pairs: PairArray, train: ImageDataset, tests: Mapping[str, ImageDataset],
-    *, shown: int = PAIRS_SHOWN,
-) -> None:  # fmt: skip
+    path: Path,
+    record: DedupRecord,
+    pairs: PairArray,
+    train: ImageDataset,
+    tests: Mapping[str, ImageDataset],
+    *,
+    shown: int = PAIRS_SHOWN,
+) -> None:
     """The table, then the pairs side by side, the most distant first within each kind: those are the ones to doubt.
     Each set has an equal share of the `shown` pairs, spread over the full range where there are more."""
     titles = {WITHIN: record.train, **dict(enumerate(tests))}

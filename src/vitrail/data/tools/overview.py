@@ -63,9 +63,13 @@ def decode_chunk(source: ImageDataset, indices: Sequence[int]) -> list[SampleInf
 
 
 def inspect_samples(
-    source: ImageDataset, indices: Sequence[int], *, decode: bool = False, workers: int | None = None,
+    source: ImageDataset,
+    indices: Sequence[int],
+    *,
+    decode: bool = False,
+    workers: int | None = None,
     progress: Callable[[int], None] | None = None,
-) -> Iterator[SampleInfo]:  # fmt: skip
+) -> Iterator[SampleInfo]:
     """Inspects samples in order. `workers` is the number of processes that decode, by default one per core; `progress`
     is called with the number of newly finished samples."""
     workers = available_cores() if workers is None else workers
@@ -135,9 +139,14 @@ class SplitSummary:
 
 
 def summarise(
-    collection: Collection, *, check: bool = False, strict: bool = False, sample: int = SAMPLE,
-    workers: int | None = None, progress: Callable[[int], None] | None = None,
-) -> dict[str, SplitSummary]:  # fmt: skip
+    collection: Collection,
+    *,
+    check: bool = False,
+    strict: bool = False,
+    sample: int = SAMPLE,
+    workers: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> dict[str, SplitSummary]:
     """A summary of every split. With `check` every sample is decoded, else the headers of up to `sample` are read. With
     `strict` the first unreadable file raises BadImage. `progress` is called with the number of newly done samples."""
     out: dict[str, SplitSummary] = {}
@@ -172,13 +181,20 @@ def summarise_split(source: ImageDataset, samples: Iterable[SampleInfo], decoded
     labels = source.labels
     present = int((np.asarray(labels.values) >= 0).sum())
     return SplitSummary(
-        images=len(source), masks=len(source) if source.pixel_classes else 0,
-        classes=source.classes, counts=labels.counts(len(source.classes)),
+        images=len(source),
+        masks=len(source) if source.pixel_classes else 0,
+        classes=source.classes,
+        counts=labels.counts(len(source.classes)),
         labelled=present if labels.starts is None else int((np.diff(labels.starts) > 0).sum()),
-        labels=present, multiple=labels.multiple, looked=looked, decoded=decoded,
-        sizes=np.array(sizes, np.int64).reshape(-1, 2), formats=dict(formats.most_common()),
-        bytes=size, unreadable=tuple(unreadable),
-    )  # fmt: skip
+        labels=present,
+        multiple=labels.multiple,
+        looked=looked,
+        decoded=decoded,
+        sizes=np.array(sizes, np.int64).reshape(-1, 2),
+        formats=dict(formats.most_common()),
+        bytes=size,
+        unreadable=tuple(unreadable),
+    )
 
 
 def make_sheet(collection: Collection, split: str) -> "Image":

@@ -85,9 +85,14 @@ def fit_probe(
         at.copy_(torch.cat([start.weight, start.bias[None]]))
     at.requires_grad_()
     optimiser = torch.optim.LBFGS(
-        [at], max_iter=iterations, max_eval=2 * iterations, tolerance_grad=tolerance, history_size=HISTORY,
-        tolerance_change=0.0, line_search_fn="strong_wolfe",  # stops by the gradient, not by the length of a step
-    )  # fmt: skip
+        [at],
+        max_iter=iterations,
+        max_eval=2 * iterations,
+        tolerance_grad=tolerance,
+        history_size=HISTORY,
+        tolerance_change=0.0,
+        line_search_fn="strong_wolfe",  # stops by the gradient, not by the length of a step
+    )
 
     def closure() -> float:
         loss, at.grad = compute_gradient(x, labels, at.detach(), penalty)

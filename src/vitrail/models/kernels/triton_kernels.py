@@ -54,9 +54,17 @@ def _gelu_kernel(pre, out, count, tanh: tl.constexpr, block: tl.constexpr):
 
 @triton.jit
 def _gelu_backward_kernel(
-    grad, pre, out, sums, rows, columns,
-    tanh: tl.constexpr, each: tl.constexpr, tile_rows: tl.constexpr, tile_columns: tl.constexpr,
-):  # fmt: skip
+    grad,
+    pre,
+    out,
+    sums,
+    rows,
+    columns,
+    tanh: tl.constexpr,
+    each: tl.constexpr,
+    tile_rows: tl.constexpr,
+    tile_columns: tl.constexpr,
+):
     first = tl.program_id(1).to(tl.int64) * each
     column = tl.program_id(0) * tile_columns + tl.arange(0, tile_columns)
     row = tl.arange(0, tile_rows)
@@ -141,9 +149,17 @@ ATTENTION_ROWS = 64  # queries at once in the forward pass, keys at once in the 
 
 @triton.jit
 def _attention_kernel(
-    qkv, out, logs, heads, width, scale,
-    tokens: tl.constexpr, head: tl.constexpr, rows: tl.constexpr, keys: tl.constexpr,
-):  # fmt: skip
+    qkv,
+    out,
+    logs,
+    heads,
+    width,
+    scale,
+    tokens: tl.constexpr,
+    head: tl.constexpr,
+    rows: tl.constexpr,
+    keys: tl.constexpr,
+):
     image, which = tl.program_id(0) // heads, tl.program_id(0) % heads
     first = image.to(tl.int64) * tokens
     column, key = which * head + tl.arange(0, head), tl.arange(0, keys)
@@ -166,9 +182,21 @@ def _attention_kernel(
 
 @triton.jit
 def _attention_backward_kernel(
-    qkv, out, grad, logs, grads, sums, heads, width, scale, factor,
-    tokens: tl.constexpr, head: tl.constexpr, rows: tl.constexpr, keys: tl.constexpr,
-):  # fmt: skip
+    qkv,
+    out,
+    grad,
+    logs,
+    grads,
+    sums,
+    heads,
+    width,
+    scale,
+    factor,
+    tokens: tl.constexpr,
+    head: tl.constexpr,
+    rows: tl.constexpr,
+    keys: tl.constexpr,
+):
     image, which = tl.program_id(0) // heads, tl.program_id(0) % heads
     first = image.to(tl.int64) * tokens
     column, row = which * head + tl.arange(0, head), tl.arange(0, rows)
@@ -214,9 +242,19 @@ def attention(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     out, logs = qkv.new_empty(images, tokens, width), qkv.new_empty(images, heads, tokens, dtype=torch.float32)
     head, kernel = width // heads, cast(Any, _attention_kernel)
     kernel[(images * heads,)](
-        qkv, out, logs, heads, width, LOG2E * head**-0.5, tokens=tokens, head=head, rows=ATTENTION_ROWS,
-        keys=_tile_for(tokens), num_warps=4, num_stages=1,
-    )  # fmt: skip
+        qkv,
+        out,
+        logs,
+        heads,
+        width,
+        LOG2E * head**-0.5,
+        tokens=tokens,
+        head=head,
+        rows=ATTENTION_ROWS,
+        keys=_tile_for(tokens),
+        num_warps=4,
+        num_stages=1,
+    )
     return out, logs
 
 
@@ -226,9 +264,23 @@ def attention_backward(qkv: Tensor, out: Tensor, grad: Tensor, logs: Tensor, hea
     grads, sums = torch.empty_like(qkv), qkv.new_empty(images, 3 * width, dtype=torch.float32)
     rows, head, kernel = _tile_for(tokens), width // heads, cast(Any, _attention_backward_kernel)
     kernel[(images * heads,)](
-        qkv, out, grad, logs, grads, sums, heads, width, LOG2E * head**-0.5, head**-0.5, tokens=tokens, head=head,
-        rows=rows, keys=ATTENTION_ROWS, num_warps=8 if rows > ATTENTION_ROWS else 4, num_stages=3,
-    )  # fmt: skip
+        qkv,
+        out,
+        grad,
+        logs,
+        grads,
+        sums,
+        heads,
+        width,
+        LOG2E * head**-0.5,
+        head**-0.5,
+        tokens=tokens,
+        head=head,
+        rows=rows,
+        keys=ATTENTION_ROWS,
+        num_warps=8 if rows > ATTENTION_ROWS else 4,
+        num_stages=3,
+    )
     return grads, sums
 
 

@@ -42,7 +42,7 @@ class GridState:
         self.shares: dict[str, float] = {}
         self.since: dict[str, float] = {}
         self.start = self.presented = time.monotonic()
-        self.total = sum(self.estimate_work(name) for name, state in self.states.items() if state == "waiting")
+        self.total = sum(self.work_of(name) for name, state in self.states.items() if state == "waiting")
         self.failures = FailureNotes(watcher.log)
         self.write_record("running")
 
@@ -58,7 +58,7 @@ class GridState:
         outcomes = {name: outcome for name, outcome in found.items() if outcome is not None}
         return outcomes, {name: float(value) for name, value in seconds.items() if isinstance(value, int | float)}
 
-    def estimate_work(self, name: str) -> float:
+    def work_of(self, name: str) -> float:
         return self.plan.work.get(name, 1.0)
 
     def next(self) -> Cell | None:
@@ -66,9 +66,7 @@ class GridState:
         further seeds refine it. None if all others are started or waiting for another cell."""
         waiting = [self.cells[name] for name, state in self.states.items() if state == "waiting"]
         ready = [cell for cell in waiting if self.states.get(cell.after, "done") == "done"]
-        return max(
-            ready, key=lambda cell: (-float(cell.at.get("seed", 0)), self.estimate_work(cell.name)), default=None
-        )
+        return max(ready, key=lambda cell: (-float(cell.at.get("seed", 0)), self.work_of(cell.name)), default=None)
 
     def begin(self, cell: Cell) -> None:
         self.states[cell.name] = "running"
@@ -79,7 +77,7 @@ class GridState:
     def advance(self, cell: str, share: float) -> None:
         """Reports the share of this start's work that is done, and the seconds left at this rate."""
         self.shares[cell] = share
-        done = sum(self.estimate_work(name) * share for name, share in self.shares.items())
+        done = sum(self.work_of(name) * share for name, share in self.shares.items())
         whole = done / self.total if self.total else 1.0
         spent = time.monotonic() - self.start
         self.watcher.progress(whole, spent * (1 - whole) / whole if whole else float("nan"))
