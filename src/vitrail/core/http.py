@@ -81,9 +81,8 @@ class Reply:
     def total(self) -> int | None:
         """Bytes of the whole file, where the server announces them."""
         headers = self.response.headers
-        text = (
-            headers.get("Content-Range", "").removeprefix("bytes */") if self.is_at_end else headers["Content-Length"]
-        )
+        end = headers.get("Content-Range", "").removeprefix("bytes */")
+        text = end if self.is_at_end else headers["Content-Length"]
         known = re.fullmatch(r"\d{1,18}", text or "")
         return int(known[0]) + (0 if self.is_at_end else self.start) if known else None
 

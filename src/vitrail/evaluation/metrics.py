@@ -29,22 +29,13 @@ from vitrail.data.dataset import Labels
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import one_hot
+from vitrail.distributed.process_group import World
 from vitrail.evaluation.frozen.features import Precision, inference_context, make_normaliser
 
 REMEDY: Final = "choose another split, or check it with `vitrail data`"  # where nothing could be scored
 
 ResultT = TypeVar("ResultT")
 ResultT_co = TypeVar("ResultT_co", covariant=True)
-
-
-class SupportsAllReduce(Protocol):
-    """The processes that share a split, as in `vitrail.distributed`."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-    def sum_(self, tensor: Tensor, /) -> object: ...  # over all processes, in place
 
 
 class Metric(Protocol[ResultT_co]):
@@ -55,7 +46,7 @@ class Metric(Protocol[ResultT_co]):
         do not count."""
         ...
 
-    def merge(self, world: SupportsAllReduce, /) -> None:
+    def merge(self, world: World, /) -> None:
         """Adds up the counts of all processes; each then has the total."""
         ...
 
@@ -96,7 +87,7 @@ def score_batches(
     metric: Metric[ResultT],
     *,
     device: torch.device | str,
-    world: SupportsAllReduce | None = None,
+    world: World | None = None,
     precision: Precision = "float32",
     progress: Callable[[int], None] | None = None,
 ) -> ResultT:
@@ -286,7 +277,7 @@ class ClassificationMetric:
         losses, scores = cross_entropies(logs, batch.target)[:, None], logits.sigmoid()[:, : self.kept]
         self.parts.append(torch.cat([sure.exp().nan_to_num(0.0), losses, scores.nan_to_num(0.0)], 1))
 
-    def merge(self, world: SupportsAllReduce) -> None:
+    def merge(self, world: World) -> None:
         self.whole = [gather_rows(torch.cat(self.whole), world)]
         self.parts = [gather_rows(torch.cat(self.parts), world)]
 
@@ -327,7 +318,7 @@ class ClassificationMetric:
         )
 
 
-def gather_rows(mine: Tensor, world: SupportsAllReduce) -> Tensor:
+def gather_rows(mine: Tensor, world: World) -> Tensor:
     """The rows of all processes, which have equally many: each writes its own into a table of zeros, and the tables are
     summed."""
     table = mine.new_zeros(world.size, *mine.shape)

@@ -70,9 +70,8 @@ def apply_update(
     """Applies the optimiser's rule once to tensors as this process holds them: parameters, gradients, the number of
     earlier updates of each parameter, and Adam's two moments or SGD's one. If `skip`, 0-dim and float32, is 1 instead
     of 0, nothing changes. Modifies gradients and counts in place."""
-    rule = partial(
-        _adamw if optim.kind == "adamw" else _sgd, lr=lr, weight_decay=weight_decay, divisor=divisor, skip=skip
-    )
+    kind = _adamw if optim.kind == "adamw" else _sgd
+    rule = partial(kind, lr=lr, weight_decay=weight_decay, divisor=divisor, skip=skip)
     if optim.momentum_type == "float32":
         rule(*tensors, optim=optim)
         return

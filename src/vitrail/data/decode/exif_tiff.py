@@ -91,9 +91,8 @@ class TiffDirectory:
 def read_exif(exif: bytes) -> int:
     """1 to 8 from an EXIF block, with or without its first words; 1 where it is damaged or does not say."""
     try:
-        value = TiffDirectory(exif.removeprefix(b"Exif\0\0").removeprefix(b"Exif\0\0")).first_value(
-            ORIENTATION, UPRIGHT
-        )
+        directory = TiffDirectory(exif.removeprefix(b"Exif\0\0").removeprefix(b"Exif\0\0"))
+        value = directory.first_value(ORIENTATION, UPRIGHT)
     except (KeyError, struct.error, OverflowError):
         return UPRIGHT
     return value if 1 <= value <= 8 else UPRIGHT

@@ -24,9 +24,9 @@ from torch.nn import functional as F
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.data.loader import Batch
 from vitrail.data.targets import IGNORED
-from vitrail.distributed.process_group import widest_float
+from vitrail.distributed.process_group import World, widest_float
 from vitrail.evaluation.intervals import DRAWS, RESAMPLES, Floats, Interval, bootstrap
-from vitrail.evaluation.metrics import REMEDY, Criterion, SupportsAllReduce, gather_rows
+from vitrail.evaluation.metrics import REMEDY, Criterion, gather_rows
 
 NUMBERS: Final = ("miou", "pixel_accuracy", "loss")  # in the order of `ImageCounts.statistics`
 
@@ -201,7 +201,7 @@ class SegmentationMetric:
         order = order[found[0][order].argsort(stable=True)][: self.most]
         self.worst = (found[0][order], found[1][order], found[2][order])
 
-    def merge(self, world: SupportsAllReduce) -> None:
+    def merge(self, world: World) -> None:
         for sums in (self.loss, self.counts, self.cells):
             world.sum_(sums)
         if self.worst is None:  # no process has any: all have seen the same number of batches
