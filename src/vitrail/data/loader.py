@@ -14,7 +14,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, TypeAlias
+from typing import Final, Protocol
 from weakref import WeakSet
 
 import numpy as np
@@ -57,9 +57,14 @@ class EvalView:
         return (self.preprocessing.geometry(whole),)
 
 
-# One or more views of an image, uint8 [3, H, W] each; all randomness comes from the draws. Geometries say where the
-# pixels come from in an upright image of size `whole`, for targets that move with them.
-Views: TypeAlias = TrainViews | EvalView
+class Views(Protocol):
+    """One or more views of an image, uint8 [3, H, W] each; all randomness comes from the draws. Geometries say where
+    the pixels come from in an upright image of size `whole`, for targets that move with them."""
+
+    @property
+    def sizes(self) -> tuple[Pair, ...]: ...
+    def __call__(self, image: EncodedImage, draws: Sequence[CounterRng]) -> tuple[Tensor, ...]: ...
+    def geometries(self, whole: Pair, draws: Sequence[CounterRng]) -> tuple[Geometry, ...]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -130,18 +130,16 @@ def format_short(value: float) -> str:
             return f"{trim_digits(value / unit)}{letter}"
     if 999.5 <= size < 9999.5:
         return f"{value:,.0f}"
-    return trim_digits(value) if not size or 1e-2 <= size < 999.5 else format_scientific(value)
+    if not size or 1e-2 <= size < 999.5:
+        return trim_digits(value)
+    mantissa, _, power = f"{value:.1e}".partition("e")
+    return f"{mantissa.removesuffix('.0')}e{int(power)}"
 
 
 def trim_digits(value: float) -> str:
     digits = 0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2 if abs(value) >= 0.9995 else 3
     text = f"{value:.{digits}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
-
-
-def format_scientific(value: float) -> str:
-    mantissa, _, power = f"{value:.1e}".partition("e")
-    return f"{mantissa.removesuffix('.0')}e{int(power)}"
 
 
 def format_share(value: float) -> str:

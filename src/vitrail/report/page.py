@@ -100,7 +100,7 @@ class Notes:
 def render_page(title: str, sections: Sequence[Section], *, lead: str = "", style: str = "", script: str = "") -> str:
     """The whole file as text. `style` and `script` name templates of this package that the page needs beyond the common
     style."""
-    look = "\n".join([read_styles(), *([read_template(style)] if style else [])])
+    look = "\n".join(["".join(map(read_template, STYLES)).strip(), *([read_template(style)] if style else [])])
     acts = read_template(script) if script else ""
     policy = {"digest": hash_base64(look), "script_digest": hash_base64(acts)}
     texts = {"title": printable(title), "lead": printable(lead), "printable": printable}
@@ -115,11 +115,6 @@ def load_templates() -> "Environment":
 
     loader = PackageLoader("vitrail.report")
     return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-
-
-@lru_cache(maxsize=1)
-def read_styles() -> str:
-    return "".join(read_template(name) for name in STYLES).strip()
 
 
 def read_template(name: str) -> str:

@@ -19,8 +19,7 @@ import torch
 from vitrail.core.errors import ConfigError
 from vitrail.core.processes import available_cores
 from vitrail.distributed.process_group import World, find_device
-from vitrail.train.grid.plan import Cell, CellOutcome, CellState, GridPlan, GridReport, Present, Watcher
-from vitrail.train.grid.plan import finished_outcome as read_finished
+from vitrail.train.grid.plan import Cell, CellOutcome, CellState, GridPlan, GridReport, Present, Watcher, read_finished
 from vitrail.train.grid.workers import CellObserver, DeviceSlot, WorkerPool, run_cell
 from vitrail.train.observer import Stop, listen_for_signals
 from vitrail.train.resume import raise_everywhere

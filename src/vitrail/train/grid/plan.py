@@ -98,7 +98,7 @@ def read_outcome(cell: Cell, folder: Path) -> CellOutcome | None:
     return CellOutcome(cell=cell.name, at=cell.at, values={str(name): float(value) for name, value in values.items()})
 
 
-def finished_outcome(cell: Cell, folder: Path, job: CellJob) -> CellOutcome | None:
+def read_finished(cell: Cell, folder: Path, job: CellJob) -> CellOutcome | None:
     """What came of a cell; none where it needs more work. A run that is done and whose checkpoints are gone is finished
     too: version 0.1.0 left the tasks of VTAB like that. One whose checkpoints are there is finished from them."""
     found = read_outcome(cell, folder)
