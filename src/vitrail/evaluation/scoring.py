@@ -301,14 +301,7 @@ class EvaluationSetting:
         )
         try:
             return score_batches(
-                network,
-                batches,
-                views,
-                metric,
-                device=device,
-                world=world,
-                precision=how.precision,
-                progress=show,
+                network, batches, views, metric, device=device, world=world, precision=how.precision, progress=show
             )
         except DataError as error:  # nothing could be scored
             reason = next((f"{entry}; " for entry in self.ledger.known.values()), "")

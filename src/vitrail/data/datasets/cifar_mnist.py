@@ -57,10 +57,7 @@ def read_cifar(root: Path, versions: Sequence[CifarVersion]) -> dict[str, ImageD
     """Reads the first version that exists, unpacked or not."""
     for version in versions:
         wanted = (*version.train, version.test, version.names)
-        place, archive = (
-            root if root.name == version.folder else root / version.folder,
-            root / version.archive,
-        )
+        place, archive = (root if root.name == version.folder else root / version.folder, root / version.archive)
         if place.is_dir():
             with refuse_damaged(place):
                 return build_splits({name: (place / name).read_bytes() for name in wanted}, version, place)

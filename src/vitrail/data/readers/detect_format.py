@@ -120,10 +120,7 @@ def detect_kind(path: Path, contents: Contents) -> str:
         "flat": ("image", contents.images),
         "shards": ("tar file", contents.with_suffix(".tar")),
         "parquet": ("Parquet file", contents.with_suffix(".parquet")),
-        "manifest": (
-            "manifest",
-            [n for n in contents.with_suffix(*MANIFESTS) if manifest.has_paths(path / n)],
-        ),
+        "manifest": ("manifest", [n for n in contents.with_suffix(*MANIFESTS) if manifest.has_paths(path / n)]),
     }
     kinds = [kind for kind, (_, names) in found.items() if names]
     if len(kinds) == 1 and kinds != ["manifest"]:
