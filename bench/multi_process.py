@@ -29,6 +29,7 @@ from vitrail.models.build import build
 from vitrail.models.layers import initialise
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import model_config
+from vitrail.objectives.objective import ObjectiveContext
 from vitrail.tasks.classification.objective import Classification, ClassificationObjective
 
 MB = 1e6
@@ -52,7 +53,8 @@ def inputs(count: int, device: torch.device) -> tuple[Tensor, ...]:
 def fresh(config: ViTConfig) -> ClassificationObjective:
     with torch.device("meta"):
         network = build(config)
-    return ClassificationObjective(network, Classification(), 1000, Preprocessing(image=config.image), Mix())
+    context = ObjectiveContext(1000, Preprocessing(image=config.image), Mix(), 1, World(device=torch.device("cpu")))
+    return ClassificationObjective(network, Classification(), context)
 
 
 def drawn(learner: Any) -> None:

@@ -34,10 +34,11 @@ from vitrail.checkpoint.formats import timm as timm_format
 from vitrail.checkpoint.formats.key_table import import_tensors
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import Mix, one_hot
+from vitrail.distributed.process_group import World
 from vitrail.models.build import build_from
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import model_config
-from vitrail.objectives.objective import Objective
+from vitrail.objectives.objective import Objective, ObjectiveContext
 from vitrail.optim.config import Optim
 from vitrail.optim.groups import group_parameters
 from vitrail.optim.optimiser import Optimiser, clip_factor, total_norm
@@ -174,9 +175,8 @@ def runner(setting: Setting, network: nn.Module, inputs: tuple[Tensor, ...]) -> 
     network.class_token_only = True  # as vitrail trains; timm's networks know nothing of it
     optimiser = Optimiser(group_parameters(network, OPTIM), OPTIM)
     preprocessing = Preprocessing(image=(setting.image, setting.image))
-    objective: Objective = ClassificationObjective(
-        PRECISIONS[setting.precision](network), Classification(), CLASSES, preprocessing, Mix()
-    )
+    context = ObjectiveContext(CLASSES, preprocessing, Mix(), 1, World(device=torch.device(setting.device)))
+    objective: Objective = ClassificationObjective(PRECISIONS[setting.precision](network), Classification(), context)
     compiled = objective.to(setting.device)
     if setting.compile != "off":
         compiled = torch.compile(compiled, fullgraph=True, dynamic=False, mode=setting.compile)

@@ -13,7 +13,7 @@ import pytest
 
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.core.locks import FAR, FileLock, LockTaken, is_locked, try_lock, unlock
-from vitrail.data.tools.pack import lock_journal as lock_pack
+from vitrail.data.tools.pack import JOURNAL, open_journal
 from vitrail.train.run_folder.files import RunLock, is_held, read_holder
 
 HOLD = """
@@ -79,11 +79,11 @@ def test_one_holder_at_a_time(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("system")
 def test_open_files_are_locked_and_unlocked(tmp_path: Path) -> None:
-    with open(tmp_path / "file", "ab") as one, open(tmp_path / "file", "ab") as other:
+    with open(tmp_path / JOURNAL, "ab") as one, open(tmp_path / JOURNAL, "ab") as other:
         assert try_lock(one.fileno())
         assert not try_lock(other.fileno())
-        with pytest.raises(DataError, match="another process is packing"):
-            lock_pack(other, tmp_path)
+        with pytest.raises(DataError, match="another process is packing"), open_journal(tmp_path, {}):
+            pass
         unlock(one.fileno())
         assert try_lock(other.fileno())
 

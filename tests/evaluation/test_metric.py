@@ -10,7 +10,8 @@ from torch import Tensor
 from tests.evaluation.test_accuracy import COUNT, PLAIN, Rank, Torn, pictures
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.loader import Batch, eval_batches
-from vitrail.evaluation.metrics import Criterion, SupportsAllReduce, is_better, score_batches
+from vitrail.distributed.process_group import World
+from vitrail.evaluation.metrics import Criterion, is_better, score_batches
 
 TARGETS = torch.linspace(-1.0, 1.0, COUNT, dtype=torch.float64)
 
@@ -25,7 +26,7 @@ class AbsoluteError:
         errors = (outputs.double() - TARGETS[batch.sample.clamp(min=0)]).abs()
         self.sums += torch.stack([torch.where(batch.valid, errors, 0.0).sum(), batch.valid.sum()])
 
-    def merge(self, world: SupportsAllReduce) -> None:
+    def merge(self, world: World) -> None:
         world.sum_(self.sums)
 
     def result(self) -> tuple[float, int]:

@@ -147,7 +147,7 @@ def test_int8_says_what_the_network_says(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_int8_that_says_other_things_is_not_left(tmp_path: Path) -> None:
     options = OnnxOptions(int8=True, least_agreement=1.0)
-    with pytest.raises(ExportFailed, match=r"where 100% is asked for; nothing was written.*--agreement 0\."):
+    with pytest.raises(ExportFailed, match=r"nothing was written.*--agreement 0\."):
         to_onnx(trained(VIT, steps=1), tmp_path / "m.onnx", options, scoring_images=held_out())
     assert not list(tmp_path.iterdir())
 

@@ -14,7 +14,8 @@ from vitrail.data.collection import Collection
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.loader import Batch
 from vitrail.data.targets import Geometry, Targets
-from vitrail.evaluation.metrics import Criterion, SupportsAllReduce
+from vitrail.distributed.process_group import World
+from vitrail.evaluation.metrics import Criterion
 from vitrail.models.backbone import Backbone
 from vitrail.models.family import ModelConfig
 from vitrail.objectives.objective import Objective, ObjectiveConfig, ObjectiveContext, ObjectiveOutput
@@ -75,7 +76,7 @@ class ErrorMetric:
         errors = torch.where(batch.valid, (outputs[:, 0].float() - batch.target).abs(), 0.0)
         self.sums += torch.stack([errors.double().sum(), batch.valid.sum()])
 
-    def merge(self, world: SupportsAllReduce) -> None:
+    def merge(self, world: World) -> None:
         world.sum_(self.sums)
 
     def result(self) -> MeanError:

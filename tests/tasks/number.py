@@ -14,8 +14,9 @@ from vitrail.data.collection import Collection
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.loader import Batch
 from vitrail.data.targets import Geometry, Targets
+from vitrail.distributed.process_group import World
 from vitrail.evaluation.intervals import Interval, bootstrap
-from vitrail.evaluation.metrics import Criterion, SupportsAllReduce
+from vitrail.evaluation.metrics import Criterion
 from vitrail.report.page import Section, Table
 from vitrail.tasks.task import PredictionOptions, Task
 
@@ -53,7 +54,7 @@ class NumberMetric:
         errors = (outputs[:, 0].double() - batch.target.double()).abs()
         self.rows[batch.sample[known]] = torch.stack([errors, torch.ones_like(errors)], 1)[known]
 
-    def merge(self, world: SupportsAllReduce) -> None:
+    def merge(self, world: World) -> None:
         world.sum_(self.rows)
 
     def result(self) -> NumberScore:

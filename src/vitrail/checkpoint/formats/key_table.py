@@ -187,7 +187,7 @@ class TensorShapes:
         return tuple(units)
 
 
-PLAIN = ("attention", "position", "placed", "backbone", "registers", "class_token", "pool", "norm_after_pool")
+PLAIN = ("attention", "position", "entry", "backbone", "registers", "class_token", "pool", "norm_after_pool")
 PAPER = ViTConfig(width=64, depth=1, mlp_width=64, heads=1)  # plain: what formats of one kind of ViT have room for
 HEADS = {(width, mlp): heads for width, _, mlp, heads in (SHAPES | SMALL_SHAPES).values()}
 
@@ -238,7 +238,7 @@ def require_plain(format_name: str, config: ModelConfig, *, free: tuple[str, ...
     rules["head"] = ["none", "linear", "tanh"]
     for rule, allowed in rules.items():
         if (value := getattr(config, rule)) not in allowed:
-            name = "placement" if rule == "placed" else rule
+            name = "placement" if rule == "entry" else rule
             raise ExportRefused(f"{format_name} has no place for field {name}={value!r}; it holds {name} in {allowed}")
     return config
 
