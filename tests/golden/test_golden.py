@@ -24,7 +24,7 @@ from vitrail.models.vit_config import ViTConfig
 from vitrail.optim.config import Optim, Schedule
 from vitrail.tasks.classification.objective import Classification
 from vitrail.train.assemble import build_fresh_network
-from vitrail.train.config import Data, Evaluation, Keep, Run
+from vitrail.train.config import Data, Keep, Run, Scoring
 from vitrail.train.data import DataSplits
 from vitrail.train.loop import Training
 from vitrail.train.observer import NullObserver
@@ -210,7 +210,7 @@ def the_run() -> Run:
         average=AVERAGE,
         seed=SEED,
         log=1,
-        evaluation=Evaluation(every=STEPS),
+        evaluation=Scoring(every=STEPS),
         keep=Keep(steps=STEPS),
     )
 

@@ -11,7 +11,7 @@ from vitrail.objectives.mae import MAE
 from vitrail.objectives.masked_patches import MaskedPatches
 from vitrail.objectives.moco import MoCo
 from vitrail.objectives.registry import ObjectiveConfig
-from vitrail.train.config import Data, Evaluation, Keep, Run
+from vitrail.train.config import Data, Keep, Run, Scoring
 
 UNLABELLED: dict[str, ObjectiveConfig] = {
     "masked": MaskedPatches(),
@@ -33,7 +33,7 @@ def selfsup_run(kind: str, **changes: Any) -> Run:
         micro=0 if UNLABELLED[kind].needs_whole_batch else 8,
         average=0.0,
         steps=8,
-        evaluation=Evaluation(every=8),
+        evaluation=Scoring(every=8),
         keep=Keep(steps=2),
     )
     return replace(run, **changes)

@@ -26,7 +26,7 @@ from vitrail.optim.config import Optim, Schedule
 from vitrail.tasks.classification.objective import Classification
 from vitrail.train import closed_form_baseline as module
 from vitrail.train.closed_form_baseline import is_enabled, load_frozen_network, prepare_baseline, read_head
-from vitrail.train.config import Data, Evaluation, Run
+from vitrail.train.config import Data, Run, Scoring
 from vitrail.train.data import open_splits
 from vitrail.train.dry_run import replay
 from vitrail.train.loop import train
@@ -74,7 +74,7 @@ def tuning(weights: str, **changes: Any) -> Run:
         average=0.0,
         baseline="on",
         steps=8,
-        evaluation=Evaluation(every=4),
+        evaluation=Scoring(every=4),
     )
     return replace(run, **changes)
 
@@ -306,7 +306,7 @@ def test_a_start_at_the_closed_form_that_only_gets_worse_is_kept(tmp_path: Path,
     harmful = Optim(kind="sgd", lr=30.0)
     run = tuning(weights, start="closed-form", steps=4, schedule=Schedule(decay="constant"), optim=harmful)
     watching = Watching()
-    result = go(replace(run, evaluation=Evaluation(every=2)), tmp_path / "run", watching)
+    result = go(replace(run, evaluation=Scoring(every=2)), tmp_path / "run", watching)
     assert any("keeps its initial weights" in note for note in watching.notes)
     assert [row["step"] for row in rows(tmp_path / "run", "watch")] == [0, 2, 4]
     assert result.best.step == 0

@@ -19,7 +19,7 @@ from vitrail.distributed.process_group import World
 from vitrail.optim.config import Optim, Schedule
 from vitrail.studies.run_study import read_values
 from vitrail.train import loop
-from vitrail.train.config import Data, Evaluation, Keep, Run
+from vitrail.train.config import Data, Keep, Run, Scoring
 from vitrail.train.data import open_splits
 from vitrail.train.run_folder.describe_run import describe_run
 from vitrail.train.scoring import SplitScore, TrainingResult
@@ -86,7 +86,7 @@ def choosing(**changes: Any) -> Run:
         micro=64,
         model=replace(MODEL, dropout=0.0, stochastic_depth=0.0),
         data=Data(source="digits", dev=0.1, workers=0),
-        evaluation=Evaluation(every=BEST),
+        evaluation=Scoring(every=BEST),
         keep=Keep(steps=16),
         optim=Optim(lr=1e-2),
         schedule=Schedule(warmup=0),

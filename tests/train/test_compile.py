@@ -17,7 +17,7 @@ from vitrail.core.errors import ConfigError
 from vitrail.distributed.process_group import World, join_world
 from vitrail.optim.config import Kind
 from vitrail.recipes.registry import load_recipe
-from vitrail.train.config import Compile, Data, Evaluation, Keep, Run
+from vitrail.train.config import Compile, Data, Keep, Run, Scoring
 from vitrail.train.loop import train
 from vitrail.train.resolve import choose_compilation
 from vitrail.train.step import RecordedUpdate, StepResult
@@ -136,7 +136,7 @@ def test_graphs_learn_the_same_without_labels(kind: str, tmp_path: Path) -> None
     for way in ("off", "graphs", "recorded"):
         model = replace(MODEL, patch=(2, 2), classes=0, head="none", dropout=0.0, stochastic_depth=0.0)
         run = selfsup_run(
-            kind, model=model, steps=20, precision="float32", log=5, evaluation=Evaluation(every=20), compile=way
+            kind, model=model, steps=20, precision="float32", log=5, evaluation=Scoring(every=20), compile=way
         )
         with join_world() as world:
             train(run, out=tmp_path / way, world=world)

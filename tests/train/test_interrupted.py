@@ -15,7 +15,7 @@ from vitrail.checkpoint.store.layout import list_checkpoints
 from vitrail.cli import main
 from vitrail.core.errors import TrainingError
 from vitrail.distributed.process_group import World
-from vitrail.train.config import Data, Evaluation, Keep, Run
+from vitrail.train.config import Data, Keep, Run, Scoring
 from vitrail.train.loop import train
 from vitrail.train.metrics import Meter
 
@@ -88,9 +88,7 @@ def test_sums_of_another_objective_are_not_added_to() -> None:
 
 @pytest.mark.slow
 def test_a_run_killed_after_its_last_score_has_it_once(tmp_path: Path) -> None:
-    run = tiny_run(
-        steps=8, data=Data(source="digits", dev=0.05, workers=0), evaluation=Evaluation(every=4), average=0.0
-    )
+    run = tiny_run(steps=8, data=Data(source="digits", dev=0.05, workers=0), evaluation=Scoring(every=4), average=0.0)
     with pytest.raises(Killed):
         go(run, tmp_path / "run", Watching("test", 8, kill))
     assert len(rows(tmp_path / "run", "test")) == 1

@@ -31,7 +31,7 @@ from vitrail.distributed.process_group import World
 from vitrail.objectives.objective import ObjectiveOutput
 from vitrail.optim.config import Optim
 from vitrail.tasks.classification.objective import Classification, ClassificationObjective
-from vitrail.train.config import Data, Evaluation, Keep, Run
+from vitrail.train.config import Data, Keep, Run, Scoring
 from vitrail.train.data import open_splits
 from vitrail.train.dry_run import dry_run, replay
 from vitrail.train.grid.sweep import run_sweep
@@ -113,7 +113,7 @@ class Counting(Watching):
 
 def test_every_step_and_every_scored_batch_is_heard_of(tmp_path: Path) -> None:
     watching = Counting()
-    go(tiny_run(log=10, steps=12, evaluation=Evaluation(every=6)), tmp_path / "run", watching)
+    go(tiny_run(log=10, steps=12, evaluation=Scoring(every=6)), tmp_path / "run", watching)
     assert [done for what, done, _ in watching.moves if what == STEP] == list(range(13))
     scored = [(done, total) for what, done, total in watching.moves if what == "scoring dev"]
     splits = open_splits(tiny_run().data)
@@ -421,7 +421,7 @@ def test_early_stopping_keeps_the_best_and_scores_it(tmp_path: Path) -> None:
     run = tiny_run(
         data=Data(source="digits", dev=0.02, workers=0),
         optim=Optim(lr=1e-12),
-        evaluation=Evaluation(every=2, patience=3),
+        evaluation=Scoring(every=2, patience=3),
     )
     result = go(run, tmp_path / "run")
     assert result.state == "done"
@@ -433,7 +433,7 @@ def test_early_stopping_keeps_the_best_and_scores_it(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_few_shot_accuracy_on_the_way(tmp_path: Path) -> None:
-    run = tiny_run(steps=8, evaluation=Evaluation(every=4, fewshot="digits", shots=(1, 5)))
+    run = tiny_run(steps=8, evaluation=Scoring(every=4, fewshot="digits", shots=(1, 5)))
     go(run, tmp_path / "run")
     few = [row for row in rows(tmp_path / "run") if row["kind"] == "fewshot"]
     assert [(row["step"], row["shots"]) for row in few] == [(4, 1), (4, 5), (8, 1), (8, 5)]
@@ -609,7 +609,7 @@ def test_a_resume_keeps_its_micro_batch_unless_another_is_asked_for(tmp_path: Pa
 
 def test_a_few_shot_source_that_is_not_there_is_said_before_the_start(tmp_path: Path) -> None:
     with pytest.raises(vitrail.VitrailError, match="nosuch"):
-        go(tiny_run(evaluation=Evaluation(fewshot="nosuch")), tmp_path / "run")
+        go(tiny_run(evaluation=Scoring(fewshot="nosuch")), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

@@ -24,7 +24,7 @@ from vitrail.optim.config import Optim, Schedule
 from vitrail.recipes.run_overrides import with_changes
 from vitrail.tasks.classification.objective import Classification
 from vitrail.train import loop
-from vitrail.train.config import Data, Evaluation, Keep, Run
+from vitrail.train.config import Data, Keep, Run, Scoring
 from vitrail.train.data import open_splits
 from vitrail.train.dry_run import dry_run
 from vitrail.train.grid.sweep import run_sweep
@@ -93,7 +93,7 @@ def test_the_ledger_counts_every_picture_however_often_a_run_stops(tmp_path: Pat
 def test_a_run_killed_when_it_had_just_stopped_early_ends_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = tiny_run(evaluation=Evaluation(every=2, patience=2), optim=Optim(lr=1e-6))
+    run = tiny_run(evaluation=Scoring(every=2, patience=2), optim=Optim(lr=1e-6))
     whole = go(run, tmp_path / "whole")
     assert whole.step < 40
 
@@ -115,7 +115,7 @@ def test_a_run_killed_when_it_had_just_stopped_early_ends_the_same(
 def test_a_network_that_answers_nan_still_leaves_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its score is not a number; that is kept in words, and none of its answers counts as right."""
 
-    run = tiny_run(steps=4, schedule=Schedule(warmup=0), evaluation=Evaluation(every=2), average=0.0)
+    run = tiny_run(steps=4, schedule=Schedule(warmup=0), evaluation=Scoring(every=2), average=0.0)
     forward = loop.Training.evaluate
 
     def poisoned(self: loop.Training) -> None:
@@ -205,7 +205,7 @@ def test_a_search_changes_settings_as_the_command_line_does(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_the_last_run_of_a_search_has_nothing_to_lose_patience_with(tmp_path: Path) -> None:
-    run = tiny_run(steps=8, evaluation=Evaluation(every=4, patience=9))
+    run = tiny_run(steps=8, evaluation=Scoring(every=4, patience=9))
     found = run_sweep(run, {"optim.lr": (0.001,)}, out=tmp_path / "run", world=ALONE)
     assert found.final is not None
     assert found.final.step == 8
@@ -258,9 +258,9 @@ def test_what_was_chosen_for_other_processes_is_chosen_anew(tmp_path: Path) -> N
     [
         ({"mix": Mix(mixup=0.2), "batch": 15, "micro": 5}, "mix.stride=1 .* multiple of 2"),
         ({"data": Data(source="digits", repeats=2, workers=0)}, "mix.stride=2"),
-        ({"data": Data(source="digits", watch="none"), "evaluation": Evaluation(patience=1)}, "data.dev=0.1"),
-        ({"data": Data(source="digits", watch="test"), "evaluation": Evaluation(patience=1)}, "data.dev=0.1"),
-        ({"evaluation": Evaluation(fewshot="digits", shots=(5, 5000))}, "5000 shots"),
+        ({"data": Data(source="digits", watch="none"), "evaluation": Scoring(patience=1)}, "data.dev=0.1"),
+        ({"data": Data(source="digits", watch="test"), "evaluation": Scoring(patience=1)}, "data.dev=0.1"),
+        ({"evaluation": Scoring(fewshot="digits", shots=(5, 5000))}, "5000 shots"),
         ({"model": replace(MODEL, channels=1)}, "1 channels"),
     ],
 )
@@ -277,7 +277,7 @@ def test_what_cannot_work_is_refused_before_there_is_a_folder(
 )
 def test_numbers_of_an_evaluation_that_make_no_sense_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"evaluation.{next(iter(fields))}"):
-        Evaluation(**fields)
+        Scoring(**fields)
 
 
 def test_a_dry_run_says_that_several_labels_want_another_loss(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tests.distributed.pair import attempt, together
 from tests.train.tiny import tiny_run
 from vitrail.distributed.process_group import World
 from vitrail.optim.config import Optim
-from vitrail.train.config import Evaluation, Keep, Run
+from vitrail.train.config import Keep, Run, Scoring
 from vitrail.train.loop import train
 
 ALONE = World(device=torch.device("cpu"))
@@ -125,7 +125,7 @@ def test_a_signal_to_one_process_stops_all_at_the_same_step_soon(
 ) -> None:
     """However seldom metrics are read."""
     out = tmp_path / "run"
-    run = replace(plain_run(sharding), log=1000, evaluation=Evaluation(every=step), keep=Keep(steps=10))
+    run = replace(plain_run(sharding), log=1000, evaluation=Scoring(every=step), keep=Keep(steps=10))
     ends = together(stopped, run, str(out), rank, step)
     assert ends[0] == ends[1]
     assert ends[0][0] == "interrupted"
@@ -137,7 +137,7 @@ def test_a_signal_to_one_process_stops_all_at_the_same_step_soon(
 @pytest.mark.slow
 def test_the_first_process_s_clock_says_when_all_save(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    run = replace(plain_run("ddp"), log=1000, evaluation=Evaluation(every=10), keep=Keep(minutes=1e-6, last=9))
+    run = replace(plain_run("ddp"), log=1000, evaluation=Scoring(every=10), keep=Keep(minutes=1e-6, last=9))
     assert together(work, run, str(out)) == ["done", "done"]
     assert sorted(int(place.name) for place in (out / "checkpoints").iterdir()) == [4, 8, 10]
 

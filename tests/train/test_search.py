@@ -17,7 +17,7 @@ from tests.train.tiny import tiny_run
 from vitrail.core.errors import ConfigError, DataError, TrainingError
 from vitrail.distributed.process_group import World
 from vitrail.train import loop
-from vitrail.train.config import Data, Evaluation, Run
+from vitrail.train.config import Data, Run, Scoring
 from vitrail.train.grid import sweep as search
 from vitrail.train.grid import workers as worker
 from vitrail.train.grid.engine import device_slots
@@ -27,7 +27,7 @@ from vitrail.train.run_folder.files import RunLock
 ALONE = World(device=torch.device("cpu"))
 GRID = {"optim.lr": (1e-9, 0.01)}
 POINTS = ("optim.lr=1e-09", "optim.lr=0.01")
-RUN = tiny_run(steps=8, data=Data(source="digits", dev=0.1, workers=0), evaluation=Evaluation(every=4))
+RUN = tiny_run(steps=8, data=Data(source="digits", dev=0.1, workers=0), evaluation=Scoring(every=4))
 
 
 def sweep(out: Path, run: Run = RUN, **how: Any) -> SweepResult:

@@ -33,7 +33,7 @@ from vitrail.optim.config import Optim
 from vitrail.recipes.run_overrides import with_changes
 from vitrail.tasks.classification.objective import Classification
 from vitrail.train.assemble import assemble
-from vitrail.train.config import Data, Evaluation, Keep, Run
+from vitrail.train.config import Data, Keep, Run, Scoring
 from vitrail.train.data import open_splits
 from vitrail.train.dry_run import dry_run, replay
 from vitrail.train.loop import train
@@ -226,7 +226,7 @@ def unlabelled_folder(path: Path, count: int = 40) -> str:
 
 def test_pictures_without_labels_are_learnt_from_and_nothing_is_chosen(tmp_path: Path) -> None:
     data = Data(source=unlabelled_folder(tmp_path / "photos"), dev=0.25, watch="dev", test="none", workers=0)
-    run = selfsup_run("masked", data=data, evaluation=Evaluation(every=4), keep=Keep(steps=4))
+    run = selfsup_run("masked", data=data, evaluation=Scoring(every=4), keep=Keep(steps=4))
     splits = open_splits(data, None)
     assert (len(splits.train), splits.class_names, splits.can_select_best) == (30, (), False)
     assert (
@@ -243,12 +243,12 @@ def test_pictures_without_labels_are_learnt_from_and_nothing_is_chosen(tmp_path:
     with pytest.raises(BadLabels, match="has no labels"):
         go(replace(run, objective=Classification()), tmp_path / "other")
     with pytest.raises(ConfigError, match="patience"):
-        go(replace(run, evaluation=Evaluation(patience=1)), tmp_path / "other")
+        go(replace(run, evaluation=Scoring(patience=1)), tmp_path / "other")
 
 
 def test_labels_score_the_features_and_choose(tmp_path: Path) -> None:
     data = Data(source="digits", part=0.2, dev=0.2, watch="dev", test="none", workers=0)
-    result = go(selfsup_run("masked", data=data, evaluation=Evaluation(every=4)), tmp_path / "run")
+    result = go(selfsup_run("masked", data=data, evaluation=Scoring(every=4)), tmp_path / "run")
     rows = [row for row in read_metrics(tmp_path / "run" / "metrics.jsonl")[0] if row["kind"] == "watch"]
     assert [row["step"] for row in rows] == [4, 8]
     assert result.best.values["accuracy"] == max(row["accuracy"] for row in rows)

@@ -19,7 +19,7 @@ from vitrail.distributed.process_group import World
 from vitrail.recipes.registry import list_recipes, load_recipe
 from vitrail.recipes.run_overrides import start_from, with_changes
 from vitrail.tasks.registry import task_of
-from vitrail.train.config import Data, Evaluation, ResolvedRun, Run, RunRequest, configure, to_stage
+from vitrail.train.config import Data, ResolvedRun, Run, RunRequest, Scoring, configure, to_stage
 from vitrail.train.data import open_splits
 from vitrail.train.loop import train
 from vitrail.train.resolve import resolve
@@ -33,7 +33,7 @@ CHOSEN = {"precision": "float32", "compile": "off", "sharding": "none", "baselin
 def open_run(**changes: Any) -> Run:
     """A run that leaves open all that can be."""
     data = Data(source="digits", dev=0.02)
-    return tiny_run(data=data, micro=0, steps=0, epochs=1.0, evaluation=Evaluation(), **changes)
+    return tiny_run(data=data, micro=0, steps=0, epochs=1.0, evaluation=Scoring(), **changes)
 
 
 def resolved(run: Run) -> ResolvedRun:
@@ -92,7 +92,7 @@ def all_hints(kind: type) -> Iterator[tuple[str, Any]]:
     [
         *({name: "auto"} for name in CHOSEN),
         *({name: None} for name in ("model", "preprocessing", "precision")),
-        *({"micro": 0}, {"steps": 0}, {"steps": 0, "epochs": 1.0}, {"evaluation": Evaluation()}),
+        *({"micro": 0}, {"steps": 0}, {"steps": 0, "epochs": 1.0}, {"evaluation": Scoring()}),
     ],
 )
 def test_a_resolved_run_cannot_be_opened_again(open_again: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ from vitrail.objectives.masked_patches import MaskedPatches
 from vitrail.objectives.moco import MoCo
 from vitrail.optim.config import Optim, Schedule
 from vitrail.train.assemble import assemble
-from vitrail.train.config import Data, Evaluation, Keep, Run
+from vitrail.train.config import Data, Keep, Run, Scoring
 from vitrail.train.data import DataSplits, open_splits
 from vitrail.train.loop import train
 from vitrail.train.resolve import resolve
@@ -53,7 +53,7 @@ def run_of(kind: str, **changes: Any) -> Run:
         micro=16,
         steps=4,
         average=0.0,
-        evaluation=Evaluation(every=2),
+        evaluation=Scoring(every=2),
         keep=Keep(steps=100),
         log=1,
     )
@@ -122,7 +122,7 @@ def test_scoring_leaves_no_trace_in_training(tmp_path: Path, runs: dict[str, tup
     torch.set_num_threads(1)
     for kind, (out, _) in runs.items():
         often = tmp_path / kind
-        train(run_of(kind, evaluation=Evaluation(every=1)), out=often, world=ALONE)
+        train(run_of(kind, evaluation=Scoring(every=1)), out=often, world=ALONE)
         expected = vitrail.load(out / "last.safetensors").state_dict()
         for name, tensor in vitrail.load(often / "last.safetensors").state_dict().items():
             assert torch.equal(tensor, expected[name]), (kind, name)

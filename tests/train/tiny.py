@@ -7,7 +7,7 @@ from vitrail.data.transforms.augmentation import Mix, cifar
 from vitrail.models.vit_config import ViTConfig
 from vitrail.optim.config import Optim, Schedule
 from vitrail.tasks.classification.objective import Classification
-from vitrail.train.config import Data, Evaluation, Keep, Run
+from vitrail.train.config import Data, Keep, Run, Scoring
 
 MODEL = ViTConfig(
     width=16,
@@ -37,7 +37,7 @@ def tiny_run(**changes: Any) -> Run:
         micro=8,
         steps=40,
         average=0.9,
-        evaluation=Evaluation(every=20),
+        evaluation=Scoring(every=20),
         keep=Keep(steps=4),
         seed=7,
         log=5,

@@ -215,7 +215,7 @@ def _download(path: Path, entry: PublicWeights, url: str) -> None:
     try:
         with _show_progress() as progress:
             checksum = http.download(url, part, expect=expect, progress=progress, on_retry=retry, **limits)
-    except http.RequestError as error:
+    except http.HttpError as error:
         raise _weights_error(error, url, path) from None
     sha256 = compute_sha256(part)
     if checksum is None:
@@ -226,7 +226,7 @@ def _download(path: Path, entry: PublicWeights, url: str) -> None:
     _write_line(f"saved {path}")
 
 
-def _weights_error(error: http.RequestError, url: str, path: Path) -> WeightsError:
+def _weights_error(error: http.HttpError, url: str, path: Path) -> WeightsError:
     """The same failure as an error about weights, with its remedy."""
     if isinstance(error, http.UnsafeRequest):
         return UnsafeWeights(str(error))

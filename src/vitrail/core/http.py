@@ -6,7 +6,7 @@
 Redirects stay within http and https and never go from https down to http. A token goes to the host that was asked and
 to no other. No body grows beyond the limit that the caller sets.
 
-RequestError
+HttpError
 ├── TransferFailed   no answer, a server error or a broken connection: may pass; `download` tries again
 ├── StatusError      the server refuses; carries the status
 ├── UnsafeRequest    a redirect that is not followed, or a body beyond the limit
@@ -39,15 +39,15 @@ Progress = Callable[[int, int | None], None]  # bytes so far, bytes in all where
 Expect = Callable[["Reply"], str | None]
 
 
-class RequestError(VitrailError):
+class HttpError(VitrailError):
     """A request that does not yield the file."""
 
 
-class TransferFailed(RequestError):
+class TransferFailed(HttpError):
     """A failure that may pass: worth another try."""
 
 
-class StatusError(RequestError):
+class StatusError(HttpError):
     """An answer that is neither the file nor a redirect; `retry_after` is in seconds."""
 
     def __init__(self, url: str, status: int, retry_after: int | None) -> None:
@@ -55,11 +55,11 @@ class StatusError(RequestError):
         self.status, self.retry_after = status, retry_after
 
 
-class UnsafeRequest(RequestError):
+class UnsafeRequest(HttpError):
     """A redirect that is not followed, or a body beyond the limit."""
 
 
-class ChecksumError(RequestError):
+class ChecksumError(HttpError):
     """A file that came whole and is not the expected one."""
 
 
@@ -255,7 +255,7 @@ def _send(url: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
         reason = getattr(error, "reason", error)
         if isinstance(reason, ssl.SSLCertVerificationError):
             fault = f"the certificate of {host} is not trusted ({reason.verify_message})"
-            raise RequestError(f"{fault}; if a proxy of your own signs it, set SSL_CERT_FILE") from None
+            raise HttpError(f"{fault}; if a proxy of your own signs it, set SSL_CERT_FILE") from None
         raise TransferFailed(f"no answer from {host}: {reason}") from None
     return cast("http.client.HTTPResponse", response)
 

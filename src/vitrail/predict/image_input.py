@@ -33,7 +33,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.core.errors import BadImage
-from vitrail.core.http import RequestError, read_url
+from vitrail.core.http import HttpError, read_url
 from vitrail.core.processes import available_cores
 from vitrail.data.decode.image import EncodedImage
 from vitrail.data.readers.folder import read_file
@@ -90,7 +90,7 @@ def read_input(path: "str | os.PathLike[str]", urls: bool) -> bytes:
             return read_url(path, max_bytes=MAX_BYTES, timeout_s=TIMEOUT_S, accept="image/*")
     except IsADirectoryError:
         raise BadImage("is a folder; give its files, or `vitrail predict` the folder") from None
-    except RequestError as error:
+    except HttpError as error:
         raise BadImage(f"cannot be fetched: {error}") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise BadImage(getattr(error, "strerror", None) or str(error)) from None

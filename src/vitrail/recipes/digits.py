@@ -8,7 +8,7 @@ from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.crop import InceptionCrop
 from vitrail.models.zoo import model_config
 from vitrail.optim.config import Optim, Schedule
-from vitrail.train.config import Data, Evaluation, Run, RunRequest, to_stage
+from vitrail.train.config import Data, Run, RunRequest, Scoring, to_stage
 
 
 def digits() -> Run:
@@ -26,7 +26,7 @@ def digits() -> Run:
         schedule=Schedule(decay="cosine", warmup=50),
         batch=64,
         epochs=22,
-        evaluation=Evaluation(every=100),
+        evaluation=Scoring(every=100),
         log=20,
     )
 
@@ -45,5 +45,5 @@ def finetune_digits() -> RunRequest:
         optim=Optim(kind="sgd", lr=0.03, momentum=0.9, clip=1.0),
         schedule=Schedule(decay="cosine", warmup=15),
         epochs=5,
-        evaluation=Evaluation(every=25),
+        evaluation=Scoring(every=25),
     )

@@ -25,7 +25,7 @@ from vitrail.objectives.moco import MoCo
 from vitrail.optim.config import Optim, Schedule
 from vitrail.recipes.digits import digits
 from vitrail.recipes.table3 import vit_b16_jft
-from vitrail.train.config import Data, Evaluation, Run
+from vitrail.train.config import Data, Run, Scoring
 
 
 def masked_b16_jft() -> Run:
@@ -176,7 +176,7 @@ def _on_fashion_mnist(base: Run, name: str) -> Run:
 def masked_digits() -> Run:
     """Masked patches on the package's digits, 30 epochs at 16 px: half a minute of one core."""
     crop = InceptionCrop(size=(16, 16), area=(0.6, 1.0), aspect=(0.8, 1.25))
-    run = replace(digits(), name="selfsup/masked-digits", objective=MaskedPatches(), epochs=30, evaluation=Evaluation())
+    run = replace(digits(), name="selfsup/masked-digits", objective=MaskedPatches(), epochs=30, evaluation=Scoring())
     model = adapt_config(run.model, classes=0, pool="mean", class_token=False)
     augmentation, data = Augmentation(crop=crop, flip=0.0), Data(source="digits", watch="any")
     return replace(run, model=model, augmentation=augmentation, data=data)

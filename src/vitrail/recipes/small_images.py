@@ -23,7 +23,7 @@ from vitrail.models.zoo import model_config
 from vitrail.optim.config import Optim, Schedule
 from vitrail.tasks.classification.objective import Classification
 from vitrail.tasks.segmentation.task import Segmentation
-from vitrail.train.config import Data, Evaluation, Run
+from vitrail.train.config import Data, Run, Scoring
 
 
 def _build_network(name: str, **fields: Any) -> ModelConfig:
@@ -174,6 +174,6 @@ def segment_shapes() -> Run:
         schedule=Schedule(decay="cosine", warmup=100),
         batch=8,
         epochs=2,
-        evaluation=Evaluation(every=1250),
+        evaluation=Scoring(every=1250),
         log=20,
     )

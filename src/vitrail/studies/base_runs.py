@@ -17,7 +17,7 @@ from vitrail.recipes.digits import digits
 from vitrail.recipes.registry import load_recipe
 from vitrail.recipes.run_overrides import with_data, with_image_size
 from vitrail.tasks.classification.objective import Classification
-from vitrail.train.config import AnyRun, Evaluation, Run, RunRequest, configure
+from vitrail.train.config import AnyRun, Run, RunRequest, Scoring, configure
 
 Build: TypeAlias = Callable[..., ModelConfig]
 SMALL_SOURCES: Final = ("cifar10", "cifar100", "svhn", "fashion-mnist", "mnist")  # with a recipe of the same name
@@ -56,7 +56,7 @@ def build_gpu_run(source: str = "", *, steps: int) -> Run:
 
 def build_paper_run(run: Run, source: str) -> Run:
     """A pre-training of Table 3, scored by its 5-shot accuracy on ImageNet."""
-    return with_source(replace(run, evaluation=Evaluation(fewshot="imagenet")), source)
+    return with_source(replace(run, evaluation=Scoring(fewshot="imagenet")), source)
 
 
 def load_pretraining(network: str, upstream: str = "jft") -> Run:
@@ -83,7 +83,7 @@ def with_steps(run: AnyRun, steps: int, *, scorings: int = SCORINGS) -> AnyRun:
         epochs=0.0,
         schedule=Schedule(decay=run.schedule.decay, warmup=steps // 10),
         data=replace(run.data, watch="none"),
-        evaluation=Evaluation(every=-(-steps // scorings)),
+        evaluation=Scoring(every=-(-steps // scorings)),
         baseline="off",
     )
 

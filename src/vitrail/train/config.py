@@ -70,7 +70,7 @@ class Data:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Evaluation:
+class Scoring:
     """Scoring along the way, every so many steps (0: twenty times a run). `fewshot` names a source whose closed-form
     few-shot accuracy is taken too (Section 4.1); with `patience` a run ends after so many scorings without a better
     one (4.3)."""
@@ -129,7 +129,7 @@ class RunRequest:
     compile: Compile = "auto"  # graphs: a whole step compiled and recorded as a CUDA graph; recorded: that alone
     recompute: bool = False  # activations again in the backward pass instead of kept
     sharding: Sharding = "auto"
-    evaluation: Evaluation = field(default_factory=Evaluation)
+    evaluation: Scoring = field(default_factory=Scoring)
     keep: Keep = field(default_factory=Keep)
     baseline: Switch = "auto"  # closed form on the frozen features, to compare with; auto: wherever it can be
     log: int = 10  # steps between two lines of metrics

@@ -31,7 +31,7 @@ from vitrail.tasks.classification.task import CLASSIFICATION
 from vitrail.tasks.registry import task_of
 from vitrail.tasks.task import Task, TaskScore
 from vitrail.train.assemble import Parts
-from vitrail.train.config import Evaluation
+from vitrail.train.config import Scoring
 from vitrail.train.run_folder.files import BEST, LAST
 from vitrail.train.run_folder.metric_rows import Row
 from vitrail.train.run_folder.run import RunFolder
@@ -178,7 +178,7 @@ def open_fewshot(text: str) -> tuple[Collection, str]:
     return collection, test
 
 
-def check_fewshot(evaluation: Evaluation) -> None:
+def check_fewshot(evaluation: Scoring) -> None:
     """DataError if the few-shot source is missing, or has fewer images of a class than shots."""
     collection, _ = open_fewshot(evaluation.fewshot)
     counts = collection.split("train").labels.counts(len(collection.classes))

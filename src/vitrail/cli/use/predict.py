@@ -308,7 +308,7 @@ class AttentionImages:
         return f"{take_name(self.taken, '', flat, '.png')}.png"
 
 
-class PreparedImage(NamedTuple):
+class LoadedImage(NamedTuple):
     """An image as the network sees it, and the images to draw on: the visible part, or all of it."""
 
     view: View
@@ -328,15 +328,15 @@ class PredictSession:
     seen: int = 0
     failed: int = 0
 
-    def prepare(self, found: ImageFile) -> PreparedImage:
+    def prepare(self, found: ImageFile) -> LoadedImage:
         """The network's input, and what is drawn on if requested."""
         if self.attention is None and self.files is None:
-            return PreparedImage(self.asker.view(found.path))
+            return LoadedImage(self.asker.view(found.path))
         image = upright_rgb(image_from(found.path))
         seen = None if self.attention is None else crop_view(image, self.asker.preprocessing)
-        return PreparedImage(self.asker.view(image), seen, None if self.files is None else limit_size(image))
+        return LoadedImage(self.asker.view(image), seen, None if self.files is None else limit_size(image))
 
-    def answer(self, batch: Sequence[tuple[ImageFile, PreparedImage | BadImage]]) -> None:
+    def answer(self, batch: Sequence[tuple[ImageFile, LoadedImage | BadImage]]) -> None:
         """Predicts one batch and writes one result per image, in order."""
         views = [thing.view for _, thing in batch if not isinstance(thing, BadImage)]
         answers, maps = iter(()), iter(())

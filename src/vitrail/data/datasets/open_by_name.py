@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from vitrail.core.atomic_files import cache_folder, replace_on_success, sync_folder
 from vitrail.core.errors import DataError, SourceNotFound, describe_error, unknown_name
-from vitrail.core.http import ChecksumError, Reply, RequestError, UnsafeRequest, is_offline, split_address
+from vitrail.core.http import ChecksumError, HttpError, Reply, UnsafeRequest, is_offline, split_address
 from vitrail.core.http import download as http_download
 from vitrail.core.text import Pair, format_bytes
 from vitrail.data.dataset import ConcatDataset, ImageDataset, SubsetDataset
@@ -158,7 +158,7 @@ def fetch(file: DataFile, root: Path, progress: Progress = None) -> Path:
         sync_folder(path.parent)
     except (ChecksumError, UnsafeRequest) as error:
         raise DataError(str(error)) from None
-    except RequestError as error:
+    except HttpError as error:
         remedy = f"run the command again to resume, or put the file at {path}"
         raise SourceNotFound(f"cannot download {file.url} ({error}); {remedy}") from None
     except OSError as error:

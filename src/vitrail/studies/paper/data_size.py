@@ -24,7 +24,7 @@ from vitrail.studies.paper.scaling import STROKES, build_finetuning, with_networ
 from vitrail.studies.plots import Panel, SeedLine
 from vitrail.studies.statistics import FEWSHOT, NOTHING, VALUE_NAMES, WATCHED, Gap, SeedGroup, Spread, Verdict
 from vitrail.tasks.classification.objective import Classification
-from vitrail.train.config import Evaluation
+from vitrail.train.config import Scoring
 from vitrail.train.grid.plan import Cell, CellOutcome, Coordinate
 
 PLAIN, SEARCHED, TUNED = "plain", "searched", "tuned"
@@ -106,7 +106,7 @@ def cells(scale: Scale, source: str) -> Iterator[Cell]:
             name=f"data-size {name} {part:g}",
             objective=Classification(smoothing=tried.smoothing),
             optim=replace(cell.optim, weight_decay=tried.decay),
-            evaluation=Evaluation(every=every, patience=grid.patience, fewshot=run.data.source),
+            evaluation=Scoring(every=every, patience=grid.patience, fewshot=run.data.source),
         )
         at = {"series": series, "family": family, "network": name, "part": part, "regularisers": str(tried)}
         for seed in range(grid.seeds):
@@ -125,7 +125,7 @@ def iter_jft_subsets(source: str) -> Iterator[Cell]:
             steps=JFT_STEPS,
             epochs=0.0,
             # Twenty scorings, none of which ends the run: the best one counts.
-            evaluation=Evaluation(fewshot="imagenet", patience=20),
+            evaluation=Scoring(fewshot="imagenet", patience=20),
         )
         family = "BiT" if name.startswith("BiT") else "slim ViT" if name == "ViT-b/32" else "ViT"
         for part in JFT_PARTS:

@@ -13,7 +13,7 @@ from vitrail.studies.base_runs import build_cpu_run, build_gpu_run, build_paper_
 from vitrail.studies.definition import Findings, JudgedClaim, ResultTable, Scale, seed_cells
 from vitrail.studies.plots import DotColumn, SeedDot
 from vitrail.studies.statistics import FEWSHOT, NOTHING, VALUE_NAMES, WIDE_MARGIN, SeedGroup, Spread, Verdict
-from vitrail.train.config import Evaluation, Run
+from vitrail.train.config import Run, Scoring
 from vitrail.train.grid.plan import Cell, CellOutcome
 
 KINDS: Final = {"none": "none", "learned": "1-D learned", "learned2d": "2-D learned", "relative": "relative"}
@@ -32,7 +32,7 @@ def build_base(scale: Scale, source: str) -> tuple[Run, int]:
     run = build_cpu_run(source, steps=150) if scale == "tiny" else build_gpu_run(source, steps=5000)
     if scale == "small":
         run = replace(run, model=replace(vit_config(run.model), width=192, depth=6, mlp_width=384, heads=3))
-    run = replace(run, evaluation=Evaluation(every=run.steps, fewshot=run.data.source))
+    run = replace(run, evaluation=Scoring(every=run.steps, fewshot=run.data.source))
     return run, 2 if scale == "tiny" else 3
 
 

@@ -24,7 +24,7 @@ from vitrail.studies.base_runs import build_cpu_run, build_gpu_run, with_source,
 from vitrail.studies.definition import Findings, JudgedClaim, ResultTable, Scale, judge_gaps
 from vitrail.studies.plots import Panel, SeedLine, Stroke
 from vitrail.studies.statistics import FEWSHOT, NOTHING, Gap, SeedGroup, Spread
-from vitrail.train.config import Evaluation, Run, RunRequest
+from vitrail.train.config import Run, RunRequest, Scoring
 from vitrail.train.grid.plan import Cell, CellOutcome
 
 PRETRAINING, FINETUNING = "pre-training", "fine-tuning"
@@ -70,7 +70,7 @@ def build_stages(scale: Scale, source: str) -> tuple[dict[str, Run], Run, Mappin
     for name, run in pretrainings.items():
         equal = max(round(total / (run.batch * run.objective.macs_per_image(run.model))), 1)  # of the base's compute
         run = with_steps(run, base.steps if scale == "tiny" else equal, scorings=1)
-        pretrainings[name] = replace(run, evaluation=Evaluation(every=run.steps, fewshot=run.data.source))
+        pretrainings[name] = replace(run, evaluation=Scoring(every=run.steps, fewshot=run.data.source))
     return pretrainings, finetuning, steps, seeds
 
 
@@ -125,7 +125,7 @@ def iter_paper_cells(source: str) -> Iterator[Cell]:
     masked = with_targets(with_source(selfsup.masked_b16_jft(), source))
     for method, run in {SCRATCH: vit_b16_imagenet(), **masked, SUPERVISED: with_source(vit_b16_jft(), source)}.items():
         if method != SCRATCH:
-            run = replace(run, evaluation=Evaluation(fewshot="imagenet"))
+            run = replace(run, evaluation=Scoring(fewshot="imagenet"))
         yield build_pretraining(method, run, 0)
         tuned = finetune_imagenet()
         model = adapt_config(run.model, image_size=tuned.augmentation.size, classes=1000, head="linear")
