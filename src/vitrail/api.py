@@ -229,7 +229,7 @@ def evaluate(
     """Scores weights, or a network, by their task, as `vitrail evaluate` does.
 
     The test split is scored, else val, or the one that `data` names ("photos@dev"). Images that the weights were
-    trained on are left out, as far as the weights record them, unless `include_seen`. Of classification, `labels` name
+    trained on are excluded, as far as the weights record them, unless `include_seen`. Of classification, `labels` name
     the outputs where the weights do not, or otherwise; `by_number` takes class 7 for output 7; `real` is a file of ReaL
     labels; `threshold` is for multi-label weights. A network that is passed is not changed. Under torchrun all
     processes call it and get the same numbers.

@@ -59,7 +59,7 @@ def model_card(bundle: Bundle, *, name: str | None = None) -> str:
             ("network", title),
             ("parameters", f"{config.parameters:,}"),
             ("multiply-accumulates an image", f"{config.macs / 1e9:.3g} G"),
-            *config.table,
+            *config.card_rows,
         ],
         images=[
             ("size", f"{format_size(images.image)} pixels, RGB"),

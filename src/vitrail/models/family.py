@@ -131,7 +131,7 @@ class ModelConfig(Choice, ABC):
         """What tells the named networks apart."""
 
     @property
-    def table(self) -> list[tuple[str, str]]:
+    def card_rows(self) -> list[tuple[str, str]]:
         """More about it for a model card: names and values."""
         return []
 

@@ -186,7 +186,7 @@ class ViTConfig(ModelConfig):
         return self.width, self.depth, self.mlp_width, self.heads, self.patch, self.attention, stem
 
     @property
-    def table(self) -> list[tuple[str, str]]:
+    def card_rows(self) -> list[tuple[str, str]]:
         numbers = {"layers": self.depth, "heads": self.heads, "width": self.width}
         return [("patches", format_size(self.grid)), *((name, str(value)) for name, value in numbers.items())]
 

@@ -58,7 +58,7 @@ def choose_defaults(
       5 % of an image seldom shows what it is of and small sets do not average that out.
     - Loss: softmax, or, where images may have several labels, sigmoid: each class is a question of its own.
     - Pixels: normalised and scored as the weights were, but antialiased, as the training crops are."""
-    if samples < 2 or classes < (2 if has_classes else 1):  # a number has nothing to be told from
+    if samples < 2 or classes < (2 if has_classes else 1):  # nothing to tell apart
         raise ConfigError(f"{samples} images of {classes} classes: there must be two of each at least to train on")
     image = config.image if image_size is None else pair(image_size)
     adapt_config(config, classes=classes, image_size=image)  # a size that leaves pixels over is refused here

@@ -2,7 +2,7 @@
 
 All: Adam with β = (0.9, 0.999), batch 4096, 10,000 steps of warm-up, 224 px, Inception crop and flip, pixels to
 [-1, 1], a hidden tanh layer in the head. The crop's boxes are TensorFlow's, as in the released code. Weight decay is
-decoupled, times the current rate, on kernels alone (the paper does not say which parameters were left out).
+decoupled, times the current rate, on kernels alone (the paper does not say which parameters were exempt).
 
 Not in the paper, from code that the authors released: ImageNet-21k has the sigmoid loss with a head that starts at a
 bias of -10, and a rate that ends at 1e-5; scoring cuts 224 px out of the middle of 256. Unverified: the same loss and
@@ -226,7 +226,7 @@ def vit_l32_imagenet21k_30ep() -> Run:
 def vit_b16_imagenet() -> Run:
     """ViT-B/16 on ImageNet from scratch, 300 epochs: 74.79 at 224 px, 77.91 after 384.
 
-    ReaL 83.57, CIFAR-10 98.13, CIFAR-100 87.13, Flowers 89.49, Pets 93.81. A maintainer later told of a sigmoid loss
+    ReaL 83.57, CIFAR-10 98.13, CIFAR-100 87.13, Flowers 89.49, Pets 93.81. A maintainer later reported a sigmoid loss
     with label smoothing 1e-4 (unverified); ours is softmax."""
     return replace(
         vit_b16_jft(),

@@ -64,7 +64,7 @@ def find_obstacle(run: Run, splits: DataSplits) -> str:
     task = task_of(run.objective)
     if task is None or not task.has_closed_form:
         return "the objective learns without labels" if task is None else f"{task.name} has no closed form"
-    if not splits.scored:
+    if not splits.scored_splits:
         return "no split is scored; --set data.dev=0.1 holds out a part"
     if splits.train.labels.multiple:
         return "images may have several labels"
@@ -121,14 +121,21 @@ def compute_baseline(
     model = load_frozen_network(run)
     prepared = [str(value) for value in run.preprocessing.to_dict().items()]
     facts: Row = {"network": hash_network(model), "preprocessing": prepared, "pictures": splits.fingerprint}
-    facts |= {"splits": list(splits.scored), "limits": [LEARNT, SCORED], "versions": [__version__, torch.__version__]}
+    facts |= {
+        "splits": list(splits.scored_splits),
+        "limits": [LEARNT, SCORED],
+        "versions": [__version__, torch.__version__],
+    }
     with contextlib.suppress(WeightsError):  # missing or damaged: computed again
         kept = read_weights(folder / FILE)
         if kept.description is not None and kept.description.get("facts") == facts:
             return kept.description["rows"], kept.tensors
     learnt = sample_stratified(splits.train, LEARNT)
-    scored = {name: sample_stratified(source, SCORED) for name, source in splits.scored.items()}
-    counts = ((len(learnt), len(splits.train)), (sum(map(len, scored.values())), sum(map(len, splits.scored.values()))))
+    scored = {name: sample_stratified(source, SCORED) for name, source in splits.scored_splits.items()}
+    counts = (
+        (len(learnt), len(splits.train)),
+        (sum(map(len, scored.values())), sum(map(len, splits.scored_splits.values()))),
+    )
     images, to_score = (f"{some:,}" if some == total else f"{some:,} of {total:,}" for some, total in counts)
     what = f"{images} images to learn from, {to_score} to score; --set baseline=off skips it"
     observer.log(f"first a linear classifier on the frozen features, to compare with: {what}")

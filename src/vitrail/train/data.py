@@ -62,7 +62,7 @@ class DataSplits:
         return self.watch is not None and bool(self.class_names) and self.watch_name != self.test_name
 
     @property
-    def scored(self) -> dict[str, ImageDataset]:
+    def scored_splits(self) -> dict[str, ImageDataset]:
         """The watched split and the test split, by name, as far as they exist."""
         splits = {self.watch_name: self.watch, self.test_name: self.test}
         return {name: split for name, split in splits.items() if split is not None}
@@ -196,7 +196,7 @@ def record_training_images(
 def warn_of_seen_images(splits: DataSplits, provenance: Mapping[str, Any], world: World, log: Tell) -> None:
     """Reports scored images that are also trained on, by the run itself or by the weights it starts from, according to
     their provenance. Skips splits that are too large to record."""
-    for name, split in splits.scored.items():
+    for name, split in splits.scored_splits.items():
         if len(split) > MOST_IMAGES or total_bytes(split) > MOST_BYTES:
             continue
         count = training_record.find_exposure(provenance, split, lambda source: hash_images(source, world)).count

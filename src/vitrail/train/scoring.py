@@ -119,7 +119,7 @@ class Scorer(FeatureScorer):
         """One row of metrics for the "watch" or "test" split; `as_is` ignores averages."""
         run, splits, world, task = self.parts.run, self.parts.splits, self.parts.world, self.task
         split = splits.watch_name if part == "watch" else splits.test_name
-        source = splits.scored[split]
+        source = splits.scored_splits[split]
         with nullcontext() if as_is else self.use_average():
             if not run.objective.labelled:
                 row, samples = self.score_features(split, source)
