@@ -80,6 +80,7 @@ def modules() -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_every_module_imports_in_silence() -> None:
     """Also without Triton, which torch lacks on aarch64: only the kernels need it, and nothing imports
     them before they are used."""

@@ -50,5 +50,6 @@ def left_up(world: World) -> list[int]:
     return [step for step in range(1, STEPS + 1) if accord(step, (world.is_main,))[0]]
 
 
+@pytest.mark.slow
 def test_a_flag_that_stays_up_is_seen_again_once_its_cause_had_time_to_go() -> None:
     assert together(left_up) == [[4, 8, 12], [4, 8, 12]]

@@ -54,6 +54,7 @@ def several(world: World, kind: str) -> list[tuple[float, dict[str, Tensor]]]:
     return [gradients(world, kind, *way) for way in WAYS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["masked patches", pytest.param("mae", marks=pytest.mark.slow)])
 def test_two_processes_find_the_gradients_of_one(kind: str) -> None:
     loss, alone = gradients(WORLD, kind)
