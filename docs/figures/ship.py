@@ -1,4 +1,4 @@
-"""Draws examples/ship.png, an image that the network which comes along knows:  python docs/figures/ship.py"""
+"""Draws examples/ship.png, an image of a class that the bundled model knows:  python docs/figures/ship.py"""
 
 from pathlib import Path
 

@@ -345,7 +345,7 @@ def test_a_state_dict_of_no_published_width_must_be_told_its_heads(tmp_path: Pat
     ids=str,
 )
 def test_wrong_facts(facts: dict[str, Any], kind: type[Exception], complaint: str, file: Path) -> None:
-    """A wrong argument is a mistake in the call; a file that is named with it is no worse for it."""
+    """A wrong argument is a mistake in the call; a file that is named with it is not to blame."""
     with pytest.raises((kind, MismatchedWeights), match=complaint):
         load(file, **facts)
 

@@ -1,4 +1,4 @@
-"""A task that is no other's: how red, green and blue an image is. It has a text, a file, a drawing, and no classes."""
+"""A task of its own: how red, green and blue an image is. It has a text, a file, a drawing, and no classes."""
 
 import io
 from collections.abc import Generator, Sequence

@@ -139,7 +139,7 @@ def test_a_selection_of_other_pictures_is_refused(tmp_path: Path) -> None:
 def test_a_selection_that_drops_everything_is_refused(tmp_path: Path) -> None:
     whole = collection(4, 2)
     path = dropping(tmp_path / "drop.json", whole.split("train"), 0, 1, 2, 3)
-    with pytest.raises(DataError, match=r"data.without=.*drop.json leaves none of 4 images to train on"):
+    with pytest.raises(DataError, match=r"data.without=.*drop.json leaves none of 4 images"):
         split_collection(whole, Data(source="made", without=path, test="none"))
 
 

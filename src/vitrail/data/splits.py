@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from vitrail.core.atomic_files import read_text, replace_on_success
 from vitrail.core.errors import BadLabels, ConfigError, DataError, describe_error
+from vitrail.core.text import pluralise
 from vitrail.data.dataset import NONE, ImageDataset, Labels, SubsetDataset
 from vitrail.data.randomness import hash_keys, hash_word
 
@@ -71,6 +72,24 @@ class Selection:
             fact = f"{path} is not a selection, or was edited: {describe_error(error)}"
             raise DataError(f"{fact}; write it again with what made it, as `vitrail data dedup` does") from None
         return made
+
+
+def drop_listed(source: ImageDataset, path: Path, *, option: str) -> tuple[ImageDataset, Selection]:
+    """The images that remain after the drop.json at `path`, and what it drops. Errors start with `option`, which is
+    "--without " or "data.without="."""
+    try:
+        selection = Selection.load(path)
+    except DataError as error:  # which names the file
+        raise DataError(f"{option}{error}") from None
+    if not selection.drop:
+        raise DataError(f"{option}{path} lists images to keep; give a drop.json of `vitrail data dedup`")
+    try:
+        left = selection.apply(source)
+    except DataError as error:
+        raise DataError(f"{option}{path}: {error}") from None
+    if not len(left):
+        raise DataError(f"{option}{path} leaves none of {pluralise(len(source), 'image')}; check it against the data")
+    return left, selection
 
 
 DEV: Final = {"pets": 0.10, "flowers102": 0.10, "cifar10": 0.02, "cifar100": 0.02, "imagenet": 0.01}

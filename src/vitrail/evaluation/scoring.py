@@ -27,7 +27,7 @@ from vitrail.data.collection import Collection
 from vitrail.data.dataset import ImageDataset, Labels, RelabelledDataset, SubsetDataset, total_bytes
 from vitrail.data.loader import Batch, Views, eval_batches
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.splits import Selection
+from vitrail.data.splits import Selection, drop_listed
 from vitrail.data.targets import Targets
 from vitrail.data.training_record import (
     MOST_BYTES,
@@ -217,7 +217,8 @@ def choose_unseen(
     DataError if none are left. All processes call it."""
     given, rule = len(source), ""
     if how.without is not None:
-        source, rule = drop_images(source, how.without)
+        source, selection = drop_listed(source, how.without, option="--without ")
+        rule = selection.hash
 
     def hash_in_parallel(one: ImageDataset) -> Hashes:
         def show(done: int) -> None:
@@ -243,21 +244,6 @@ def find_shared(train: ImageDataset, test: ImageDataset) -> "NDArray[np.int64] |
         return None
     learnt, scored = hash_contents(train), hash_contents(test)
     return np.flatnonzero(np.isin(learnt, scored[scored != 0]))
-
-
-def drop_images(source: ImageDataset, path: Path) -> tuple[ImageDataset, str]:
-    """The images that remain after a drop.json, and its hash."""
-    selection = Selection.load(path)
-    if not selection.drop:
-        remedy = "give a drop.json of `vitrail data dedup`"
-        raise DataError(f"--without {path} selects images to use, not images to drop; {remedy}")
-    try:
-        kept = selection.apply(source)
-    except DataError as error:
-        raise DataError(f"--without {path}: {error}") from None
-    if not len(kept):
-        raise DataError(f"--without {path} leaves none of {pluralise(len(source), 'image')} to score")
-    return kept, selection.hash
 
 
 ResultT = TypeVar("ResultT")

@@ -17,7 +17,7 @@ from vitrail.data.dataset import ImageDataset, total_bytes
 from vitrail.data.device_dataset import DeviceDataset, fits_on_device
 from vitrail.data.loader import Batch, BatchStream, EvalView, Views
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.splits import Selection, dev_split, share_split
+from vitrail.data.splits import Selection, dev_split, drop_listed, share_split
 from vitrail.data.targets import CLASS_LABELS, Targets
 from vitrail.data.training_record import KEY, MOST_BYTES, MOST_IMAGES
 from vitrail.data.transforms.augmentation import Augmentation, check_geometries
@@ -133,19 +133,7 @@ def select_training_images(collection: Collection, data: Data) -> tuple[ImageDat
     and the selection that was dropped."""
     train, without = find_split(collection, data.train), None
     if data.without:
-        try:
-            without = Selection.load(Path(data.without))
-        except DataError as error:  # which names the file
-            raise DataError(f"data.without={error}") from None
-        if not without.drop:
-            raise DataError(f"data.without={data.without} lists images to keep, not images to drop")
-        try:
-            left = without.apply(train)
-        except DataError as error:
-            raise DataError(f"data.without={data.without}: {error}") from None
-        if not len(left):
-            raise DataError(f"data.without={data.without} leaves none of {len(train):,} images to train on")
-        train = left
+        train, without = drop_listed(train, Path(data.without), option="data.without=")
     if data.part < 1:
         try:
             train = share_split(train, data.part, seed=data.part_seed).apply(train)

@@ -32,7 +32,7 @@ def test_every_entry_is_sound(name: str) -> None:
         assert file.sha256 is None or re.fullmatch("[0-9a-f]{64}", file.sha256)
         assert file.url is None or file.url.startswith(("https://", "http://"))
         assert file.url is None or file.optional or file.url.startswith("https://") or file.checksum, "or checked"
-        assert file.url or file.note or entry.terms, "a file that cannot be fetched says how to come by it"
+        assert file.url or file.note or entry.terms, "a file that cannot be fetched says how to get it"
 
 
 @pytest.mark.parametrize("name", WRITTEN)
