@@ -38,7 +38,7 @@ class EvaluateOptions(WeightsOptions):
 
     examples:
       vitrail evaluate vitrail-cifar10 cifar10 --download
-      vitrail evaluate runs/photos photos@test --page score.html --out results/photos.json
+      vitrail evaluate runs/photos photos@test --page score.html --out photos.json
     """
 
     data: str = data_word(f"{SOURCE}; DATA@SPLIT for one split")
