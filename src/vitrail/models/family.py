@@ -7,7 +7,8 @@ closed-form cost of a network as a list of steps, each with the shape, parameter
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from dataclasses import MISSING, Field, asdict, dataclass, fields, replace
+from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass, replace
+from types import NoneType
 from typing import Any, ClassVar, Final, Literal, TypeAlias, TypeVar, cast, get_args, get_origin
 
 from vitrail.core.config_overrides import Choice
@@ -43,6 +44,7 @@ class ModelConfig(Choice, ABC):
 
     family: ClassVar[str]  # its name in weight files
     head_layer: ClassVar[str]  # the last layer's name among the tensors
+    parts: ClassVar[tuple[str, ...]] = ()  # fields that files mention only where they differ from their defaults
     image: Pair
     channels: int
     classes: int
@@ -213,7 +215,12 @@ def register_config(config: C) -> C:
 
 def to_dict(config: ModelConfig) -> dict[str, Any]:
     """Plain data for a file header; `from_dict` reads it back."""
-    return {"family": config.family, **asdict(config)}
+    plain = {name: config.__dataclass_fields__[name].default for name in config.parts}
+    data = asdict(config)
+    return {
+        "family": config.family,
+        **{name: data[name] for name in data if name not in plain or data[name] != plain[name]},
+    }
 
 
 def from_dict(data: dict[str, Any]) -> ModelConfig:
@@ -242,20 +249,41 @@ def _from_json(name: str, kind: Any, value: Any) -> Any:
             return from_dict({"family": "resnet", **cast(dict[str, Any], value)})
         except ConfigError as error:
             raise ConfigError(f"backbone: {error}") from None
-    if get_origin(kind) is tuple:
+    part = next((member for member in get_args(kind) if member is not NoneType and is_dataclass(member)), None)
+    if part is not None and value is not None:
+        return _part_from_json(name, part, value)
+    if value is not None and any(get_origin(member) is tuple for member in (kind, *get_args(kind))):
         if not isinstance(value, list | tuple) or not all(type(item) is int for item in cast(list[Any], value)):
             raise ConfigError(f"{name}={value!r} must be a list of whole numbers")
         return tuple(cast(list[int], value))
     return float(value) if kind is float and type(value) is int and abs(value) < LARGEST_FLOAT else value
 
 
-Pool: TypeAlias = Literal["token", "mean"]
+def _part_from_json(name: str, kind: Any, value: Any) -> Any:
+    """A config within a config, such as rotary positions."""
+    known = {field.name: field.type for field in fields(kind)}
+    if not isinstance(value, dict):
+        raise ConfigError(f"{name}={value!r} must be the fields of {kind.__name__}")
+    given = cast(dict[str, Any], value)
+    if unknown := next((key for key in given if key not in known), None):
+        raise unknown_name(f"field of {name}", unknown, known)
+    made = {key: _from_json(key, known[key], part) for key, part in given.items()}
+    try:
+        part = kind(**made)
+    except TypeError as error:
+        raise ConfigError(f"{name}: {error}") from None
+    check_types(part, f"{name}.")
+    return part
+
+
+Pool: TypeAlias = Literal["token", "mean", "token+mean", "map"]
 Position: TypeAlias = Literal["none", "learned", "learned2d", "learned2d-sum", "relative", "sincos2d"]
 
 # Beyond these no machine computes, and merely naming all the tensors would take minutes.
 MOST: Final = {
     "depth": 1024, "width": 1 << 16, "mlp_width": 1 << 18, "heads": 1 << 12, "channels": 1 << 12, "classes": 1 << 24,
-    "registers": 1 << 12, "groups": 1 << 16, "axial_heads": 1 << 12,
+    "registers": 1 << 12, "groups": 1 << 16, "axial_heads": 1 << 12, "head_width": 1 << 12, "class_tokens": 1 << 12,
+    "map_heads": 1 << 12, "map_mlp_width": 1 << 18, "projection": 1 << 16, "neck": 1 << 16,
 }  # fmt: skip
 LARGEST_FLOAT: Final = 2**53  # up to here whole numbers are floats, too
 
@@ -263,17 +291,10 @@ LARGEST_FLOAT: Final = 2**53  # up to here whole numbers are floats, too
 def check_fields(config: ModelConfig, *positive: str) -> None:
     """Numbers are numbers and switches are switches, choices are known, sizes are possible; a file, a shell or a slip
     may say otherwise."""
+    check_types(config)
     for field in fields(config):
         name, kind = field.name, field.type
         value: Any = getattr(config, name)
-        found = type(value)
-        if kind in (int, bool) and found is not kind:
-            raise ConfigError(f"{name}={value!r} must be of type {getattr(kind, '__name__', kind)}")
-        if kind is float and (found not in (int, float) or not abs(value) < LARGEST_FLOAT):
-            raise ConfigError(f"{name}={value!r} must be a finite number")
-        literal = next((member for member in (kind, *get_args(kind)) if get_origin(member) is Literal), None)
-        if literal and value not in (get_args(literal) if literal is kind else (*get_args(literal), None)):
-            raise unknown_name(name, str(value), get_args(literal))
         if kind == Pair and not (len(value) == 2 and min(value) >= 1):
             raise ConfigError(f"{name}={value} must be (height, width), both at least 1")
         if name in positive and not value > 0:
@@ -282,6 +303,21 @@ def check_fields(config: ModelConfig, *positive: str) -> None:
             raise ConfigError(f"{name}={value} is more than {MOST[name]:,}")
     if max(config.image) > LARGEST_SIDE:
         raise ImageSizeError(f"image={format_size(config.image)} is larger than {LARGEST_SIDE} pixels a side")
+
+
+def check_types(config: Any, path: str = "") -> None:
+    """Numbers are numbers, switches are switches, and choices are known, by the annotations of a config."""
+    for field in fields(config):
+        name, kind = path + field.name, field.type
+        value: Any = getattr(config, field.name)
+        found = type(value)
+        if kind in (int, bool) and found is not kind:
+            raise ConfigError(f"{name}={value!r} must be of type {getattr(kind, '__name__', kind)}")
+        if kind is float and (found not in (int, float) or not abs(value) < LARGEST_FLOAT):
+            raise ConfigError(f"{name}={value!r} must be a finite number")
+        literal = next((member for member in (kind, *get_args(kind)) if get_origin(member) is Literal), None)
+        if literal and value not in (get_args(literal) if literal is kind else (*get_args(literal), None)):
+            raise unknown_name(name, str(value), get_args(literal))
 
 
 def sum_steps(steps: Iterable[CostStep]) -> CostStep:

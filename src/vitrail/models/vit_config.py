@@ -12,10 +12,15 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias
 from vitrail.core.errors import ConfigError, ImageSizeError
 from vitrail.core.text import Pair, format_size
 from vitrail.models.family import CostStep, ImageSizes, ModelConfig, Pool, Position, check_fields, register_config
-from vitrail.models.resnet_config import ResNetConfig, trunk_steps
+from vitrail.models.resnet_config import ResNetConfig
+from vitrail.models.vit_cost import vit_activation_bytes, walk_vit
+from vitrail.models.vit_parts import Rotary, Windows
 
 MOST_PATCHES: Final = 1 << 18
 Placement: TypeAlias = Literal["stem", "every", "shared"]
+Numerics: TypeAlias = Literal[
+    "reference", "bilinear", "bilinear-antialias", "bicubic", "bicubic-sharp", "bicubic-offset"
+]
 
 
 @register_config
@@ -27,6 +32,9 @@ class ViTConfig(ModelConfig):
     way: at the stem, and for relative positions in every layer. `position_prefix` says whether the class token has a
     position of its own (the original code) or none (big_vision). `norm_after_pool` is timm's order for average pooling;
     the reference normalises every token first.
+
+    From `head_width` on, fields are what later families of weights have and the paper's networks do not; 0 stands for
+    "as in the paper". docs/models.md says which family has which.
     """
 
     family: ClassVar[str] = "vit"
@@ -40,7 +48,7 @@ class ViTConfig(ModelConfig):
     patch: Pair = (16, 16)
     channels: int = 3
     classes: int = 1000
-    head: Literal["none", "linear", "tanh", "patches"] = "linear"
+    head: Literal["none", "linear", "tanh", "patches", "distilled"] = "linear"
     pool: Pool = "token"
     class_token: bool = True
     registers: int = 0
@@ -53,38 +61,107 @@ class ViTConfig(ModelConfig):
     dropout: float = 0.0
     attention_dropout: float = 0.0
     stochastic_depth: float = 0.0
-    gelu: Literal["tanh", "erf"] = "tanh"
+    gelu: Literal["tanh", "erf", "quick"] = "tanh"
     norm_eps: float = 1e-6
     norm_after_pool: bool = False
 
+    head_width: int = 0  # of each head of attention; 0: width / heads
+    class_tokens: int = 1  # how many, where there is one; pooling takes their mean
+    register_positions: bool = False  # registers have rows in the position table, behind the class token's
+    position_resample: Numerics = "reference"  # for images of other sizes
+    position_bias: Literal["none", "table", "shared-table", "decomposed"] = "none"  # added to the logits of attention
+    rotary: Rotary | None = None
+    windows: Windows | None = None
+    gated: bool = False  # SwiGLU: silu(gate) times value, each of mlp_width, in place of GELU
+    layer_scale: float = 0.0  # a factor for each channel of a residual branch, and where it starts; 0: none
+    norm: Literal["layer", "rms"] = "layer"
+    norm_order: Literal["pre", "res-post"] = "pre"  # res-post: z + LN(f(z))
+    norm_stem: Literal["none", "patches", "tokens"] = "none"  # of patch embeddings, or of all tokens with positions
+    norm_final: bool = True
+    norm_qk: bool = False  # queries and keys, head by head
+    norm_inner_attention: bool = False  # what the heads give, before `out`
+    norm_inner_mlp: bool = False  # the hidden layer, before `contract`
+    key_bias: bool = True  # with qkv_bias, whether keys have one, too
+    out_bias: bool = True
+    mlp_bias: bool = True
+    patch_bias: bool = True
+    map_heads: int = 0  # of pool="map"; 0: as many as the blocks
+    map_mlp_width: int = 0  # 0: as in the blocks
+    map_style: Literal["siglip", "aimv2"] = "siglip"  # aimv2: the query as it is, and nothing behind `out`
+    projection: int = 0  # the length of features behind a matrix without bias, as CLIP has it
+    neck: int = 0  # channels of SAM's convolutions behind the last block
+
+    # Fields that the paper's networks leave at their defaults: files of those do not mention them.
+    parts: ClassVar[tuple[str, ...]] = (
+        "head_width", "class_tokens", "register_positions", "position_resample", "position_bias", "rotary", "windows",
+        "gated", "layer_scale", "norm", "norm_order", "norm_stem", "norm_final", "norm_qk", "norm_inner_attention",
+        "norm_inner_mlp", "key_bias", "out_bias", "mlp_bias", "patch_bias", "map_heads", "map_mlp_width", "map_style",
+        "projection", "neck",
+    )  # fmt: skip
+
     def __post_init__(self) -> None:
-        check_fields(self, "width", "depth", "mlp_width", "heads", "channels", "norm_eps")
-        if self.width % self.heads:
+        check_fields(self, "width", "depth", "mlp_width", "heads", "channels", "norm_eps", "class_tokens")
+        if not self.head_width and self.width % self.heads:
             raise ConfigError(f"heads={self.heads} does not divide width={self.width}")
         for name in ("dropout", "attention_dropout", "stochastic_depth"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must lie in [0, 1)")
-        if self.registers < 0:
-            raise ConfigError(f"registers={self.registers} must be 0 or more")
-        if self.pool == "token" and not self.class_token:
-            raise ConfigError("pool='token' reads the class token; set class_token=True or pool='mean'")
+        for name in ("registers", "head_width", "map_heads", "map_mlp_width", "projection", "neck", "layer_scale"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name}={getattr(self, name)} must be 0 or more")
+        self._check_head()
+        self._check_positions()
+        self._check_attention()
+        self._check_image()
+
+    def _check_head(self) -> None:
+        if "token" in self.pool and not self.class_token:
+            raise ConfigError(f"pool={self.pool!r} reads the class token; set class_token=True or pool='mean'")
         if self.norm_after_pool and self.pool != "mean":
             raise ConfigError("norm_after_pool=True goes with pool='mean'")
         if self.head == "none" and self.classes:
             raise ConfigError(f"head='none' has no room for classes={self.classes}; set classes=0")
-        if self.classes < (self.head in ("linear", "patches")):
+        if self.classes < (self.head in ("linear", "patches", "distilled")):
             raise ConfigError(f"head={self.head!r} does not take classes={self.classes}; set 1 or more, or head='none'")
-        if self.attention == "axial" and (self.class_token or self.registers):
-            raise ConfigError("attention='axial' keeps the token grid: set class_token=False, registers=0, pool='mean'")
+        if self.head == "distilled" and not (self.pool == "token" and self.registers and self.class_tokens == 1):
+            raise ConfigError("head='distilled' reads one class token and a register; set pool='token', registers=1")
+        if self.pool == "map" and self.width % (self.map_heads or self.heads):
+            raise ConfigError(f"map_heads={self.map_heads or self.heads} does not divide width={self.width}")
+        if self.neck and self.pool != "mean":
+            raise ConfigError(f"neck={self.neck} gives a map; set pool='mean'")
+
+    def _check_positions(self) -> None:
         if self.position == "none" and self.placement not in (None, "stem"):
             raise ConfigError(f"position='none' has nothing to place at {self.placement!r}")
         if self.position == "learned2d" and self.width % 2:
             raise ConfigError(f"position='learned2d' joins two half-width tables; width={self.width} is odd")
         if self.position == "sincos2d" and self.width % 4:
             raise ConfigError(f"position='sincos2d' needs a width divisible by 4, not {self.width}")
-        if self.attention == "axial" and self.position == "relative":
-            raise ConfigError("position='relative' runs over the raster index; axial attention takes the other kinds")
-        self._check_image()
+        if self.register_positions and (self.position != "learned" or (self.class_token and not self.position_prefix)):
+            raise ConfigError("register_positions=True needs position='learned' and a row for the class token")
+        if self.rotary is not None and self.head_size % 4:
+            raise ConfigError(f"rotary positions need heads of a width divisible by 4, not {self.head_size}")
+        if self.position_bias == "decomposed" and self.prefix:
+            raise ConfigError("position_bias='decomposed' is for patches alone: set class_token=False, registers=0")
+        if "table" in self.position_bias and (self.registers or self.class_tokens > 1):
+            raise ConfigError(f"position_bias={self.position_bias!r} has no place for registers or more class tokens")
+
+    def _check_attention(self) -> None:
+        if self.windows is not None:
+            if self.prefix or self.rotary or "table" in self.position_bias:
+                raise ConfigError("windows cut the grid of patches: no class token, registers, rotary or bias table")
+            if self.windows.whole and not 0 <= min(self.windows.whole) <= max(self.windows.whole) < self.depth:
+                raise ConfigError(f"windows.whole={self.windows.whole}: there are layers 0 to {self.depth - 1}")
+        if self.attention == "axial":
+            if self.class_token or self.registers:
+                needs = "set class_token=False, registers=0, pool='mean'"
+                raise ConfigError(f"attention='axial' keeps the token grid: {needs}")
+            if self.position == "relative":
+                raise ConfigError("position='relative' runs over the raster index; axial attention takes other kinds")
+        if self.attention == "axial" or self.position == "relative":
+            which = "attention='axial'" if self.attention == "axial" else "position='relative'"
+            if self.rotary or self.windows or self.position_bias != "none" or self.norm_order != "pre":
+                raise ConfigError(f"{which} goes without rotary positions, windows, position_bias and norm_order")
 
     def _check_image(self) -> None:
         ground, what, stem = self.image, "image", self.backbone
@@ -119,8 +196,28 @@ class ViTConfig(ModelConfig):
 
     @property
     def prefix(self) -> int:
-        """Tokens in front of the patches: class token, then registers."""
-        return int(self.class_token) + self.registers
+        """Tokens in front of the patches: class tokens, then registers."""
+        return self.class_tokens * self.class_token + self.registers
+
+    @property
+    def position_rows(self) -> int:
+        """Tokens in front of the patches that have positions of their own."""
+        classes = self.class_tokens if self.class_token and self.position_prefix else 0
+        return classes + self.registers * self.register_positions
+
+    @property
+    def head_size(self) -> int:
+        """D_h: the width of a head."""
+        return self.head_width or self.width // self.heads
+
+    @property
+    def attention_width(self) -> int:
+        """Of all heads together."""
+        return self.heads * self.head_size
+
+    def window_of(self, layer: int) -> int:
+        """The side of the window that a layer sees, in patches; 0 where it sees all tokens."""
+        return 0 if self.windows is None or layer in self.windows.whole else self.windows.size
 
     @property
     def tokens(self) -> int:
@@ -140,7 +237,12 @@ class ViTConfig(ModelConfig):
 
     @property
     def features(self) -> int:
-        return self.width
+        return self.projection or self.patch_features * (2 if self.pool == "token+mean" else 1)
+
+    @property
+    def patch_features(self) -> int:
+        """The length of a vector of the patch map."""
+        return self.neck or self.width
 
     @property
     def layers(self) -> int:
@@ -183,7 +285,16 @@ class ViTConfig(ModelConfig):
     @property
     def shape(self) -> tuple[object, ...]:
         stem = None if self.backbone is None else self.backbone.shape
-        return self.width, self.depth, self.mlp_width, self.heads, self.patch, self.attention, stem
+        sizes = self.width, self.depth, self.mlp_width, self.heads, self.patch, self.attention, stem
+        return *sizes, *self._parts_of_shape()
+
+    def _parts_of_shape(self) -> Iterator[tuple[str, object]]:
+        """What differs from the paper's networks in the blocks and the stem, whatever the head, size and training."""
+        for name in self.parts:
+            value, default = getattr(self, name), type(self).__dataclass_fields__[name].default
+            if value != default and name not in ("position_resample", "projection") and "map" not in name:
+                plain = value if not isinstance(value, Rotary) else replace(value, shift=0.0, jitter=0.0, rescale=0.0)
+                yield name, True if name == "layer_scale" else plain
 
     @property
     def card_rows(self) -> list[tuple[str, str]]:
@@ -191,37 +302,10 @@ class ViTConfig(ModelConfig):
         return [("patches", format_size(self.grid)), *((name, str(value)) for name, value in numbers.items())]
 
     def walk(self) -> Iterator[CostStep]:
-        n, t, d, channels = self.patches, self.tokens, self.width, self.channels
-        yield CostStep("image", (*self.image, channels))
-        if self.backbone is not None:
-            yield from trunk_steps(self.backbone)
-            channels = self.backbone.features
-        inside = math.prod(self.patch) * channels
-        yield CostStep(f"patches {format_size(self.patch)}", (n, inside))
-        yield CostStep("embeddings E", (n, d), inside * d + d, n * inside * d)
-        if self.class_token:
-            yield CostStep("class token", (n + 1, d), d)
-        if self.registers:
-            yield CostStep(f"{self.registers} registers", (t, d), self.registers * d)
-        if self.position != "none" and self.entry in ("stem", "shared"):
-            shared = ", shared by all layers" if self.entry == "shared" else ""
-            yield CostStep(f"positions ({self.position}{shared})", (t, d), _table_parameters(self))
-        for layer in range(1, self.depth + 1):
-            yield from _block(self, layer)
-        yield from _patch_head(self) if self.has_patch_head else _head(self)
+        return walk_vit(self)
 
     def activation_bytes(self, width: int, *, recompute: bool) -> int:
-        """A token of a block: the inputs of both norms and their outputs (4D), q, k and v (3D), what attention gives
-        (D), and the MLP's inside before and after GELU (2M). With recomputation only the inputs of the blocks stay, and
-        what one block needs at its peak (10D + 3M)."""
-        tokens, d, m = self.tokens, self.width, self.mlp_width
-        layers = self.depth * (2 if self.attention == "axial" else 1)
-        kept = tokens * (layers * d + 10 * d + 3 * m) if recompute else tokens * layers * (8 * d + 2 * m)
-        stem = 0 if self.backbone is None else self.backbone.activation_bytes(1, recompute=recompute)
-        # Logits as floats and their gradient; where each pixel has some, what the head gives before that, too.
-        pixels = math.prod(self.image)
-        logits = 8 * pixels + width * (pixels + self.patches) if self.has_patch_head else 8
-        return width * (kept + stem + 4 * tokens * d) + self.classes * logits
+        return vit_activation_bytes(self, width, recompute=recompute)
 
     @property
     def padding_macs(self) -> int:
@@ -236,7 +320,7 @@ class ViTConfig(ModelConfig):
                 changes["head"] = "linear"
         elif changes["head"] == "none" and "classes" not in changes:
             changes["classes"] = 0
-        if changes.get("pool") == "token" and not self.class_token:
+        if "token" in changes.get("pool", "") and not self.class_token:
             changes.setdefault("class_token", True)
         inner: ResNetConfig | None = changes.get("backbone", self.backbone)
         if inner is not None:
@@ -247,18 +331,18 @@ class ViTConfig(ModelConfig):
         """Where both are ViTs, also with the same head, pooling, positions and regularisers: a name means a shape."""
         if not isinstance(old, ViTConfig):
             return super(ViTConfig, self).configure_like(old)
-        names = ("width", "depth", "mlp_width", "heads", "patch")
+        names = ("width", "depth", "mlp_width", "heads", "patch", *self.parts)
         stem = None if self.backbone is None else replace(self.backbone, image=old.image, channels=old.channels)
         return replace(old, **{name: getattr(self, name) for name in names}, backbone=stem)
 
     def linear_head(self, classes: int) -> dict[str, Any]:
-        return {"classes": classes, "head": "linear" if classes else "none"}
+        return {"classes": classes, "head": "linear" if classes else "none", "projection": 0}
 
     def patch_head(self, classes: int) -> dict[str, Any]:
         return {"classes": classes, "head": "patches" if classes else "none"}
 
     def new_last_layer(self, classes: int) -> dict[str, Any]:
-        return {"classes": classes, "head": "tanh" if self.head == "tanh" else "linear"}
+        return {"classes": classes, "head": self.head if self.head in ("tanh", "distilled") else "linear"}
 
     @property
     def fixed_bytes(self) -> int:
@@ -271,50 +355,3 @@ def vit_config(config: ModelConfig | None, what: str = "this") -> ViTConfig:
         title = "missing" if config is None else config.title
         raise ConfigError(f"{what} needs a ViT, and the model is {title}")
     return config
-
-
-def _head(c: ViTConfig) -> Iterator[CostStep]:
-    t, d = c.tokens, c.width
-    if not c.norm_after_pool:
-        yield CostStep("norm", (t, d), 2 * d)
-    yield CostStep("class token's row" if c.pool == "token" else "mean of patches", (d,))
-    if c.norm_after_pool:
-        yield CostStep("norm", (d,), 2 * d)
-    if c.head == "tanh":
-        yield CostStep("head: hidden tanh layer", (d,), d * d + d, d * d)
-    if c.classes:
-        yield CostStep("head: logits", (c.classes,), d * c.classes + c.classes, d * c.classes)
-
-
-def _patch_head(c: ViTConfig) -> Iterator[CostStep]:
-    n, d, k = c.patches, c.width, c.classes
-    yield CostStep("norm of patches", (n, d), 2 * d)
-    yield CostStep("head: logits of patches", (n, k), d * k + k, n * d * k)
-    yield CostStep("head: logits of pixels", (k, *c.image))
-
-
-def _block(c: ViTConfig, layer: int) -> Iterator[CostStep]:
-    t, d, m = c.tokens, c.width, c.mlp_width
-    if c.position not in ("none", "relative") and c.entry == "every":
-        yield CostStep(f"block {layer}: positions ({c.position})", (t, d), _table_parameters(c))
-    bias = 3 * d * c.qkv_bias
-    relative = c.position == "relative" and (layer == 1 or c.entry != "stem")
-    offsets = _table_parameters(c) if relative and c.entry == "every" else 0
-    # Sub-blocks and how many tokens one query sees: all, or its row and then its column (D.6).
-    axes = [("", t)] if c.attention == "full" else [("row ", c.grid[1]), ("column ", c.grid[0])]
-    for axis, length in axes:
-        name = f"block {layer}: {axis}"
-        work = 2 * t * length * d + relative * t * (2 * length - 1) * d
-        yield CostStep(f"{name}norm, q k v", (3, c.heads, t, d // c.heads), 2 * d + 3 * d * d + bias, 3 * t * d * d)
-        yield CostStep(f"{name}attention", (c.heads, t, d // c.heads), offsets, work)
-        yield CostStep(f"{name}out, residual", (t, d), d * d + d, t * d * d)
-        yield CostStep(f"{name}norm, MLP, residual", (t, d), 2 * d + 2 * d * m + d + m, 2 * t * d * m)
-
-
-def _table_parameters(c: ViTConfig) -> int:
-    """Parameters of one position table (D.4)."""
-    if c.position == "relative":
-        return (2 * c.tokens - 1) * (c.width // c.heads)
-    sides, prefix = sum(c.grid), c.width if c.class_token and c.position_prefix else 0
-    rows = {"learned": c.patches * c.width, "learned2d": sides * (c.width // 2), "learned2d-sum": sides * c.width}
-    return rows[c.position] + prefix if c.position in rows else 0
