@@ -167,7 +167,8 @@ def test_a_hugging_face_folder(changed: dict[str, Any], good: bool) -> None:
     ],
 )
 def test_a_timm_folder(changed: dict[str, Any], good: bool, network: Any) -> None:
-    said = timm.build_settings(network.config, Preprocessing(image=(32, 32)), None)
+    settings, images = timm.network_settings(network.config), Preprocessing(image=(32, 32))
+    said = timm.build_settings(settings, network.config, images, None)
     said["pretrained_cfg"].update(changed)
     if good:
         made = timm.read_preprocessing(said, (32, 32))

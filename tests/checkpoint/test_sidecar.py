@@ -47,7 +47,7 @@ def tensors(config: ModelConfig) -> Tensors:
 
 def bundle(config: ModelConfig, form: str, **card: Any) -> Bundle:
     """A network whose card says what the format takes for granted, but for what is given."""
-    habit = FORMATS[form].preprocessing(config.image)
+    habit = FORMATS[form].preprocessing(config)
     return Bundle(config=config, tensors=tensors(config), card=Card(**{"preprocessing": habit, **card}))
 
 
@@ -129,7 +129,7 @@ def test_fields_of_a_vit(form: str, changes: dict[str, Any], unheld: list[str], 
 )
 def test_fields_of_a_bit(form: str, changes: dict[str, Any], unheld: list[str], tmp_path: Path) -> None:
     config = replace(BIT, **changes)
-    habit = FORMATS[form].preprocessing((224, 224))
+    habit = FORMATS[form].preprocessing(BIT)
     done = written(bundle(config, form, preprocessing=habit), form, tmp_path)
     assert sorted(done.lost_fields) == sorted(unheld)
     assert read_bundle(done.target).config == config

@@ -15,8 +15,9 @@ from safetensors.torch import save_file
 from vitrail.checkpoint.bundle import Bundle, rename_classes, sidecar_path, write_sidecar
 from vitrail.checkpoint.find_weights import read_bundle
 from vitrail.checkpoint.formats import huggingface, timm
+from vitrail.checkpoint.formats.format import Format
 from vitrail.checkpoint.formats.key_table import Tensors, export_tensors
-from vitrail.checkpoint.formats.registry import Format, find_format
+from vitrail.checkpoint.formats.registry import find_format
 from vitrail.checkpoint.parity_check import ParityReport, check_parity
 from vitrail.checkpoint.weights import write_bundle
 from vitrail.core.errors import ConfigError, ExportRefused, WeightsError
@@ -97,7 +98,7 @@ def format_for(target: Path, to: str | None) -> str:
             raise ConfigError(f"{target}: {suffix} does not say a format; add --to timm or --to torchvision")
         return formats[suffix]
     files = (".safetensors", ".pth", ".bin")
-    known = OWN if to == OWN else find_format(to).name
+    known = OWN if to == OWN else find_format(to).library
     special = {OWN: files[:1], huggingface.NAME: ("",), timm.NAME: ("", *files)}
     allowed = (".npz",) if known.startswith("npz") else special.get(known, files)
     if to != OWN and suffix not in FILE_SUFFIXES:
@@ -153,11 +154,13 @@ def _write_tensors(tensors: Tensors, path: Path) -> None:
 def _write_settings(bundle: Bundle, folder: Path, known: Format) -> None:
     card, dtype = bundle.card, str(next(iter(bundle.tensors.values())).dtype).removeprefix("torch.")
     files: dict[str, Any] = {}
-    if known.name == huggingface.NAME:
-        files["config.json"] = huggingface.build_settings(bundle.config, card.labels, dtype, card.multi_label)
+    assert known.settings is not None, known
+    network = known.settings(bundle.config)
+    if known.library == huggingface.NAME:
+        files["config.json"] = huggingface.build_settings(network, bundle.config, card.labels, dtype, card.multi_label)
         files["preprocessor_config.json"] = huggingface.build_preprocessor(card.preprocessing)
     else:
-        files["config.json"] = timm.build_settings(bundle.config, card.preprocessing, card.labels)
+        files["config.json"] = timm.build_settings(network, bundle.config, card.preprocessing, card.labels)
     for name, data in files.items():
         (folder / name).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
 

@@ -12,8 +12,9 @@ from vitrail.checkpoint import known_weights as registry
 from vitrail.checkpoint.bundle import Bundle, Card, name_imagenet, parse_description, read_json, read_sidecar
 from vitrail.checkpoint.files.read_weights import RawWeights, read_weights
 from vitrail.checkpoint.formats import huggingface, timm
+from vitrail.checkpoint.formats.format import Format
 from vitrail.checkpoint.formats.key_table import TensorShapes, copy, expected_shapes, import_tensors
-from vitrail.checkpoint.formats.registry import Format, recognise
+from vitrail.checkpoint.formats.registry import recognise
 from vitrail.checkpoint.known_weights import BUNDLED, bundled_file, is_bundled
 from vitrail.core.atomic_files import similar_paths
 from vitrail.core.errors import ConfigError, ExportRefused, MismatchedWeights, WeightsNotFound, unknown_name
@@ -53,7 +54,7 @@ def read_bundle(path: str | Path, **facts: Any) -> Bundle:
 
 
 def _foreign(raw: RawWeights, settings: dict[str, Any] | None, folder: Path | None, facts: dict[str, Any]) -> Bundle:
-    known, tensors = recognise(raw.path, raw.tensors)
+    known, tensors = recognise(raw.path, raw.tensors, settings)
     inferred = None
     if sidecar := read_sidecar(raw.path):
         config, card = sidecar
@@ -70,13 +71,13 @@ def _foreign(raw: RawWeights, settings: dict[str, Any] | None, folder: Path | No
 
 def _card(known: Format, config: ModelConfig, settings: dict[str, Any] | None, folder: Path | None) -> Card:
     """What a folder says of images and classes, or the format's own habit."""
-    card = Card(preprocessing=known.preprocessing(config.image))
+    card = Card(preprocessing=known.preprocessing(config))
     if settings is None or folder is None:
         return card
     labels = huggingface.read_labels(settings, config.classes) or timm.read_labels(settings, config.classes)
     prepared = timm.read_preprocessing(settings, config.image)
     processor = folder / "preprocessor_config.json"
-    if known.name == huggingface.NAME and processor.is_file():
+    if known.library == huggingface.NAME and processor.is_file():
         prepared = huggingface.read_preprocessor(read_json(processor), config.image)
     several = settings.get("problem_type") == huggingface.MULTI_LABEL and bool(config.classes)
     return Card(preprocessing=prepared or card.preprocessing, labels=labels, multi_label=several)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from vitrail.checkpoint.bundle import Bundle
 from vitrail.checkpoint.files.checks import shorten
 from vitrail.checkpoint.files.read_weights import read_weights
+from vitrail.checkpoint.formats.registry import FORMATS
 from vitrail.checkpoint.formats.timm import architecture
 from vitrail.checkpoint.weights import build_network
 from vitrail.core.errors import ConfigError, ExportRefused
@@ -41,13 +42,14 @@ class ReferenceModel:
 def build_reference(format_name: str, config: ModelConfig, target: Path) -> ReferenceModel | str:
     """The other library's network with the written weights, or the reason why there is none."""
     builders = {"timm": build_timm, "huggingface": build_huggingface, "torchvision": build_torchvision}
-    library = {"huggingface": "transformers"}.get(format_name, format_name)
-    if format_name not in builders:
+    family = FORMATS[format_name].library if format_name in FORMATS else format_name
+    library = {"huggingface": "transformers"}.get(family, family)
+    if family not in builders:
         return "no other library to hold it against"
     if importlib.util.find_spec(library) is None:
         return f"{library} is not installed"
     try:
-        return builders[format_name](config, target)
+        return builders[family](config, target)
     except (ConfigError, ExportRefused, RuntimeError, ValueError, AssertionError) as error:
         return f"{library} cannot build this network ({shorten(error)})"
 

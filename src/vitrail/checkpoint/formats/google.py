@@ -15,12 +15,14 @@ padding. BiT files have the numerics of the original code.
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from vitrail.checkpoint.formats import key_table as keys
+from vitrail.checkpoint.formats.format import Format, Settings, big_vision_crop, google_squash
 from vitrail.checkpoint.formats.key_table import KeyEntry, Tensors, TensorShapes, copy
 from vitrail.core.errors import ExportRefused, MismatchedWeights
 from vitrail.core.text import Pair, format_size
@@ -54,11 +56,11 @@ BIG_VISION = replace(LINEN, name="npz-big-vision", position="pos_embedding")
 LAYOUTS = (ORIGINAL, LINEN, BIG_VISION)
 
 
-def recognises(names: set[str]) -> bool:
-    return any("MultiHeadDotProductAttention_" in name for name in names)
+def recognises(names: set[str], layout: NpzLayout) -> bool:
+    return any("MultiHeadDotProductAttention_" in name for name in names) and find_layout(names) is layout
 
 
-def modernise(tensors: Tensors) -> Tensors:
+def modernise(tensors: Tensors, settings: Settings) -> Tensors:
     """Without prefixes and scan stacks, so that the three layouts remain."""
     out = dict(tensors)
     for prefix in PREFIXES:
@@ -238,11 +240,11 @@ BIT = "npz-bit"
 ROOT = "resnet/root_block/standardized_conv2d"
 
 
-def recognises_bit(names: set[str]) -> bool:
+def recognises_bit(names: set[str], settings: Settings) -> bool:
     return any("standardized_conv2d" in name for name in names)
 
 
-def modernise_bit(tensors: Tensors) -> Tensors:
+def modernise_bit(tensors: Tensors, settings: Settings) -> Tensors:
     """Some files number the convolutions (`standardized_conv2d_7`) or store norm vectors as [1, 1, 1, C]."""
     out = {re.sub(r"(standardized_conv2d|group_norm|conv2d)_\d+/", r"\1/", name): t for name, t in tensors.items()}
     return {name: t.flatten() if name.endswith(("/gamma", "/beta")) else t for name, t in out.items()}
@@ -273,3 +275,34 @@ def bit_table(config: ModelConfig) -> list[KeyEntry]:
 
 def bit_norm(ours: str, theirs: str) -> list[KeyEntry]:
     return [copy(f"{ours}.weight", f"{theirs}/gamma"), copy(f"{ours}.bias", f"{theirs}/beta")]
+
+
+def _declare(order: int, layout: NpzLayout) -> Format:
+    return Format(
+        name=layout.name,
+        library=layout.name,
+        order=order,
+        recognises=lambda names, settings: recognises(names, layout),
+        table=partial(build_table, layout=layout),
+        infer=infer,
+        modern=modernise,
+        preprocessing=big_vision_crop if layout is BIG_VISION else google_squash,
+        claims=lambda config: bool(config.tokens),
+        refuse_unreadable=partial(refuse_unreadable, layout=layout),
+        describe_inferred=describe_inferred,
+    )
+
+
+FORMATS = (
+    *(_declare(80 + at, layout) for at, layout in enumerate(LAYOUTS)),
+    Format(
+        name=BIT,
+        library=ORIGINAL.name,
+        order=89,
+        recognises=recognises_bit,
+        table=bit_table,
+        infer=infer_bit,
+        modern=modernise_bit,
+        preprocessing=google_squash,
+    ),
+)

@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 
 from vitrail.checkpoint.formats import key_table as keys
+from vitrail.checkpoint.formats.format import Format, Settings
 from vitrail.checkpoint.formats.key_table import KeyEntry, Tensors, TensorShapes, copy, weight_and_bias
 from vitrail.core.errors import ExportRefused, MismatchedWeights
 from vitrail.core.text import Pair, pair
@@ -37,11 +38,11 @@ NUMBERS = {
 }  # fmt: skip
 
 
-def recognises(names: set[str]) -> bool:
+def recognises(names: set[str], settings: Settings) -> bool:
     return bool(names & {"vit.embeddings.cls_token", "embeddings.cls_token", "bit.embedder.convolution.weight"})
 
 
-def modernise(tensors: Tensors) -> Tensors:
+def modernise(tensors: Tensors, settings: Settings) -> Tensors:
     """Names of transformers 5, and of bare `ViTModel` and `BitModel` folders, to those of transformers 4."""
     if "embedder.convolution.weight" in tensors:
         return {f"bit.{name}": tensor for name, tensor in tensors.items()}
@@ -163,16 +164,16 @@ def _bit_table(c: ResNetConfig) -> list[KeyEntry]:
 
 
 def build_settings(
-    c: ModelConfig, class_names: tuple[str, ...] | None, dtype: str, multi_label: bool = False
+    network: dict[str, Any], c: ModelConfig, class_names: tuple[str, ...] | None, dtype: str, multi_label: bool = False
 ) -> dict[str, Any]:
-    """The folder's `config.json`."""
+    """The folder's `config.json`, around what it says of the network."""
     names = class_names or [f"LABEL_{i}" for i in range(c.classes)]
     numbers = {"id2label": {str(i): n for i, n in enumerate(names)}, "label2id": {n: i for i, n in enumerate(names)}}
     problem = {"problem_type": MULTI_LABEL} if multi_label else {}
-    return _network_settings(c) | {"num_channels": c.channels, **numbers, "torch_dtype": dtype, **problem}
+    return network | {"num_channels": c.channels, **numbers, "torch_dtype": dtype, **problem}
 
 
-def _network_settings(config: ModelConfig) -> dict[str, Any]:
+def network_settings(config: ModelConfig) -> dict[str, Any]:
     if isinstance(config, ResNetConfig):
         widths = [4 * config.bottleneck(stage) for stage in range(len(config.blocks))]
         bit: dict[str, Any] = {"model_type": "bit", "architectures": ["BitForImageClassification"], "width_factor": 1}
@@ -234,3 +235,17 @@ def read_preprocessor(values: dict[str, Any], image: Pair) -> Preprocessing | No
     except (KeyError, TypeError, AttributeError):
         return None
     return Preprocessing.from_dict(said)
+
+
+FORMATS = (
+    Format(
+        name=NAME,
+        library=NAME,
+        order=60,
+        recognises=recognises,
+        table=build_table,
+        infer=infer,
+        modern=modernise,
+        settings=network_settings,
+    ),
+)

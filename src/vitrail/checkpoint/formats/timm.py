@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from vitrail.checkpoint.formats import key_table as keys
+from vitrail.checkpoint.formats.format import Format, Settings, imagenet_crop
 from vitrail.checkpoint.formats.key_table import KeyEntry, TensorShapes, copy, weight_and_bias
 from vitrail.core.errors import ExportRefused, MismatchedWeights
 from vitrail.core.text import Pair
@@ -20,7 +21,7 @@ BLOCK = keys.name_layers("norm1", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2") | 
 DOWNSAMPLE = {"project": "downsample.conv", "norm_project": "downsample.norm"}
 
 
-def recognises(names: set[str]) -> bool:
+def recognises(names: set[str], settings: Settings) -> bool:
     return "patch_embed.proj.weight" in names or {"stem.conv.weight", "stages.0.blocks.0.conv1.weight"} <= names
 
 
@@ -144,9 +145,16 @@ def architecture(config: ModelConfig) -> tuple[str, dict[str, Any]]:
     return HYBRID_NAMES[c.backbone.blocks], {**args, **common}
 
 
-def build_settings(c: ModelConfig, p: Preprocessing, class_names: tuple[str, ...] | None) -> dict[str, Any]:
+def network_settings(config: ModelConfig) -> dict[str, Any]:
+    name, args = architecture(config)
+    return {"architecture": name, "model_args": args}
+
+
+def build_settings(
+    network: dict[str, Any], c: ModelConfig, p: Preprocessing, class_names: tuple[str, ...] | None
+) -> dict[str, Any]:
     """The `config.json` of a folder that `timm.create_model("local-dir:FOLDER", pretrained=True)` reads."""
-    name, args = architecture(c)
+    args = dict(network["model_args"])
     classes = args.pop("num_classes")
     pretrained: dict[str, Any] = {"input_size": [c.channels, *c.image], "mean": list(p.mean), "std": list(p.std)}
     pretrained |= {
@@ -156,7 +164,7 @@ def build_settings(c: ModelConfig, p: Preprocessing, class_names: tuple[str, ...
         "num_classes": classes,
         "fixed_input_size": bool(c.tokens),  # timm hands `img_size` to such networks, and a ResNet takes none
     }
-    out = {"architecture": name, "num_classes": classes, "model_args": args, "pretrained_cfg": pretrained}
+    out = network | {"num_classes": classes, "model_args": args, "pretrained_cfg": pretrained}
     return out | ({"label_names": list(class_names)} if class_names else {})
 
 
@@ -177,3 +185,17 @@ def read_preprocessing(settings: dict[str, Any], image: Pair) -> Preprocessing |
 def read_labels(settings: dict[str, Any], classes: int) -> tuple[str, ...] | None:
     names: Any = settings.get("label_names")
     return tuple(str(n) for n in names) if isinstance(names, list) and len(names) == classes else None
+
+
+FORMATS = (
+    Format(
+        name=NAME,
+        library=NAME,
+        order=50,
+        recognises=recognises,
+        table=build_table,
+        infer=infer,
+        preprocessing=imagenet_crop,
+        settings=network_settings,
+    ),
+)

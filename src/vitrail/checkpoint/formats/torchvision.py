@@ -1,6 +1,7 @@
 """torchvision's `vit_*` state dicts, with today's names; the `mlp.linear_1` of older files is read too."""
 
 from vitrail.checkpoint.formats import key_table as keys
+from vitrail.checkpoint.formats.format import Format, Settings, imagenet_crop
 from vitrail.checkpoint.formats.key_table import KeyEntry, Tensors, TensorShapes, copy, weight_and_bias
 from vitrail.models.family import ModelConfig
 from vitrail.models.vit_config import ViTConfig
@@ -10,11 +11,11 @@ BLOCK = keys.name_layers("ln_1", "self_attention.out_proj", "ln_2", "mlp.0", "ml
 LAYER = "encoder.layers.encoder_layer_{}."
 
 
-def recognises(names: set[str]) -> bool:
+def recognises(names: set[str], settings: Settings) -> bool:
     return {"conv_proj.weight", "class_token"} <= names
 
 
-def modernise(tensors: Tensors) -> Tensors:
+def modernise(tensors: Tensors, settings: Settings) -> Tensors:
     """Older files name the MLP's layers `linear_1` and `linear_2`."""
     return {n.replace("mlp.linear_1.", "mlp.0.").replace("mlp.linear_2.", "mlp.3."): t for n, t in tensors.items()}
 
@@ -37,3 +38,17 @@ def build_table(config: ModelConfig) -> list[KeyEntry]:
     rows += weight_and_bias("norm", "encoder.ln")
     rows += weight_and_bias("head.hidden", "heads.pre_logits") if c.head == "tanh" else []
     return rows + (weight_and_bias("head.classifier", "heads.head") if c.classes else [])
+
+
+FORMATS = (
+    Format(
+        name=NAME,
+        library=NAME,
+        order=70,
+        recognises=recognises,
+        table=build_table,
+        infer=infer,
+        modern=modernise,
+        preprocessing=imagenet_crop,
+    ),
+)
