@@ -15,9 +15,10 @@ from torch import Tensor
 from tests.models.tiny import VIT, awake, images
 from vitrail.core.errors import ConfigError, UnknownName
 from vitrail.models.build import build, build_from
-from vitrail.models.positions import Numerics, resize_grid, resize_position, resize_positions
+from vitrail.models.interpolation import resize_grid
+from vitrail.models.positions import resize_position, resize_positions
 from vitrail.models.vit import ViT
-from vitrail.models.vit_config import ViTConfig
+from vitrail.models.vit_config import Numerics, ViTConfig
 
 ALL: tuple[Numerics, ...] = ("reference", "bilinear", "bicubic")
 sides = st.integers(1, 12)

@@ -17,7 +17,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.backbone import unwrap_backbone
 from vitrail.models.build import Model, build, build_from, network_class
 from vitrail.models.family import ModelConfig
-from vitrail.models.positions import Numerics
+from vitrail.models.vit_config import Numerics
 from vitrail.models.zoo import adapt_config, create_config, find_timm_name, resolve_name, slug, translate_sizes
 
 
@@ -26,7 +26,7 @@ def load(
     *,
     classes: int | None = None,
     image_size: int | Pair | None = None,
-    numerics: Numerics = "reference",
+    numerics: Numerics | None = None,
     dtype: torch.dtype = torch.float32,
     **facts: Any,
 ) -> Model:
@@ -59,7 +59,7 @@ def replace_head_and_resize(
     bundle: Bundle,
     classes: int | None = None,
     image_size: int | Pair | None = None,
-    numerics: Numerics = "reference",
+    numerics: Numerics | None = None,
     *,
     kind: str | None = None,
 ) -> Bundle:
@@ -136,7 +136,7 @@ def create_model(
     classes: int | None = None,
     image_size: int | Pair | None = None,
     weights: str | None = None,
-    numerics: Numerics = "reference",
+    numerics: Numerics | None = None,
     **replacements: Any,
 ) -> Model:
     """A network by the paper's notation ("ViT-B/16") or slug ("vit_b_16"), or by a config of yours; timm's names and

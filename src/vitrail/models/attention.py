@@ -1,4 +1,8 @@
-"""Multi-head self-attention (Appendix A, Eqs. 5-8), fused and explicit, plain and along the axes of the grid (D.6)."""
+"""Multi-head self-attention (Appendix A, Eqs. 5-8), fused and explicit, over all tokens, along the axes of the grid
+(D.6) and within windows."""
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -7,6 +11,17 @@ from torch.nn import functional as F
 from vitrail.core.text import Pair
 from vitrail.models.backbone import AttentionTap, Taps
 from vitrail.models.kernels.fused_ops import can_fuse_attention, can_fuse_linear, fused_attention, fused_qkv
+
+
+class Places(NamedTuple):
+    """What a layer's attention knows of where its tokens are. On a plain network that is the grid alone."""
+
+    grid: Pair
+    offsets: Tensor | None = None  # vectors of relative positions (D.4): [2T-1, D_h]
+    rotation: Tensor | None = (
+        None  # cosines and sines of rotary positions: [2, T, D_h], or [2, B or heads, ..., T, D_h]
+    )
+    bias: Tensor | None = None  # of the logits, for all layers: [heads, T, T]
 
 
 def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -24,15 +39,70 @@ def relative_logits(q: Tensor, offsets: Tensor) -> Tensor:
     return by_offset.gather(-1, index.expand(*q.shape[:-2], queries, tokens))
 
 
-class Attention(nn.Module):
-    """MSA(z), Eqs. 5-8. q, k and v share one matrix, stacked in that order, each D x D part initialised by itself."""
+def rotate(z: Tensor, rotation: Tensor, *, pairs: bool) -> Tensor:
+    """z turned by its rotary positions, given as cosines and sines: [..., T, D_h] -> [..., T, D_h]."""
+    cosine, sine = rotation.unbind(0)
+    if pairs:
+        turned = torch.stack([-z[..., 1::2], z[..., ::2]], dim=-1).flatten(-2)
+    else:
+        first, second = z.chunk(2, dim=-1)
+        turned = torch.cat([-second, first], dim=-1)
+    return z * cosine + turned * sine
 
-    def __init__(self, width: int, heads: int, *, qkv_bias: bool = True, out_bias: bool = True, dropout: float = 0.0):
+
+class QKV(nn.Linear):
+    """q, k and v in one product, stacked in that order; without a bias for keys, the bias is that of q and v."""
+
+    def __init__(self, width: int, inner: int, *, bias: bool, key_bias: bool):
+        super().__init__(width, 3 * inner, bias=bias)
+        self.inner = inner
+        self.key_bias = key_bias
+        if bias and not key_bias:
+            self.bias = nn.Parameter(torch.zeros(2 * inner))
+
+    @property
+    def full_bias(self) -> Tensor | None:
+        """The bias of q, k and v, with zeros for keys that have none."""
+        if self.key_bias or self.bias is None:
+            return self.bias
+        q, v = self.bias.chunk(2)
+        return torch.cat([q, torch.zeros_like(q), v])
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, self.weight, self.full_bias)
+
+
+class Attention(nn.Module):
+    """MSA(z), Eqs. 5-8. q, k and v share one matrix, stacked in that order, each part initialised by itself.
+
+    `norm` makes norms for queries and keys, `norm_inner` one for what the heads give. `position_bias` adds to the
+    logits, by the queries and the grid.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        head_width: int = 0,
+        qkv_bias: bool = True,
+        key_bias: bool = True,
+        out_bias: bool = True,
+        dropout: float = 0.0,
+        norm: Callable[[int], nn.Module] | None = None,
+        norm_inner: Callable[[int], nn.Module] | None = None,
+        rotary_pairs: bool = False,
+    ):
         super().__init__()
         self.heads = heads
         self.dropout = dropout
-        self.qkv = nn.Linear(width, 3 * width, bias=qkv_bias)
-        self.out = nn.Linear(width, width, bias=out_bias)
+        self.rotary_pairs = rotary_pairs
+        inner = heads * (head_width or width // heads)
+        self.qkv = QKV(width, inner, bias=qkv_bias, key_bias=key_bias)
+        self.norm_q = None if norm is None else norm(inner // heads)
+        self.norm_k = None if norm is None else norm(inner // heads)
+        self.norm = None if norm_inner is None else norm_inner(inner)
+        self.out = nn.Linear(inner, width, bias=out_bias)
 
     def initialise(self) -> None:
         for part in (*self.qkv.weight.chunk(3), self.out.weight):
@@ -41,45 +111,78 @@ class Attention(nn.Module):
             if bias is not None:
                 nn.init.zeros_(bias)
 
-    def project(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Eq. 5: [B, T, D] -> q, k, v of [B, k, T, D_h] each, all views of one product."""
-        q, k, v = fused_qkv(z, self.qkv) if can_fuse_linear(z, self.qkv) else self.qkv(z).chunk(3, dim=-1)
-        return self._by_head(q), self._by_head(k), self._by_head(v)
-
-    def project_first(self, z: Tensor, queries: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Eq. 5 with the queries of the first tokens alone: q of [B, k, queries, D_h], k and v of [B, k, T, D_h]."""
-        d, weight, bias = z.shape[-1], self.qkv.weight, self.qkv.bias
-        q = F.linear(z[:, :queries], weight[:d], None if bias is None else bias[:d])
-        k, v = F.linear(z, weight[d:], None if bias is None else bias[d:]).chunk(2, dim=-1)
-        return self._by_head(q), self._by_head(k), self._by_head(v)
+    def project(self, z: Tensor, queries: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Eq. 5: [B, T, D] -> q, k, v of [B, k, T, D_h] each, all views of one product; with `queries` q of the first
+        tokens alone, [B, k, queries, D_h]."""
+        weight, bias, inner = self.qkv.weight, self.qkv.full_bias, self.qkv.inner
+        if queries is not None:
+            q = F.linear(z[:, :queries], weight[:inner], None if bias is None else bias[:inner])
+            k, v = F.linear(z, weight[inner:], None if bias is None else bias[inner:]).chunk(2, dim=-1)
+        elif can_fuse_linear(z, self.qkv):
+            q, k, v = fused_qkv(z, weight, bias)
+        else:
+            q, k, v = self.qkv(z).chunk(3, dim=-1)
+        q, k, v = self._by_head(q), self._by_head(k), self._by_head(v)
+        if self.norm_q is not None and self.norm_k is not None:
+            q, k = self.norm_q(q), self.norm_k(k)
+        return q, k, v
 
     def _by_head(self, z: Tensor) -> Tensor:
-        """[B, T, D] -> [B, k, T, D_h]."""
+        """[B, T, k·D_h] -> [B, k, T, D_h]."""
         return z.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
-    def weights(self, z: Tensor, offsets: Tensor | None = None) -> Tensor:
+    def place(
+        self, q: Tensor, k: Tensor, places: Places | None, position_bias: nn.Module | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """q and k turned by rotary positions, and what positions of other kinds add to the logits."""
+        if places is None:
+            return q, k, None
+        if places.rotation is not None:
+            pairs, table = self.rotary_pairs, places.rotation.to(q.dtype)
+            q, k = rotate(q, table[..., : q.shape[-2], :], pairs=pairs), rotate(k, table, pairs=pairs)
+        bias = None if places.offsets is None else relative_logits(q, places.offsets)
+        if position_bias is not None:
+            bias = position_bias(q, places.grid)
+        elif places.bias is not None:
+            bias = places.bias
+        return q, k, None if bias is None else bias[..., : q.shape[-2], :]
+
+    def weights(self, z: Tensor, places: Places | None = None, position_bias: nn.Module | None = None) -> Tensor:
         """Eq. 6 for inspection: [B, T, D] -> [B, k, T, T]."""
         q, k, _ = self.project(z)
-        return attention_weights(q, k, None if offsets is None else relative_logits(q, offsets))
+        return attention_weights(*self.place(q, k, places, position_bias))
 
     def forward(
-        self, z: Tensor, offsets: Tensor | None = None, queries: int | None = None, taps: Taps | None = None
+        self,
+        z: Tensor,
+        places: Places | None = None,
+        queries: int | None = None,
+        taps: Taps | None = None,
+        position_bias: nn.Module | None = None,
     ) -> Tensor:
         """[B, T, D] -> [B, T, D], or [B, queries, D] for the first tokens alone, which still see all others."""
         dropout = self.dropout if self.training else 0.0
         tapped = taps is not None and taps.attention
-        plain = queries is None and offsets is None and not dropout and not tapped
+        bare = places is None or (places.offsets is None and places.rotation is None and places.bias is None)
+        plain = bare and queries is None and position_bias is None and self.norm_q is None and not (dropout or tapped)
         if plain and can_fuse_attention(z, self.qkv, self.heads):
-            return self.out(fused_attention(z, self.qkv, self.heads))  # Eqs. 5-8
-        q, k, v = self.project(z) if queries is None else self.project_first(z, queries)
-        bias = None if offsets is None else relative_logits(q, offsets)
+            return self._finish(fused_attention(z, self.qkv.weight, self.qkv.full_bias, self.heads))  # Eqs. 5-8
+        few = None if position_bias is not None else queries  # a bias that queries make asks for all of them
+        q, k, v = self.project(z, few)
+        q, k, bias = self.place(q, k, places, position_bias)
+        if few is not queries:
+            q, bias = q[..., :queries, :], None if bias is None else bias[..., :queries, :]
         if taps is not None and tapped:
             weights = attention_weights(q, k, bias)
             taps.inside = AttentionTap(q, k, v, weights)
             if taps.explicit:
-                return self.out((weights @ v).transpose(1, 2).flatten(2))
+                return self._finish((weights @ v).transpose(1, 2).flatten(2))
+        bias = None if bias is None else bias.to(q.dtype)
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)  # Eqs. 6, 7
-        return self.out(mixed.transpose(1, 2).flatten(2))  # Eq. 8
+        return self._finish(mixed.transpose(1, 2).flatten(2))  # Eq. 8
+
+    def _finish(self, mixed: Tensor) -> Tensor:
+        return self.out(mixed if self.norm is None else self.norm(mixed))
 
 
 def split_lines(z: Tensor, grid: Pair, *, columns: bool) -> Tensor:
@@ -102,3 +205,34 @@ def expand_line_weights(weights: Tensor, grid: Pair, *, columns: bool) -> Tensor
     place = (every, each, every, each) if columns else (each, every, each, every)
     whole[(every, every, *place)] = own.movedim(2, 0)
     return whole.flatten(4, 5).flatten(2, 3)
+
+
+def split_windows(z: Tensor, grid: Pair, size: int) -> Tensor:
+    """Every window of the grid as a sequence of its own, the last ones padded with zeros: [B, N, D] -> [B·windows,
+    size·size, D]."""
+    below, right = (-length % size for length in grid)
+    z = F.pad(z.unflatten(1, grid), (0, 0, 0, right, 0, below))
+    z = z.unflatten(2, (-1, size)).unflatten(1, (-1, size))  # [B, rows, size, columns, size, D]
+    return z.transpose(2, 3).flatten(3, 4).flatten(0, 2)
+
+
+def merge_windows(z: Tensor, grid: Pair, size: int) -> Tensor:
+    rows, columns = (-(-length // size) for length in grid)
+    z = z.unflatten(0, (-1, rows, columns)).unflatten(3, (size, size)).transpose(2, 3)
+    return z.flatten(3, 4).flatten(1, 2)[:, : grid[0], : grid[1]].flatten(1, 2)
+
+
+def expand_window_weights(weights: Tensor, grid: Pair, size: int) -> Tensor:
+    """Weights within windows as weights over all tokens, zero between windows: [B·windows, X, size², size²] -> [B, X,
+    N, N] for X heads. What padding got is left out."""
+    rows, columns = (-(-length // size) for length in grid)
+    windows = torch.arange(rows * columns, device=weights.device)
+    heads, inside = weights.shape[1], size * size
+    own = weights.unflatten(0, (-1, rows * columns)).movedim(1, 0)  # [windows, B, X, size², size²]
+    whole = weights.new_zeros(own.shape[1], heads, rows * columns, inside, rows * columns, inside)
+    whole[:, :, windows, :, windows] = own
+    place = torch.arange(rows * size * columns * size, device=weights.device).view(1, rows * size, columns * size)
+    split = split_windows(place.flatten(1)[..., None].float(), (rows * size, columns * size), size).long().flatten()
+    back = split.argsort().view(rows * size, columns * size)[: grid[0], : grid[1]].flatten()
+    flat = whole.flatten(4, 5).flatten(2, 3)
+    return flat[:, :, back][:, :, :, back]

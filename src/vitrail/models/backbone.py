@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from vitrail.core.errors import ConfigError
 from vitrail.core.text import format_size
 from vitrail.models.family import ModelConfig
-from vitrail.models.positions import Numerics
+from vitrail.models.vit_config import Numerics
 
 Layers: TypeAlias = int | list[int] | tuple[int, ...] | None  # how many of the last, or which; none for all
 
@@ -118,7 +118,7 @@ class Backbone(nn.Module, ABC):
 
     @classmethod
     def resize_tensors(
-        cls, tensors: dict[str, Tensor], old: ModelConfig, new: ModelConfig, numerics: Numerics = "reference"
+        cls, tensors: dict[str, Tensor], old: ModelConfig, new: ModelConfig, numerics: Numerics | None = None
     ) -> dict[str, Tensor]:
         """Its tensors for another image size (3.2)."""
         if old.tied_to_size and new.image != old.image:

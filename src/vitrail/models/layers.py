@@ -1,4 +1,5 @@
-"""Building blocks of the networks: initialisation, stochastic depth, weight-standardised convolutions, and heads.
+"""Building blocks of the networks: initialisation, norms, stochastic depth, LayerScale, MLPs, weight-standardised
+convolutions, and heads.
 
 Every module initialises itself in `initialise`, as in the reference code. Stochastic depth (Huang et al. 2016) is
 torchvision's; its package would import torch's compiler as well. A head reads pooled tokens (Eq. 4, D.3): none, a
@@ -6,12 +7,14 @@ linear layer, or a hidden tanh layer for pre-training; or it reads every patch t
 """
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitrail.core.text import Pair
+from vitrail.models.kernels.fused_ops import can_fuse_linear, fused_gelu_linear
 from vitrail.models.resnet_config import ResNetConfig, same_widths
 from vitrail.models.vit_config import ViTConfig
 
@@ -28,7 +31,7 @@ def lecun_normal_(weight: Tensor) -> Tensor:
 def initialise(network: nn.Module) -> None:
     """Fresh weights from torch's current seed. Norms first, so that a module can set its own norms otherwise."""
     for module in network.modules():
-        if isinstance(module, nn.LayerNorm | nn.GroupNorm):
+        if isinstance(module, nn.LayerNorm | nn.GroupNorm | nn.RMSNorm):
             module.reset_parameters()
     for module in network.modules():
         if callable(own := getattr(module, "initialise", None)):
@@ -51,6 +54,127 @@ class StochasticDepth(nn.Module):
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
+
+
+def make_norm(config: ViTConfig, width: int) -> nn.Module:
+    """LN over the last dimension, or RMSNorm, which neither centres nor shifts."""
+    return (nn.LayerNorm if config.norm == "layer" else nn.RMSNorm)(width, eps=config.norm_eps)
+
+
+class LayerScale(nn.Module):
+    """A learned factor for each channel of a residual branch (Touvron et al. 2021), all equal at the start."""
+
+    def __init__(self, width: int, start: float):
+        super().__init__()
+        self.start = start
+        self.gamma = nn.Parameter(torch.empty(width))
+
+    def initialise(self) -> None:
+        nn.init.constant_(self.gamma, self.start)
+
+    def forward(self, z: Tensor) -> Tensor:
+        return z * self.gamma
+
+
+class MLP(nn.Module):
+    """Dense, GELU, Dense, with dropout behind each. A gated one has silu(gate) times value in place of GELU; `expand`
+    gives both, stacked in that order."""
+
+    def __init__(self, config: ViTConfig, hidden: int = 0):
+        super().__init__()
+        hidden, bias = hidden or config.mlp_width, config.mlp_bias
+        self.gated = config.gated
+        self.expand = nn.Linear(config.width, hidden * (2 if self.gated else 1), bias=bias)
+        self.quick, self.tanh = config.gelu == "quick", config.gelu == "tanh"
+        self.gelu = nn.GELU(approximate="tanh" if self.tanh else "none")
+        self.norm = make_norm(config, hidden) if config.norm_inner_mlp else None
+        self.contract = nn.Linear(hidden, config.width, bias=bias)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def initialise(self) -> None:
+        parts = (
+            (*self.expand.weight.chunk(2), self.contract.weight)
+            if self.gated
+            else (self.expand.weight, self.contract.weight)
+        )
+        for part in parts:
+            nn.init.xavier_uniform_(part)
+        for bias in (self.expand.bias, self.contract.bias):
+            if bias is not None:
+                nn.init.normal_(bias, std=1e-6)
+
+    def forward(self, z: Tensor) -> Tensor:
+        hidden = self.dropout(self.activate(z))
+        return self.dropout(self.contract(hidden if self.norm is None else self.norm(hidden)))
+
+    def activate(self, z: Tensor) -> Tensor:
+        """The hidden layer: [..., D] -> [..., M]."""
+        if self.gated:
+            gate, value = self.expand(z).chunk(2, dim=-1)
+            return F.silu(gate) * value
+        if self.quick:
+            hidden = self.expand(z)
+            return hidden * torch.sigmoid(1.702 * hidden)
+        fused = can_fuse_linear(z, self.expand)
+        return fused_gelu_linear(z, self.expand, self.tanh) if fused else self.gelu(self.expand(z))
+
+
+class AttentionPool(nn.Module):
+    """Multi-head attention of one learned query over all tokens, then an MLP with a residual (SigLIP); in AIMv2's style
+    the query is used as it is, and nothing follows. [B, T, D] -> [B, D]."""
+
+    def __init__(self, config: ViTConfig):
+        super().__init__()
+        width, self.heads = config.width, config.map_heads or config.heads
+        full = config.map_style == "siglip"
+        self.query = nn.Parameter(torch.empty(1, 1, width))
+        self.q = nn.Linear(width, width) if full else None
+        self.kv = nn.Linear(width, 2 * width, bias=full)
+        self.out = nn.Linear(width, width)
+        self.norm = make_norm(config, width) if full else None
+        plain = replace(config, gated=False, norm_inner_mlp=False, mlp_bias=True)
+        self.mlp = MLP(plain, config.map_mlp_width) if full else None
+
+    def initialise(self) -> None:
+        nn.init.normal_(self.query, std=self.query.shape[-1] ** -0.5)
+        for layer in (self.q, self.kv, self.out):
+            for part in () if layer is None else layer.weight.chunk(layer.out_features // layer.in_features):
+                nn.init.xavier_uniform_(part)
+            if layer is not None and layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+
+    def forward(self, z: Tensor) -> Tensor:
+        query = self.query.expand(z.shape[0], -1, -1).to(z.dtype)
+        query = query if self.q is None else self.q(query)
+        parts = (query, *self.kv(z).chunk(2, dim=-1))
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+        y = self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))[:, 0]
+        return y if self.mlp is None or self.norm is None else y + self.mlp(self.norm(y))
+
+
+class ChannelNorm(nn.LayerNorm):
+    """LN over the channels of a map: [B, C, H, W] -> [B, C, H, W]."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class Neck(nn.Module):
+    """SAM's two convolutions behind the last block, each with a norm: [B, D, H, W] -> [B, C, H, W]."""
+
+    def __init__(self, width: int, channels: int):
+        super().__init__()
+        self.reduce = nn.Conv2d(width, channels, 1, bias=False)
+        self.norm_reduce = ChannelNorm(channels, eps=1e-6)
+        self.smooth = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.norm_smooth = ChannelNorm(channels, eps=1e-6)
+
+    def initialise(self) -> None:
+        lecun_normal_(self.reduce.weight)
+        lecun_normal_(self.smooth.weight)
+
+    def forward(self, patches: Tensor) -> Tensor:
+        return self.norm_smooth(self.smooth(self.norm_reduce(self.reduce(patches))))
 
 
 class StandardisedConv(nn.Conv2d):
@@ -106,17 +230,24 @@ class RootPool(nn.Module):
 
 
 def pool(z: Tensor, config: ViTConfig) -> Tensor:
-    """The class token's row, or the mean over the patches: [B, T, D] -> [B, D]."""
-    return z[:, 0] if config.pool == "token" else z[:, config.prefix :].mean(dim=1)
+    """The class token's row, the mean over the patches, or both side by side: [B, T, D] -> [B, D] or [B, 2D]. A
+    distilled head reads two rows: [B, 2, D]."""
+    if config.pool == "mean":
+        return z[:, config.prefix :].mean(dim=1)
+    if config.head == "distilled":
+        return z[:, :2]
+    token = z[:, 0] if config.class_tokens == 1 else z[:, : config.class_tokens].mean(dim=1)
+    return token if config.pool == "token" else torch.cat([token, z[:, config.prefix :].mean(dim=1)], dim=-1)
 
 
 class ClassificationHead(nn.Module):
     """Representation to logits. The last layer starts at zero (3.2), so that a fresh head says nothing."""
 
-    def __init__(self, config: ViTConfig):
+    def __init__(self, config: ViTConfig, width: int = 0):
         super().__init__()
-        self.hidden = nn.Linear(config.width, config.width) if config.head == "tanh" else None
-        self.classifier = nn.Linear(config.width, config.classes) if config.classes else None
+        width = width or config.features
+        self.hidden = nn.Linear(width, width) if config.head == "tanh" else None
+        self.classifier = nn.Linear(width, config.classes) if config.classes else None
 
     def initialise(self) -> None:
         if self.hidden is not None:
@@ -134,9 +265,33 @@ class ClassificationHead(nn.Module):
         return y if self.classifier is None else self.classifier(y)
 
 
+class DistilledHead(ClassificationHead):
+    """Two layers, on the class token and on the distillation token, whose logits are averaged (DeiT): [B, 2, D] -> [B,
+    K]. An image's features are the mean of both tokens."""
+
+    def __init__(self, config: ViTConfig):
+        super().__init__(config)
+        self.distilled = nn.Linear(config.features, config.classes)
+
+    def initialise(self) -> None:
+        super().initialise()
+        nn.init.zeros_(self.distilled.weight)
+        nn.init.zeros_(self.distilled.bias)
+
+    def features(self, y: Tensor) -> Tensor:
+        return y.mean(dim=1)
+
+    def forward(self, y: Tensor) -> Tensor:
+        assert self.classifier is not None
+        return (self.classifier(y[:, 0]) + self.distilled(y[:, 1])) / 2
+
+
 class LinearPatchHead(ClassificationHead):
     """Patch tokens to logits per pixel: one linear layer, which starts at zero, on each of them. What it reads is
     `patch_map`; an image's features are its representation as it is."""
+
+    def __init__(self, config: ViTConfig):
+        super().__init__(config, config.patch_features)
 
     def forward(self, y: Tensor, grid: Pair, size: Pair) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         """[B, N, D] on a grid -> [B, K, height, width], resized bilinearly between the centres of the patches."""
@@ -145,4 +300,6 @@ class LinearPatchHead(ClassificationHead):
 
 
 def build_head(config: ViTConfig) -> ClassificationHead | LinearPatchHead:
+    if config.head == "distilled":
+        return DistilledHead(config)
     return LinearPatchHead(config) if config.has_patch_head else ClassificationHead(config)

@@ -1,7 +1,5 @@
 """The patch embedding x_p E of Eq. 1; in a hybrid (3.1), 1x1 patches of a ResNet's feature map."""
 
-from typing import cast
-
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -16,13 +14,14 @@ class PatchEmbedding(nn.Module):
 
     as_convolution: bool = False  # for export: what runtimes outside PyTorch have a kernel for
 
-    def __init__(self, channels: int, width: int, patch: Pair):
+    def __init__(self, channels: int, width: int, patch: Pair, *, bias: bool = True):
         super().__init__()
-        self.projection = nn.Conv2d(channels, width, patch, stride=patch)
+        self.projection = nn.Conv2d(channels, width, patch, stride=patch, bias=bias)
 
     def initialise(self) -> None:
         lecun_normal_(self.projection.weight)
-        nn.init.constant_(cast(Tensor, self.projection.bias), 0)
+        if self.projection.bias is not None:
+            nn.init.zeros_(self.projection.bias)
 
     def forward(self, images: Tensor) -> Tensor:
         """As one matrix product on flattened patches: the same as the convolution, and quicker on accelerators."""
@@ -42,8 +41,8 @@ class PatchEmbedding(nn.Module):
 class HybridEmbedding(PatchEmbedding):
     """Backbone, then the projection to width D: [B, C, H, W] -> [B, N, D]."""
 
-    def __init__(self, backbone: ResNetConfig, width: int, patch: Pair):
-        super().__init__(backbone.features, width, patch)
+    def __init__(self, backbone: ResNetConfig, width: int, patch: Pair, *, bias: bool = True):
+        super().__init__(backbone.features, width, patch, bias=bias)
         self.backbone = Trunk(backbone)
 
     def forward(self, images: Tensor) -> Tensor:

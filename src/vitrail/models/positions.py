@@ -5,65 +5,25 @@ tokens: once at the stem, or at the input of each layer with a table of its own 
 relative kind gives offsets [2T-1, D_h] to the attention: of the first layer (stem), of each its own, or one for all.
 The class token has a row of its own unless `position_prefix` is off; registers have none.
 
-At a new resolution the patch size stays, the grid changes and positions are resampled in 2-D, in one of three numerics.
-`reference` is what the official code computes, `scipy.ndimage.zoom(order=1)`: corner to corner, bilinear. `bilinear` is
-the half-pixel form. `bicubic` is antialiased half-pixel bicubic. All work in float64 and return the table's own type;
-the class token's row does not change, and a table of the right size is returned as it is. `resample_grid` is
-`reference` for a single forward pass at another size.
+At a new resolution the patch size stays, the grid changes and positions are resampled in 2-D, along each axis by a
+product with a matrix of weights. The config's `position_resample` says which, because weights are used as they were
+trained: `reference` is what the official code computes, `scipy.ndimage.zoom(order=1)`: corner to corner, bilinear. The
+others are of the half-pixel kind: `bilinear` and `bilinear-antialias`, `bicubic`, which is antialiased,
+`bicubic-sharp`, which is not, and `bicubic-offset`, the same with 0.1 added to the new size, as DINOv2's own code has
+it. Resizing works in float64 and returns the table's own type, a forward pass at another size works in float32; the
+rows of class token and registers do not change, and a table of the right size is returned as it is.
 """
 
 from collections.abc import Mapping
-from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from vitrail.core.errors import ConfigError, unknown_name
+from vitrail.core.errors import ConfigError
 from vitrail.core.text import Pair, format_size
-from vitrail.models.vit_config import ViTConfig
-
-Numerics: TypeAlias = Literal["reference", "bilinear", "bicubic"]
-
-
-def resize_grid(grid: Tensor, size: Pair, numerics: Numerics = "reference") -> Tensor:
-    """A grid of vectors resampled: [rows, columns, D] -> [new rows, new columns, D]."""
-    if numerics not in get_args(Numerics):
-        raise unknown_name("position numerics", numerics, get_args(Numerics))
-    if tuple(grid.shape[:2]) == tuple(size):
-        return grid
-    wide = grid.to(torch.float64).permute(2, 0, 1)[None]
-    if numerics == "bicubic":
-        out = _bicubic(_bicubic(wide[0], size[1]).transpose(1, 2), size[0]).transpose(1, 2)[None]
-    else:
-        out = F.interpolate(wide, size, mode="bilinear", align_corners=numerics == "reference")
-    return out[0].permute(1, 2, 0).to(grid.dtype).contiguous()
-
-
-def _bicubic(lines: Tensor, size: int) -> Tensor:
-    """Antialiased bicubic along the last of three axes. In 2-D torch errs where a grid becomes one vector wide, so each
-    axis goes by itself, with a second, equal line next to it."""
-    doubled = lines.flatten(0, 1)[None, :, None].expand(-1, -1, 2, -1)
-    out = F.interpolate(doubled, (2, size), mode="bicubic", align_corners=False, antialias=True)
-    return out[0, :, 0].unflatten(0, lines.shape[:2])
-
-
-def resample_grid(table: Tensor, grid: Pair) -> Tensor:
-    """A grid of vectors on another grid, in operations that a graph with an open image size can hold: [rows, columns,
-    D] -> [new rows, new columns, D]. Corner to corner and bilinear, the `reference` numerics in float32: along each
-    axis a product with a matrix of hats. On the table's own grid that matrix is the identity, so nothing changes
-    there, not by a bit."""
-    rows, columns, width = table.shape
-    exact = table.to(torch.promote_types(table.dtype, torch.float32))
-    tall = interpolation_matrix(rows, grid[0], exact) @ exact.flatten(1)
-    return (interpolation_matrix(columns, grid[1], exact) @ tall.view(-1, columns, width)).to(table.dtype)
-
-
-def interpolation_matrix(old: int, new: int, like: Tensor) -> Tensor:
-    """Weights [new, old] of linear interpolation between `old` places, from the first to the last."""
-    steps = torch.arange(new, device=like.device, dtype=like.dtype)
-    place = steps * (old - 1) / steps[-1:].clamp_min(1)
-    return (1 - (place[:, None] - torch.arange(old, device=like.device, dtype=like.dtype)).abs()).clamp_min(0)
+from vitrail.models.interpolation import resample_grid, resize_grid
+from vitrail.models.position_bias import resize_bias
+from vitrail.models.vit_config import Numerics, ViTConfig
 
 
 def resize_position(table: Tensor, old: Pair, new: Pair, numerics: Numerics = "reference") -> Tensor:
@@ -80,11 +40,13 @@ def resize_position(table: Tensor, old: Pair, new: Pair, numerics: Numerics = "r
 
 
 def resize_positions(
-    tensors: dict[str, Tensor], old: ViTConfig, new: ViTConfig, numerics: Numerics = "reference"
+    tensors: dict[str, Tensor], old: ViTConfig, new: ViTConfig, numerics: Numerics | None = None
 ) -> dict[str, Tensor]:
-    """All position tables of a network's tensors for another grid, of whatever kind and wherever placed (D.4)."""
+    """All position tables of a network's tensors for another grid, of whatever kind and wherever placed (D.4), in given
+    numerics or the network's own."""
     if old.grid == new.grid:
         return tensors
+    numerics = numerics or old.position_resample
     if old.tied_to_size:
         raise ConfigError(f"{old.tied_to_size}; keep image_size={format_size(old.image)}")
     out = dict(tensors)
@@ -97,6 +59,8 @@ def resize_positions(
                 out[name] = resize_grid(tensor[:, None], (new.grid[0], 1), numerics)[:, 0]
             elif part == "columns":
                 out[name] = resize_grid(tensor[None], (1, new.grid[1]), numerics)[0]
+        elif "position_bias." in name:
+            out[name] = resize_bias(name, tensor, old, new)
     return out
 
 
@@ -116,16 +80,17 @@ class LearnedTable(nn.Module):
     def __init__(self, config: ViTConfig):
         super().__init__()
         self.config = config
-        self.table = nn.Parameter(torch.empty(1, config.patches + _prefix_rows(config), config.width))
+        self.table = nn.Parameter(torch.empty(1, config.patches + config.position_rows, config.width))
 
     def initialise(self) -> None:
         nn.init.normal_(self.table, std=0.02)
 
     def forward(self, grid: Pair | None = None) -> Tensor:
-        split = _prefix_rows(self.config)
+        split = self.config.position_rows
         own = self.table[:, split:]
         if grid is not None:
-            own = resample_grid(own[0].unflatten(0, self.config.grid), grid).flatten(0, 1)[None]
+            table = own[0].unflatten(0, self.config.grid)
+            own = resample_grid(table, grid, self.config.position_resample).flatten(0, 1)[None]
         elif self.table.shape[1] == self.config.tokens:
             return self.table
         return _with_prefix(self.config, self.table[:, :split] if split else None, own)
@@ -138,10 +103,9 @@ class AxesTable(nn.Module):
         super().__init__()
         self.config = config
         width = config.width // 2 if config.position == "learned2d" else config.width
-        rows, columns = config.grid
-        self.columns = nn.Parameter(torch.empty(columns, width))
-        self.rows = nn.Parameter(torch.empty(rows, width))
-        self.prefix = nn.Parameter(torch.empty(1, 1, config.width)) if _prefix_rows(config) else None
+        self.columns = nn.Parameter(torch.empty(config.grid[1], width))
+        self.rows = nn.Parameter(torch.empty(config.grid[0], width))
+        self.prefix = nn.Parameter(torch.empty(1, rows, config.width)) if (rows := config.position_rows) else None
 
     def initialise(self) -> None:
         for table in self.parameters():
@@ -150,7 +114,8 @@ class AxesTable(nn.Module):
     def forward(self, grid: Pair | None = None) -> Tensor:
         columns, rows = self.columns[None], self.rows[:, None]
         if grid is not None:
-            columns, rows = resample_grid(columns, (1, grid[1])), resample_grid(rows, (grid[0], 1))
+            numerics = self.config.position_resample
+            columns, rows = resample_grid(columns, (1, grid[1]), numerics), resample_grid(rows, (grid[0], 1), numerics)
         shape = (*(grid or self.config.grid), self.columns.shape[1])
         x, y = columns.expand(shape), rows.expand(shape)
         both = torch.cat([x, y], dim=-1) if self.config.position == "learned2d" else x + y
@@ -198,7 +163,7 @@ class RelativeOffsets(nn.Module):
 
     def __init__(self, config: ViTConfig):
         super().__init__()
-        self.table = nn.Parameter(torch.empty(2 * config.tokens - 1, config.width // config.heads))
+        self.table = nn.Parameter(torch.empty(2 * config.tokens - 1, config.head_size))
 
     def initialise(self) -> None:
         nn.init.normal_(self.table, std=0.02)
@@ -238,10 +203,6 @@ class PositionEmbeddings(nn.Module):
         """What relative positions give to the attention of a layer."""
         table = self._at(layer) if self.relative else None
         return None if table is None else table()
-
-
-def _prefix_rows(config: ViTConfig) -> int:
-    return int(config.class_token and config.position_prefix)
 
 
 def _with_prefix(config: ViTConfig, prefix: Tensor | None, grid: Tensor) -> Tensor:

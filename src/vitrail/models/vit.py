@@ -13,6 +13,7 @@ There is one forward pass, `encode`: `embed`, with options for a subset of the t
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar, Self, cast
 
 import torch
@@ -22,36 +23,35 @@ from torch.utils.checkpoint import checkpoint
 
 from vitrail.core.errors import ImageSizeError, unknown_name
 from vitrail.core.text import Pair, format_size
-from vitrail.models.attention import Attention, expand_line_weights, merge_lines, split_lines
+from vitrail.models.attention import (
+    Attention,
+    Places,
+    expand_line_weights,
+    expand_window_weights,
+    merge_lines,
+    merge_windows,
+    split_lines,
+    split_windows,
+)
 from vitrail.models.backbone import Backbone, Intermediates, Layers, Taps, resolve_layers
 from vitrail.models.family import ModelConfig, Pool
-from vitrail.models.kernels.fused_ops import can_fuse_linear, fused_gelu_linear
-from vitrail.models.layers import LinearPatchHead, StochasticDepth, build_head, pool
+from vitrail.models.layers import (
+    MLP,
+    AttentionPool,
+    LayerScale,
+    LinearPatchHead,
+    Neck,
+    StochasticDepth,
+    build_head,
+    lecun_normal_,
+    make_norm,
+    pool,
+)
 from vitrail.models.patch_embedding import HybridEmbedding, PatchEmbedding
-from vitrail.models.positions import Numerics, PositionEmbeddings, redraw_positions, resize_positions
-from vitrail.models.vit_config import ViTConfig, vit_config
-
-
-class MLP(nn.Module):
-    """Dense, GELU, Dense, with dropout behind each."""
-
-    def __init__(self, config: ViTConfig):
-        super().__init__()
-        self.expand = nn.Linear(config.width, config.mlp_width)
-        self.tanh = config.gelu == "tanh"
-        self.gelu = nn.GELU(approximate="tanh" if self.tanh else "none")
-        self.contract = nn.Linear(config.mlp_width, config.width)
-        self.dropout = nn.Dropout(config.dropout)
-
-    def initialise(self) -> None:
-        for layer in (self.expand, self.contract):
-            nn.init.xavier_uniform_(layer.weight)
-            nn.init.normal_(layer.bias, std=1e-6)
-
-    def forward(self, z: Tensor) -> Tensor:
-        fused = can_fuse_linear(z, self.expand)
-        hidden = fused_gelu_linear(z, self.expand, self.tanh) if fused else self.gelu(self.expand(z))
-        return self.dropout(self.contract(self.dropout(hidden)))
+from vitrail.models.position_bias import BiasTable, build_bias
+from vitrail.models.positions import PositionEmbeddings, redraw_positions, resize_positions
+from vitrail.models.rotary import RotaryPositions
+from vitrail.models.vit_config import Numerics, ViTConfig, vit_config
 
 
 class Block(nn.Module):
@@ -63,34 +63,80 @@ class Block(nn.Module):
 
     def __init__(self, config: ViTConfig, layer: int):
         super().__init__()
-        self.norm_attention = nn.LayerNorm(config.width, eps=config.norm_eps)
-        dropout, bias = config.attention_dropout, config.qkv_bias
-        self.attention = Attention(config.width, config.heads, qkv_bias=bias, dropout=dropout)
-        self.norm_mlp = nn.LayerNorm(config.width, eps=config.norm_eps)
+        norm = partial(make_norm, config)
+        self.norm_attention = norm(config.width)
+        self.attention = Attention(
+            config.width,
+            config.heads,
+            head_width=config.head_width,
+            qkv_bias=config.qkv_bias,
+            key_bias=config.key_bias,
+            out_bias=config.out_bias,
+            dropout=config.attention_dropout,
+            norm=norm if config.norm_qk else None,
+            norm_inner=norm if config.norm_inner_attention else None,
+            rotary_pairs=config.rotary is not None and config.rotary.layout == "pairs",
+        )
+        self.position_bias = build_bias(config, layer)
+        self.scale_attention = self._scale(config)
+        self.norm_mlp = norm(config.width)
         self.mlp = MLP(config)
+        self.scale_mlp = self._scale(config)
         self.dropout = nn.Dropout(config.dropout)
         self.skip = StochasticDepth(config.stochastic_depth * layer / max(config.depth - 1, 1))
 
-    def forward(
-        self, z: Tensor, offsets: Tensor | None = None, queries: int | None = None, taps: Taps | None = None
-    ) -> Tensor:
+    def _scale(self, config: ViTConfig) -> nn.Module:
+        return LayerScale(config.width, config.layer_scale) if config.layer_scale else nn.Identity()
+
+    def forward(self, z: Tensor, places: Places, queries: int | None = None, taps: Taps | None = None) -> Tensor:
         before = z
-        attended = self.attend(self.norm_attention(z), offsets, queries, taps)
-        z = z[:, :queries] + self.skip(self.dropout(attended))  # Eq. 2
-        z = z + self.skip(self.transform(self.norm_mlp(z)))  # Eq. 3
+        attended = self.attend(self.norm_attention(z), places, queries, taps)
+        z = z[:, :queries] + self.skip(self.scale_attention(self.dropout(attended)))  # Eq. 2
+        z = z + self.skip(self.scale_mlp(self.transform(self.norm_mlp(z))))  # Eq. 3
         if taps is not None:
-            taps.take_layer(before, z, self.expand_weights)
+            taps.take_layer(before, z, partial(self.expand_weights, grid=places.grid))
         return z
 
-    def attend(self, z: Tensor, offsets: Tensor | None, queries: int | None, taps: Taps | None) -> Tensor:
-        return self.attention(z, offsets, queries, taps)
+    def attend(self, z: Tensor, places: Places, queries: int | None, taps: Taps | None) -> Tensor:
+        return self.attention(z, places, queries, taps, self.position_bias)
 
     def transform(self, z: Tensor) -> Tensor:
         return self.mlp(z)
 
-    def expand_weights(self, weights: Tensor) -> Tensor:
+    def expand_weights(self, weights: Tensor, grid: Pair) -> Tensor:
         """Attention weights as those over all tokens of an image, which here they are."""
+        del grid
         return weights
+
+
+class PostNormBlock(Block):
+    """A layer that normalises what its branches give, in place of what they read (EVA-02's E)."""
+
+    def forward(self, z: Tensor, places: Places, queries: int | None = None, taps: Taps | None = None) -> Tensor:
+        before = z
+        attended = self.norm_attention(self.dropout(self.attend(z, places, queries, taps)))
+        z = z[:, :queries] + self.skip(self.scale_attention(attended))
+        z = z + self.skip(self.scale_mlp(self.norm_mlp(self.transform(z))))
+        if taps is not None:
+            taps.take_layer(before, z, partial(self.expand_weights, grid=places.grid))
+        return z
+
+
+class WindowBlock(Block):
+    """A layer whose tokens see their own window of the grid alone (ViTDet, SAM)."""
+
+    def __init__(self, config: ViTConfig, layer: int):
+        super().__init__(config, layer)
+        self.size = config.window_of(layer)
+
+    def attend(self, z: Tensor, places: Places, queries: int | None, taps: Taps | None) -> Tensor:
+        inside = Places((self.size, self.size))
+        windows = split_windows(z, places.grid, self.size)
+        mixed = self.attention(windows, inside, None, taps, self.position_bias)
+        return merge_windows(mixed, places.grid, self.size)[:, :queries]
+
+    def expand_weights(self, weights: Tensor, grid: Pair) -> Tensor:
+        return expand_window_weights(weights, grid, self.size)
 
 
 class RowBlock(Block):
@@ -98,16 +144,12 @@ class RowBlock(Block):
 
     columns: bool = False
 
-    def __init__(self, config: ViTConfig, layer: int):
-        super().__init__(config, layer)
-        self.grid = config.grid
+    def attend(self, z: Tensor, places: Places, queries: int | None, taps: Taps | None) -> Tensor:
+        mixed = self.attention(split_lines(z, places.grid, columns=self.columns), None, None, taps)
+        return merge_lines(mixed, places.grid, columns=self.columns)[:, :queries]
 
-    def attend(self, z: Tensor, offsets: Tensor | None, queries: int | None, taps: Taps | None) -> Tensor:
-        mixed = self.attention(split_lines(z, self.grid, columns=self.columns), offsets, None, taps)
-        return merge_lines(mixed, self.grid, columns=self.columns)[:, :queries]
-
-    def expand_weights(self, weights: Tensor) -> Tensor:
-        return expand_line_weights(weights, self.grid, columns=self.columns)
+    def expand_weights(self, weights: Tensor, grid: Pair) -> Tensor:
+        return expand_line_weights(weights, grid, columns=self.columns)
 
 
 class ColumnBlock(RowBlock):
@@ -124,10 +166,8 @@ class AxialBlock(nn.Module):
         self.row = RowBlock(config, layer)
         self.column = ColumnBlock(config, layer)
 
-    def forward(
-        self, z: Tensor, offsets: Tensor | None = None, queries: int | None = None, taps: Taps | None = None
-    ) -> Tensor:
-        return self.column(self.row(z, offsets, None, taps), offsets, queries, taps)
+    def forward(self, z: Tensor, places: Places, queries: int | None = None, taps: Taps | None = None) -> Tensor:
+        return self.column(self.row(z, places, None, taps), places, queries, taps)
 
 
 class ViT(Backbone):
@@ -141,35 +181,53 @@ class ViT(Backbone):
     def from_config(cls, config: ModelConfig) -> Self:
         c = vit_config(config)
         if c.backbone is None:
-            return cls(c, PatchEmbedding(c.channels, c.width, c.patch))
-        return cls(c, HybridEmbedding(c.backbone, c.width, c.patch))
+            return cls(c, PatchEmbedding(c.channels, c.width, c.patch, bias=c.patch_bias))
+        return cls(c, HybridEmbedding(c.backbone, c.width, c.patch, bias=c.patch_bias))
 
     def __init__(self, config: ViTConfig, embedding: PatchEmbedding):
         super().__init__()
         self.config = config
         self.embedding = embedding
-        self.class_token = nn.Parameter(torch.zeros(1, 1, config.width)) if config.class_token else None
+        tokens = torch.zeros(1, config.class_tokens, config.width)
+        self.class_token = nn.Parameter(tokens) if config.class_token else None
         self.registers = nn.Parameter(torch.empty(1, config.registers, config.width)) if config.registers else None
         self.position = PositionEmbeddings(config)
+        self.rotary = None if config.rotary is None else RotaryPositions(config, config.rotary)
+        self.position_bias = BiasTable(config) if config.position_bias == "shared-table" else None
+        self.norm_stem = nn.Identity() if config.norm_stem == "none" else make_norm(config, config.width)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(self.make_block(config, layer) for layer in range(config.depth))
-        self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.norm = make_norm(config, config.width) if config.norm_final else nn.Identity()
+        self.neck = Neck(config.width, config.neck) if config.neck else None
+        self.map_pool = AttentionPool(config) if config.pool == "map" else None
+        self.projection = self._build_projection(config)
         self.head = build_head(config)
+
+    def _build_projection(self, config: ViTConfig) -> nn.Linear | None:
+        read = replace(config, projection=0).features
+        return nn.Linear(read, config.projection, bias=False) if config.projection else None
 
     def make_block(self, config: ViTConfig, layer: int) -> nn.Module:
         """A layer of the encoder. A family whose blocks differ overrides this, and `ViTConfig.walk` for their cost."""
-        return Block(config, layer) if config.attention == "full" else AxialBlock(config, layer)
+        if config.attention == "axial":
+            return AxialBlock(config, layer)
+        if config.window_of(layer):
+            return WindowBlock(config, layer)
+        return (Block if config.norm_order == "pre" else PostNormBlock)(config, layer)
 
     def initialise(self) -> None:
         if self.class_token is not None:
             nn.init.zeros_(self.class_token)
         if self.registers is not None:
             nn.init.normal_(self.registers, std=0.02)
+        if self.projection is not None:
+            lecun_normal_(self.projection.weight)
 
     def tokens(self, images: Tensor) -> Tensor:
         """[x_class; registers; x_p E]: the tokens before positions, [B, T, D]."""
         self._check(images)
         patches = self.embedding(images)
+        patches = self.norm_stem(patches) if self.config.norm_stem == "patches" else patches
         # The class token is added here, in front of registers and patches (Eq. 1).
         first = [token for token in (self.class_token, self.registers) if token is not None]
         prefix = [token.expand(patches.shape[0], -1, -1) for token in first]
@@ -193,6 +251,7 @@ class ViT(Backbone):
             hidden = F.pad(masked, (prefix, 0)) if prefix else masked
             z = torch.where(hidden[:, :, None], mask_token.to(z.dtype), z)
         z = self.position(z, 0, self._other_grid(images)) if positions is None else z + positions.to(z.dtype)
+        z = self.norm_stem(z) if self.config.norm_stem == "tokens" else z
         if keep is not None:
             kept = z[:, prefix:].gather(1, keep[:, :, None].expand(-1, -1, z.shape[2]))
             z = torch.cat([z[:, :prefix], kept], dim=1)
@@ -215,17 +274,27 @@ class ViT(Backbone):
         last: int | None = None,
         queries: int | None = None,
         taps: Taps | None = None,
+        keep: Tensor | None = None,
     ) -> Tensor:
         """z_0, positions included, through all layers to z_L, or from z_first to z_last: [B, T, D] -> [B, T, D], or the
-        first `queries` tokens of it. Where positions enter at the stem alone, T may be any number. `grid` is that of
-        images of another size."""
+        first `queries` tokens of it. Where positions enter at the stem alone, T may be any number; rotary ones have to
+        know which patches there are, the `keep` of `embed`. `grid` is that of images of another size."""
         recompute = self.grad_checkpointing and self.training and torch.is_grad_enabled()
+        rotation = None if self.rotary is None else self.rotary(grid or self.config.grid, z, keep)
         for layer in range(first, self.config.depth if last is None else last):
             z = self.position(z, layer, grid) if layer else z
             few = queries if layer == self.config.depth - 1 else None
-            block, args = self.blocks[layer], (z, self.position.offsets(layer), few, taps)
+            block, args = self.blocks[layer], (z, self._places(layer, z, grid, rotation), few, taps)
             z = cast(Tensor, checkpoint(block, *args, use_reentrant=False) if recompute else block(*args))  # Eqs. 2, 3
         return z
+
+    def _places(self, layer: int, z: Tensor, grid: Pair | None, rotation: Tensor | None) -> Places:
+        """What a layer's attention knows of where its tokens are."""
+        grid = grid or self.config.grid
+        bias = None if self.position_bias is None else self.position_bias(z, grid)
+        if rotation is not None and self.rotary is not None and self.rotary.frequencies is not None:
+            rotation = rotation[layer]
+        return Places(grid, self.position.offsets(layer), rotation, bias)
 
     def _check(self, images: Tensor) -> None:
         """Channels must be the network's; so must the size where positions or attention are tied to it."""
@@ -249,22 +318,34 @@ class ViT(Backbone):
     @property
     def queries(self) -> int | None:
         """How many tokens the last layer has to compute; none for all of them. Eq. 4 reads the class token alone."""
-        return 1 if self.class_token_only and self.training and self.config.pool == "token" else None
+        c = self.config
+        few = c.class_tokens + (c.head == "distilled")
+        return few if self.class_token_only and self.training and c.pool == "token" else None
 
     def represent(self, images: Tensor, positions: Tensor | None = None) -> Tensor:
         """y, the image's representation (Eq. 4): [B, C, H, W] -> [B, D]."""
+        if self.neck is not None:
+            return self.project(self.patch_map(images).mean(dim=(2, 3)))
         return self.read(self.encode(images, positions=positions, queries=self.queries))
 
     def read(self, z: Tensor) -> Tensor:
         """What the head reads of z_L (Eq. 4): [B, T, D] -> [B, D]. LN works on each token by itself, so where one token
         is read the others can stay out."""
-        if self.config.pool == "mean" and not self.config.norm_after_pool:
-            return pool(self.norm(z), self.config)
-        return self.norm(pool(z, self.config))
+        if self.config.norm_after_pool or (self.config.pool == "token" and self.config.class_tokens == 1):
+            return self.project(self.norm(pool(z, self.config)))
+        return self.pool(self.norm(z))
+
+    def pool(self, z: Tensor) -> Tensor:
+        """What the head reads of tokens behind the last norm: [B, T, D] -> [B, D]."""
+        return self.project(pool(z, self.config) if self.map_pool is None else self.map_pool(z))
+
+    def project(self, y: Tensor) -> Tensor:
+        return y if self.projection is None else self.projection(y)
 
     def forward(self, images: Tensor) -> Tensor:
         if isinstance(self.head, LinearPatchHead):
-            return self.head(self._patches(images), self._grid(images), (images.shape[2], images.shape[3]))
+            patches = self.patch_map(images).flatten(2).transpose(1, 2)
+            return self.head(patches, self._grid(images), (images.shape[2], images.shape[3]))
         return self.head(self.represent(images))
 
     def features(self, images: Tensor) -> Tensor:
@@ -275,11 +356,8 @@ class ViT(Backbone):
         return self.embedding.kernel
 
     def patch_map(self, images: Tensor) -> Tensor:
-        return self._map(self._patches(images), images)
-
-    def _patches(self, images: Tensor) -> Tensor:
-        """Patch tokens behind the last norm: [B, C, H, W] -> [B, N, D]."""
-        return self.norm(self.encode(images)[:, self.config.prefix :])
+        patches = self._map(self.norm(self.encode(images)[:, self.config.prefix :]), images)
+        return patches if self.neck is None else self.neck(patches)
 
     def _grid(self, images: Tensor) -> Pair:
         return self._other_grid(images) or self.config.grid
@@ -307,7 +385,7 @@ class ViT(Backbone):
 
     @classmethod
     def resize_tensors(
-        cls, tensors: dict[str, Tensor], old: ModelConfig, new: ModelConfig, numerics: Numerics = "reference"
+        cls, tensors: dict[str, Tensor], old: ModelConfig, new: ModelConfig, numerics: Numerics | None = None
     ) -> dict[str, Tensor]:
         return resize_positions(tensors, vit_config(old), vit_config(new), numerics)
 
@@ -323,7 +401,8 @@ class ViT(Backbone):
 
     def no_weight_decay(self) -> set[str]:
         names = {name for name, _ in self.named_parameters()}
-        return {name for name in names if name.startswith(("class_token", "registers", "position."))}
+        tokens = ("class_token", "registers", "position.", "rotary.", "map_pool.query")
+        return {name for name in names if name.startswith(tokens) or "position_bias." in name}
 
     @property
     def depth(self) -> int:
@@ -340,35 +419,43 @@ class ViT(Backbone):
         return z if self.config.norm_after_pool else self.norm(z)
 
     def forward_head(self, features: Tensor, pre_logits: bool = False, image_size: Pair | None = None) -> Tensor:
-        """Tokens of `forward_features` to logits, or to the image's features. A head of patches has to know the size of
-        the images, which tokens do not tell: `image_size`, or the network's own where it is not given."""
-        if isinstance(self.head, LinearPatchHead) and not pre_logits:
-            size, patches = image_size or self.config.image, features[:, self.config.prefix :]
-            rows, columns = self.config.patch_pixels
-            grid = self.config.grid if size == self.config.image else (size[0] // rows, size[1] // columns)
+        """Tokens of `forward_features` to logits, or to the image's features. A neck and a head of patches have to know
+        the size of the images, which tokens do not tell: `image_size`, or the network's own where it is not given."""
+        c = self.config
+        if self.neck is not None or (isinstance(self.head, LinearPatchHead) and not pre_logits):
+            size, patches = image_size or c.image, features[:, c.prefix :]
+            rows, columns = c.patch_pixels
+            grid = c.grid if size == c.image else (size[0] // rows, size[1] // columns)
             if patches.shape[1] != grid[0] * grid[1]:
                 why = f"images of {format_size(size)} have {format_size(grid)} patches, not {patches.shape[1]}"
                 raise ImageSizeError(f"{why}; give forward_head the image_size, or call the network itself")
-            return self.head(self.norm(patches) if self.config.norm_after_pool else patches, grid, size)
-        y = pool(features, self.config)
-        if self.config.norm_after_pool:
-            y = self.norm(y)
+            patches = self.norm(patches) if c.norm_after_pool else patches
+            if self.neck is not None:
+                patches = self.neck(patches.transpose(1, 2).unflatten(2, grid)).flatten(2).transpose(1, 2)
+            if isinstance(self.head, LinearPatchHead) and not pre_logits:
+                return self.head(patches, grid, size)
+            y = self.project(patches.mean(dim=1))
+        else:
+            y = self.project(self.norm(pool(features, c))) if c.norm_after_pool else self.pool(features)
         return self.head.features(y) if pre_logits else self.head(y)
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A new zero-initialised linear head in place of the whole old one (3.2); 0 leaves none. `global_pool` is what
-        it reads, in timm's words ("token", "avg"); as before where it is not given, so that a head of patches remains
-        one."""
+        """A new zero-initialised linear head in place of the whole old one (3.2), a projection included; 0 leaves none.
+        `global_pool` is what it reads, in timm's words ("token", "avg", "map"); as before where it is not given, so a
+        head of patches remains one."""
         pools: dict[str | None, Pool] = {None: self.config.pool, "token": "token", "avg": "mean", "mean": "mean"}
+        pools |= {"token+mean": "token+mean"} | ({"map": "map"} if self.map_pool is not None else {})
         if global_pool not in pools:
-            raise unknown_name("global_pool", str(global_pool), ("token", "avg", "mean"))
+            raise unknown_name("global_pool", str(global_pool), [name for name in pools if name])
         pool = pools[global_pool]
         patches = self.config.has_patch_head and global_pool is None
         kind = "none" if not num_classes else "patches" if patches else "linear"
         after = self.config.norm_after_pool and pool == "mean"  # of one token the order is the same
-        changed = replace(self.config, classes=num_classes, head=kind, pool=pool, norm_after_pool=after)
-        self.config = changed  # pyright: ignore[reportIncompatibleVariableOverride] - narrower, as built
-        like = self.norm.weight
+        changes = {"classes": num_classes, "head": kind, "pool": pool, "norm_after_pool": after, "projection": 0}
+        self.config = replace(self.config, **changes)
+        self.projection = None
+        self.map_pool = self.map_pool if pool == "map" else None
+        like = self.embedding.projection.weight
         self.head = build_head(self.config).to(like.device, like.dtype)
         self.head.initialise()
         self.forget_labels(keep_task=self.config.has_patch_head)

@@ -1,5 +1,5 @@
-"""What a Vision Transformer costs, in closed form: its steps with parameters and multiply-accumulates, and the memory of
-its activations. No torch."""
+"""What a Vision Transformer costs, in closed form: steps with parameters and multiply-accumulates, and the memory that
+its activations take. No torch."""
 
 import math
 from collections.abc import Iterator

@@ -39,7 +39,7 @@ def can_fuse_attention(z: Tensor, layer: nn.Linear, heads: int) -> bool:
     """Whether attention in one tile can do it, on a card that has room for the tile."""
     if not can_fuse_linear(z, layer) or z.shape[1] > TOKENS:
         return False
-    fits = layer.in_features % heads == 0 and layer.in_features // heads in HEADS
+    fits = layer.out_features // 3 // heads in HEADS
     return fits and query_shared_memory(z.device.index) >= TILE_BYTES
 
 
@@ -53,14 +53,14 @@ def fused_gelu_linear(z: Tensor, layer: nn.Linear, tanh: bool) -> Tensor:
     return _GeluLinear.apply(z, layer.weight, layer.bias, tanh)  # pyright: ignore[reportReturnType]
 
 
-def fused_qkv(z: Tensor, layer: nn.Linear) -> tuple[Tensor, Tensor, Tensor]:
+def fused_qkv(z: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """z Wᵀ + b in three equal parts, as q, k and v are: [..., D] -> [..., N/3] thrice."""
-    return _SplitLinear.apply(z, layer.weight, layer.bias)  # pyright: ignore[reportReturnType]
+    return _SplitLinear.apply(z, weight, bias)  # pyright: ignore[reportReturnType]
 
 
-def fused_attention(z: Tensor, layer: nn.Linear, heads: int) -> Tensor:
+def fused_attention(z: Tensor, weight: Tensor, bias: Tensor | None, heads: int) -> Tensor:
     """softmax(q kᵀ/√D_h) v with [q, k, v] = z Wᵀ + b, the heads side by side: [B, T, D] -> [B, T, D]."""
-    return _Attend.apply(z, layer.weight, layer.bias, heads)  # pyright: ignore[reportReturnType]
+    return _Attend.apply(z, weight, bias, heads)  # pyright: ignore[reportReturnType]
 
 
 class _GeluLinear(torch.autograd.Function):

@@ -1,0 +1,64 @@
+"""Resampling of a grid of vectors: along each axis a product with a matrix of weights."""
+
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from vitrail.core.errors import unknown_name
+from vitrail.core.text import Pair
+from vitrail.models.vit_config import Numerics
+
+
+def resize_grid(grid: Tensor, size: Pair, numerics: Numerics = "reference") -> Tensor:
+    """A grid of vectors resampled: [rows, columns, D] -> [new rows, new columns, D]."""
+    if numerics not in get_args(Numerics):
+        raise unknown_name("position numerics", numerics, get_args(Numerics))
+    if tuple(grid.shape[:2]) == tuple(size):
+        return grid
+    return resample_grid(grid.to(torch.float64), size, numerics).to(grid.dtype).contiguous()
+
+
+def resample_grid(table: Tensor, grid: Pair, numerics: Numerics = "reference") -> Tensor:
+    """A grid of vectors on another grid, in operations that a graph with an open image size can hold: [rows, columns,
+    D] -> [new rows, new columns, D]. On the table's own grid the matrices are the identity, so nothing changes there,
+    not by a bit."""
+    rows, columns, width = table.shape
+    exact = table.to(torch.promote_types(table.dtype, torch.float32))
+    tall = interpolation_matrix(rows, grid[0], exact, numerics) @ exact.flatten(1)
+    return (interpolation_matrix(columns, grid[1], exact, numerics) @ tall.view(-1, columns, width)).to(table.dtype)
+
+
+def interpolation_matrix(old: int, new: int, like: Tensor, numerics: Numerics = "reference") -> Tensor:
+    """Weights [new, old] that bring `old` places to `new` ones."""
+    steps = torch.arange(new, device=like.device, dtype=like.dtype)[:, None]
+    places = torch.arange(old, device=like.device, dtype=like.dtype)[None]
+    if numerics == "reference":
+        return _hat(steps * (old - 1) / steps[-1:].clamp_min(1) - places)
+    added = 0.1 if numerics == "bicubic-offset" else 0.0
+    scale = old / (steps[-1:] + 1 + added)  # a tensor: in a graph with an open size `new` is no number
+    centre = (steps + 0.5) * scale - 0.5
+    if numerics in ("bilinear-antialias", "bicubic"):
+        away = (centre - places) / scale.clamp_min(1)
+        kernel = _cubic(away, -0.5) if numerics == "bicubic" else _hat(away)
+        return kernel / kernel.sum(1, keepdim=True)
+    # Without antialiasing, weight beyond the border falls on the border's vector.
+    far = torch.arange(-2, old + 2, device=like.device, dtype=like.dtype)[None]
+    centre = centre.clamp_min(0) if numerics == "bilinear" else centre
+    kernel = _hat(centre - far) if numerics == "bilinear" else _cubic(centre - far, -0.75)
+    if old == 1:
+        return kernel.sum(1, keepdim=True)
+    first, last = kernel[:, :3].sum(1, keepdim=True), kernel[:, -3:].sum(1, keepdim=True)
+    return torch.cat([first, kernel[:, 3:-3], last], dim=1)
+
+
+def _hat(x: Tensor) -> Tensor:
+    return (1 - x.abs()).clamp_min(0)
+
+
+def _cubic(x: Tensor, a: float) -> Tensor:
+    """Keys' kernel; a is -0.5 in Pillow's and torch's antialiased resampling, -0.75 in torch's other."""
+    x = x.abs()
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+    return torch.where(x <= 1, near, torch.where(x < 2, far, torch.zeros_like(x)))
