@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from vitrail.models.attention import Places
 from vitrail.models.backbone import Taps
 from vitrail.models.build import register_family
 from vitrail.models.family import CostStep, ModelConfig
@@ -34,8 +35,8 @@ class ScaledBlock(Block):
     def initialise(self) -> None:
         nn.init.constant_(self.scales, self.start)
 
-    def attend(self, z: Tensor, offsets: Tensor | None, queries: int | None, taps: Taps | None) -> Tensor:
-        return self.scales[0] * super().attend(z, offsets, queries, taps)
+    def attend(self, z: Tensor, places: Places, queries: int | None, taps: Taps | None) -> Tensor:
+        return self.scales[0] * super().attend(z, places, queries, taps)
 
     def transform(self, z: Tensor) -> Tensor:
         return self.scales[1] * super().transform(z)

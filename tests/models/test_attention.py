@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vitrail.models import attention
-from vitrail.models.attention import Attention, attention_weights, relative_logits
+from vitrail.models.attention import Attention, Places, attention_weights, relative_logits
 from vitrail.models.layers import initialise
 
 
@@ -53,9 +53,10 @@ def test_equals_equations_5_to_8(options: dict[str, bool], relative: bool) -> No
     module, z = fresh(**options), torch.randn(2, 5, 12, dtype=torch.float64)
     offsets = torch.randn(9, 4, dtype=torch.float64) if relative else None
     output, weights = by_hand(module, z, offsets)
+    places = Places((1, 5), offsets)
     with torch.no_grad():
-        np.testing.assert_allclose(module(z, offsets).numpy(), output, atol=1e-12)
-        np.testing.assert_allclose(module.weights(z, offsets).numpy(), weights, atol=1e-12)
+        np.testing.assert_allclose(module(z, places).numpy(), output, atol=1e-12)
+        np.testing.assert_allclose(module.weights(z, places).numpy(), weights, atol=1e-12)
 
 
 @pytest.mark.parametrize("biased", [False, True])

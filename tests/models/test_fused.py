@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,11 +16,10 @@ from torch.nn import functional as F
 
 from tests.models.test_every_variant import gradients
 from tests.models.tiny import VIT, awake, images
-from vitrail.models import attention, vit
+from vitrail.models import attention, layers
 from vitrail.models.build import Model
 from vitrail.models.kernels import fused_ops as fused
 
-ROOMY = {"shared_memory_per_block_optin": 227 * 1024}
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 # torch.compile makes an object of what it traces, and torch warns of that.
 INSTANCE = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
@@ -35,7 +33,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def choose(monkeypatch: pytest.MonkeyPatch, fused: bool) -> None:
-    for module in (attention, vit):
+    for module in (attention, layers):
         monkeypatch.setattr(module, "can_fuse_linear", lambda _z, _layer: fused)
     monkeypatch.setattr(attention, "can_fuse_attention", lambda _z, _layer, _heads: fused)
 
@@ -76,7 +74,7 @@ def test_frozen_parts_stay_without_gradients(monkeypatch: pytest.MonkeyPatch, ba
 def test_fused_layers_are_there_to_be_tested(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     names = ("fused_gelu_linear", "fused_qkv", "fused_attention")
-    for module, name in zip((vit, attention, attention), names, strict=True):
+    for module, name in zip((layers, attention, attention), names, strict=True):
         whole = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *args, name=name, whole=whole: (seen.append(name), whole(*args))[1])
     awake(VIT)(images(VIT))
@@ -139,14 +137,13 @@ def test_attention_is_differentiated_as_it_should_be() -> None:
     z = torch.randn(2, 5, 8, dtype=torch.float64, generator=draw, requires_grad=True)
     with torch.no_grad():
         layer.weight.normal_(generator=draw)
-    assert torch.autograd.gradcheck(lambda z: fused.fused_attention(z, layer, 2), (z,))
+    assert torch.autograd.gradcheck(lambda z: fused.fused_attention(z, layer.weight, layer.bias, 2), (z,))
 
 
 def test_suits_also_while_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a tensor that says it lies on a GPU."""
     monkeypatch.setattr(fused, "TRITON", True)
-    roomy = SimpleNamespace(**ROOMY)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: roomy)
+    monkeypatch.setattr(fused, "query_shared_memory", lambda _device: 227 * 1024)
     layer, graphs = nn.Linear(32, 96).bfloat16(), list[str]()
 
     def choice(z: Tensor) -> Tensor:

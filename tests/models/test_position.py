@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tests.models import slow
 from tests.models.tiny import POSITIONS, VIT, awake, images
+from vitrail.models.attention import Places
 from vitrail.models.build import build, build_from
 from vitrail.models.positions import PositionEmbeddings
 from vitrail.models.vit import ViT
@@ -135,7 +136,8 @@ def test_relative_positions_see_differences_only() -> None:
     moved = z.roll(1, dims=1)
     attention = model.blocks[0].attention
     with torch.no_grad():
-        logits, shifted = (attention.weights(each, model.position.offsets(0)).log() for each in (z, moved))
+        places = Places(model.config.grid, model.position.offsets(0))
+        logits, shifted = (attention.weights(each, places).log() for each in (z, moved))
     # The token that left one end and entered the other changes every row's sum; differences between keys do not.
     inner = logits[..., :11, :11]
     inner_shifted = shifted[..., 1:, 1:]
@@ -152,7 +154,8 @@ def test_relative_table_is_indexed_by_query_minus_key() -> None:
         table = model.position.tables[0].table
         table.zero_()
         table[12 - 1 + 1] = 100
-        weights = attention.weights(torch.randn(1, 12, 16, dtype=torch.float64), model.position.offsets(0))[0, 0]
+        places = Places(model.config.grid, model.position.offsets(0))
+        weights = attention.weights(torch.randn(1, 12, 16, dtype=torch.float64), places)[0, 0]
     assert weights[1:].argmax(dim=1).tolist() == list(range(11))
 
 

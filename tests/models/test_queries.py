@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from tests.models.test_every_variant import loss_of
 from tests.models.tiny import VARIANTS, awake, images
+from vitrail.models.attention import Places
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig
 
@@ -39,8 +40,8 @@ def test_training_computes_what_evaluation_computes(name: str) -> None:
 def test_a_block_gives_the_first_tokens_as_in_the_whole(name: str, queries: int) -> None:
     model = network(name)
     z = torch.randn(2, model.config.tokens, model.config.width, dtype=torch.float64)
-    offsets = model.position.offsets(0)
-    whole, first = model.blocks[0](z, offsets), model.blocks[0](z, offsets, queries)
+    places = Places(model.config.grid, model.position.offsets(0))
+    whole, first = model.blocks[0](z, places), model.blocks[0](z, places, queries)
     assert first.shape == (2, queries, model.config.width)
     torch.testing.assert_close(first, whole[:, :queries], atol=1e-12, rtol=1e-12)
 

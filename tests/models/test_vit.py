@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tests.models import slow
 from tests.models.tiny import HYBRID, VARIANTS, VIT, awake, images
 from vitrail.core.errors import ImageSizeError
+from vitrail.models.attention import Places
 from vitrail.models.build import build, build_from
 from vitrail.models.layers import MLP
 from vitrail.models.positions import resize_positions
@@ -235,7 +236,7 @@ def test_stochastic_depth_drops_each_branch_for_a_whole_image() -> None:
     assert isinstance(block, Block)
     z = torch.randn(64, 13, 16, dtype=torch.float64)
     with torch.no_grad():
-        out, outcomes = block(z), branches(block, z, keep=0.5)
+        out, outcomes = block(z, Places(VIT.grid)), branches(block, z, keep=0.5)
     fits = torch.stack([(out - outcome).abs().amax(dim=(1, 2)) < 1e-12 for outcome in outcomes])
     assert (fits.sum(dim=0) == 1).all()
     assert (fits.sum(dim=1) >= 6).all()  # of 64 images, 16 are expected in each
@@ -250,7 +251,7 @@ def test_stochastic_depth_drops_axial_branches_for_a_whole_image() -> None:
     one_row = torch.randn(16, 1, columns, 16, dtype=torch.float64)
     z = one_row.expand(16, rows, columns, 16).flatten(1, 2)  # all rows of an image are alike
     with torch.no_grad():
-        out = block(z).unflatten(1, config.grid)
+        out = block(z, Places(config.grid)).unflatten(1, config.grid)
     torch.testing.assert_close(out, out[:, :1].expand_as(out), atol=1e-12, rtol=0)
 
 
@@ -265,7 +266,8 @@ def test_axial_block_connects_a_row_and_then_its_columns() -> None:
 
     def moved() -> Tensor:
         with torch.no_grad():
-            return (block(z) != block(other)).any(dim=2)[0].unflatten(0, config.grid)
+            before, after = block(z, Places(config.grid)), block(other, Places(config.grid))
+            return (before != after).any(dim=2)[0].unflatten(0, config.grid)
 
     assert moved().all()
     with torch.no_grad():

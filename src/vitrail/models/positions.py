@@ -14,6 +14,7 @@ it. Resizing works in float64 and returns the table's own type, a forward pass a
 rows of class token and registers do not change, and a table of the right size is returned as it is.
 """
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -53,7 +54,7 @@ def resize_positions(
     for name, tensor in tensors.items():
         place, _, part = name.rpartition(".")
         if place.startswith("position.tables."):
-            if part == "table":
+            if part == "table" and old.position_grid is None:
                 out[name] = resize_position(tensor, old.grid, new.grid, numerics)
             elif part == "rows":
                 out[name] = resize_grid(tensor[:, None], (new.grid[0], 1), numerics)[:, 0]
@@ -69,7 +70,7 @@ def redraw_positions(tensors: dict[str, Tensor], drawn: Mapping[str, Tensor], co
     out = dict(tensors)
     for name, tensor in tensors.items():
         if name.startswith("position.tables.") and not name.endswith(".prefix"):
-            kept = tensor.shape[-2] - config.patches if name.endswith(".table") else 0
+            kept = config.position_rows if name.endswith(".table") else 0
             out[name] = torch.cat([tensor[..., :kept, :], drawn[name][..., kept:, :].to(tensor.dtype)], dim=-2)
     return out
 
@@ -80,7 +81,7 @@ class LearnedTable(nn.Module):
     def __init__(self, config: ViTConfig):
         super().__init__()
         self.config = config
-        self.table = nn.Parameter(torch.empty(1, config.patches + config.position_rows, config.width))
+        self.table = nn.Parameter(torch.empty(1, math.prod(config.table_grid) + config.position_rows, config.width))
 
     def initialise(self) -> None:
         nn.init.normal_(self.table, std=0.02)
@@ -88,8 +89,8 @@ class LearnedTable(nn.Module):
     def forward(self, grid: Pair | None = None) -> Tensor:
         split = self.config.position_rows
         own = self.table[:, split:]
-        if grid is not None:
-            table = own[0].unflatten(0, self.config.grid)
+        if grid is not None or self.config.table_grid != self.config.grid:
+            grid, table = grid or self.config.grid, own[0].unflatten(0, self.config.table_grid)
             own = resample_grid(table, grid, self.config.position_resample).flatten(0, 1)[None]
         elif self.table.shape[1] == self.config.tokens:
             return self.table

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from vitrail.core.errors import ConfigError, ImageSizeError
 from vitrail.core.text import Pair
-from vitrail.models.attention import Attention, merge_lines, split_lines
+from vitrail.models.attention import Attention, Places, merge_lines, split_lines
 from vitrail.models.backbone import Backbone, Intermediates, Layers, resolve_layers
 from vitrail.models.family import ModelConfig
 from vitrail.models.layers import RootPool, StandardisedConv
@@ -38,7 +38,7 @@ class AxialMixing(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         z = x.flatten(2).transpose(1, 2)  # [B, C, H, W] -> [B, N, C]
         for columns, mix, offsets in ((False, self.row, self.row_offsets), (True, self.column, self.column_offsets)):
-            lines = mix(split_lines(z, self.grid, columns=columns), offsets)
+            lines = mix(split_lines(z, self.grid, columns=columns), Places(self.grid, offsets))
             z = merge_lines(lines, self.grid, columns=columns)
         x = z.transpose(1, 2).unflatten(2, self.grid)
         return x if self.stride == 1 else F.avg_pool2d(x, self.stride, self.stride, ceil_mode=True)

@@ -68,6 +68,7 @@ class ViTConfig(ModelConfig):
     head_width: int = 0  # of each head of attention; 0: width / heads
     class_tokens: int = 1  # how many, where there is one; pooling takes their mean
     register_positions: bool = False  # registers have rows in the position table, behind the class token's
+    position_grid: Pair | None = None  # of the learned table, where it is not the image's: it is resampled every time
     position_resample: Numerics = "reference"  # for images of other sizes
     position_bias: Literal["none", "table", "shared-table", "decomposed"] = "none"  # added to the logits of attention
     rotary: Rotary | None = None
@@ -93,8 +94,8 @@ class ViTConfig(ModelConfig):
 
     # Fields that the paper's networks leave at their defaults: files of those do not mention them.
     parts: ClassVar[tuple[str, ...]] = (
-        "head_width", "class_tokens", "register_positions", "position_resample", "position_bias", "rotary", "windows",
-        "gated", "layer_scale", "norm", "norm_order", "norm_stem", "norm_final", "norm_qk", "norm_inner_attention",
+        "head_width", "class_tokens", "register_positions", "position_grid", "position_resample", "position_bias",
+        "rotary", "windows", "gated", "layer_scale", "norm", "norm_order", "norm_stem", "norm_final", "norm_qk", "norm_inner_attention",
         "norm_inner_mlp", "key_bias", "out_bias", "mlp_bias", "patch_bias", "map_heads", "map_mlp_width", "map_style",
         "projection", "neck",
     )  # fmt: skip
@@ -137,6 +138,8 @@ class ViTConfig(ModelConfig):
             raise ConfigError(f"position='learned2d' joins two half-width tables; width={self.width} is odd")
         if self.position == "sincos2d" and self.width % 4:
             raise ConfigError(f"position='sincos2d' needs a width divisible by 4, not {self.width}")
+        if self.position_grid is not None and (self.position != "learned" or min(self.position_grid) < 1):
+            raise ConfigError(f"position_grid={self.position_grid} is the rows and columns of position='learned'")
         if self.register_positions and (self.position != "learned" or (self.class_token and not self.position_prefix)):
             raise ConfigError("register_positions=True needs position='learned' and a row for the class token")
         if self.rotary is not None and self.head_size % 4:
@@ -204,6 +207,11 @@ class ViTConfig(ModelConfig):
         """Tokens in front of the patches that have positions of their own."""
         classes = self.class_tokens if self.class_token and self.position_prefix else 0
         return classes + self.registers * self.register_positions
+
+    @property
+    def table_grid(self) -> Pair:
+        """The grid of the learned position table."""
+        return self.position_grid or self.grid
 
     @property
     def head_size(self) -> int:
@@ -292,7 +300,11 @@ class ViTConfig(ModelConfig):
         """What differs from the paper's networks in the blocks and the stem, whatever the head, size and training."""
         for name in self.parts:
             value, default = getattr(self, name), type(self).__dataclass_fields__[name].default
-            if value != default and name not in ("position_resample", "projection") and "map" not in name:
+            if (
+                value != default
+                and name not in ("position_grid", "position_resample", "projection")
+                and "map" not in name
+            ):
                 plain = value if not isinstance(value, Rotary) else replace(value, shift=0.0, jitter=0.0, rescale=0.0)
                 yield name, True if name == "layer_scale" else plain
 
@@ -334,6 +346,11 @@ class ViTConfig(ModelConfig):
         names = ("width", "depth", "mlp_width", "heads", "patch", *self.parts)
         stem = None if self.backbone is None else replace(self.backbone, image=old.image, channels=old.channels)
         return replace(old, **{name: getattr(self, name) for name in names}, backbone=stem)
+
+    def without_parts(self, *kept: str) -> "ViTConfig":
+        """The same network without what later families have, apart from the fields that are kept."""
+        names = [name for name in self.parts if name not in kept]
+        return replace(self, **{name: self.__dataclass_fields__[name].default for name in names})
 
     def linear_head(self, classes: int) -> dict[str, Any]:
         return {"classes": classes, "head": "linear" if classes else "none", "projection": 0}

@@ -159,7 +159,11 @@ def _table_parameters(c: "ViTConfig") -> int:
     if c.position == "relative":
         return (2 * c.tokens - 1) * c.head_size
     sides, prefix = sum(c.grid), c.position_rows * c.width
-    rows = {"learned": c.patches * c.width, "learned2d": sides * (c.width // 2), "learned2d-sum": sides * c.width}
+    rows = {
+        "learned": math.prod(c.table_grid) * c.width,
+        "learned2d": sides * (c.width // 2),
+        "learned2d-sum": sides * c.width,
+    }
     return rows[c.position] + prefix if c.position in rows else 0
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from vitrail.core.errors import ConfigError
 from vitrail.data.loader import Batch
+from vitrail.models.attention import Places
 from vitrail.models.backbone import Backbone, eval_mode
 from vitrail.models.family import ModelConfig
 from vitrail.models.layers import initialise
@@ -53,6 +54,9 @@ class MAE(ObjectiveConfig):
         if config.position == "relative" or config.entry != "stem":
             why = f"position='{config.position}' enters at '{config.entry}'"
             raise ConfigError(f"objective MAE drops tokens behind the stem, and {why}; use another kind at the stem")
+        if config.windows is not None or config.position_bias != "none":
+            what = "windows" if config.windows is not None else f"position_bias={config.position_bias!r}"
+            raise ConfigError(f"objective MAE drops tokens, and {what} needs the whole grid; use a network without")
         self.num_masked(config)
         return config
 
@@ -62,9 +66,14 @@ class MAE(ObjectiveConfig):
 
     def decoder(self, model: ViTConfig) -> ViTConfig:
         """The decoder's layers as a config: the encoder's numerics, and no regularisers."""
-        width, plain = self.decoder_width, replace(model, dropout=0.0, attention_dropout=0.0, stochastic_depth=0.0)
+        width = self.decoder_width
         return replace(
-            plain,
+            model.without_parts("class_tokens"),
+            dropout=0.0,
+            attention_dropout=0.0,
+            stochastic_depth=0.0,
+            pool="mean",
+            norm_after_pool=False,
             width=width,
             depth=self.decoder_depth,
             mlp_width=4 * width,
@@ -89,7 +98,8 @@ class MAE(ObjectiveConfig):
 
 def blocks_macs(config: ViTConfig, tokens: int) -> int:
     """MACs of all layers on so many tokens: projections, attention, MLP."""
-    return config.depth * tokens * config.width * (4 * config.width + 2 * tokens + 2 * config.mlp_width)
+    hidden = (3 if config.gated else 2) * config.mlp_width
+    return config.depth * tokens * (config.attention_width * (4 * config.width + 2 * tokens) + hidden * config.width)
 
 
 class Decoder(nn.Module):
@@ -98,6 +108,7 @@ class Decoder(nn.Module):
     def __init__(self, encoder: ViTConfig, config: ViTConfig) -> None:
         super().__init__()
         self.prefix = config.prefix
+        self.places = Places(config.grid)
         self.narrow = nn.Linear(encoder.width, config.width)
         self.mask = nn.Parameter(torch.empty(1, 1, config.width))
         self.position = SineTable(config)
@@ -120,7 +131,7 @@ class Decoder(nn.Module):
         y = torch.cat([y[:, : self.prefix], patches], 1)
         y = y + self.position().to(y.dtype)
         for block in self.blocks:
-            y = block(y)
+            y = block(y, self.places)
         return self.predict(self.norm(ops.gather_tokens(y, masked + self.prefix)))
 
 
@@ -160,7 +171,7 @@ class MAEObjective(ops.ViTObjective):
     def encode(self, images: Tensor, visible: Tensor) -> Tensor:
         """Class token, registers and visible patches behind the encoder's last norm: [B, T - M, D]."""
         z = self.network.embed(self.cast(images), keep=visible)
-        return self.network.norm(self.network.forward_blocks(z))
+        return self.network.norm(self.network.forward_blocks(z, keep=visible))
 
     def patch_moments(self, patches: Tensor) -> tuple[Tensor, Tensor]:
         """What is taken out of each patch [B, M, P·P·3], its mean and deviation [B, M, 1]. The published code's ways:
