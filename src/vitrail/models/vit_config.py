@@ -95,9 +95,9 @@ class ViTConfig(ModelConfig):
     # Fields that the paper's networks leave at their defaults: files of those do not mention them.
     parts: ClassVar[tuple[str, ...]] = (
         "head_width", "class_tokens", "register_positions", "position_grid", "position_resample", "position_bias",
-        "rotary", "windows", "gated", "layer_scale", "norm", "norm_order", "norm_stem", "norm_final", "norm_qk", "norm_inner_attention",
-        "norm_inner_mlp", "key_bias", "out_bias", "mlp_bias", "patch_bias", "map_heads", "map_mlp_width", "map_style",
-        "projection", "neck",
+        "rotary", "windows", "gated", "layer_scale", "norm", "norm_order", "norm_stem", "norm_final", "norm_qk",
+        "norm_inner_attention", "norm_inner_mlp", "key_bias", "out_bias", "mlp_bias", "patch_bias", "map_heads",
+        "map_mlp_width", "map_style", "projection", "neck",
     )  # fmt: skip
 
     def __post_init__(self) -> None:
