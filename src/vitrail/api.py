@@ -82,6 +82,7 @@ def train(
     batch: int | None = None,
     lr: float | None = None,
     image_size: int | None = None,
+    patch: int | None = None,
     task: str = "",
     seed: int | None = None,
     minutes: float | None = None,
@@ -98,8 +99,8 @@ def train(
     "segmentation" learns from masks. An `observer` hears how it goes: log(text) and progress(row).
     """
     typed = write_settings(settings, epochs=epochs, steps=steps, batch=batch, lr=lr)
-    asked = RunCommand(image_size=image_size or 0, task=task, seed=seed, minutes=minutes, settings=typed)
-    asked = replace(asked, verb="pretrain", recipe=recipe, data=str(data or ""))
+    asked = RunCommand(image_size=image_size or 0, patch=patch or 0, task=task, seed=seed)
+    asked = replace(asked, verb="pretrain", minutes=minutes, settings=typed, recipe=recipe, data=str(data or ""))
     return launch(asked, out, force=force, observer=observer, device=device)
 
 
@@ -114,6 +115,7 @@ def finetune(
     batch: int | None = None,
     lr: float | None = None,
     image_size: int | None = None,
+    patch: int | None = None,
     task: str = "",
     seed: int | None = None,
     minutes: float | None = None,
@@ -130,8 +132,9 @@ def finetune(
     if data is None and not recipe:
         raise ConfigError("which images? give data: a folder with one subfolder per class, or another source")
     typed = write_settings(settings, epochs=epochs, steps=steps, batch=batch, lr=lr)
-    asked = RunCommand(image_size=image_size or 0, task=task, seed=seed, minutes=minutes, settings=typed)
-    asked = replace(asked, verb="finetune", weights=str(weights), recipe=recipe, data=str(data or ""))
+    asked = RunCommand(image_size=image_size or 0, patch=patch or 0, task=task, seed=seed)
+    asked = replace(asked, verb="finetune", minutes=minutes, settings=typed)
+    asked = replace(asked, weights=str(weights), recipe=recipe, data=str(data or ""))
     return launch(asked, out, force=force, observer=observer, device=device)
 
 
@@ -215,6 +218,7 @@ def evaluate(
     data: str | Path | Collection,
     *,
     image_size: int | None = None,
+    patch: int | None = None,
     labels: Sequence[str] | None = None,
     by_number: bool = False,
     real: str | Path | None = None,
@@ -249,7 +253,7 @@ def evaluate(
         threshold=threshold,
     )
     with join_world(device) as world:
-        about = make_subject(name, bundle, world.device, image_size=image_size)
+        about = make_subject(name, bundle, world.device, image_size=image_size, patch=patch)
         found = score_network(about, collection, split, how, world=world, called=f"{collection.name}@{split}")
     return Evaluation(
         split=split,
@@ -271,6 +275,8 @@ def fit(
     dev: float = SHARE,
     shots: int | None = None,
     image_size: int | None = None,
+    patch: int | None = None,
+    channels: int | None = None,
     batch: int = 0,
     workers: int = 0,
     cache: bool = True,
@@ -286,7 +292,7 @@ def fit(
     collection, place = as_collection(data), find_device(device)
     collection.need_labels()  # before the weights are read
     name, bundle = as_bundle(weights)
-    subject = make_subject(name, bundle, place, image_size=image_size)
+    subject = make_subject(name, bundle, place, image_size=image_size, patch=patch, channels=channels)
     return instant.fit(
         subject.network,
         collection,
@@ -319,6 +325,7 @@ def extract_features(
     data: str | Path | Collection,
     *,
     image_size: int | None = None,
+    patch: int | None = None,
     precision: Precision = "float32",
     batch: int = 0,
     workers: int = 0,
@@ -334,7 +341,7 @@ def extract_features(
     collection, place = as_collection(data), find_device(device)
     split, source = choose_split(collection)
     name, bundle = as_bundle(weights)
-    subject = make_subject(name, bundle, place, image_size=image_size)
+    subject = make_subject(name, bundle, place, image_size=image_size, patch=patch)
     subject.computing_in(precision)
     kept = load_or_extract(
         subject.network,

@@ -259,8 +259,8 @@ def test_a_bad_picture_in_a_list_is_named(tmp_path: Path) -> None:
 
 
 def test_networks_and_settings_that_cannot_be(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="takes 1 channels; images are prepared in 3"):
-        Predictor(network(replace(VIT, channels=1)), device="cpu")
+    with pytest.raises(ConfigError, match="takes 5 channels; images are prepared in 3, or grey"):
+        Predictor(network(replace(VIT, channels=5)), device="cpu")
     with pytest.raises(ConfigError, match="batch=0 must be at least 1"):
         vitrail.predictor(weights(tmp_path), batch=0)
     with pytest.raises(ConfigError, match="device 'nonsense' is none that torch knows"):

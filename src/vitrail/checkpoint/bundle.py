@@ -50,6 +50,10 @@ class Card:
         resize = None if old.resize is None else max(round(old.resize * min(image) / min(old.image)), min(image))
         return replace(self, preprocessing=replace(old, image=image, resize=resize))
 
+    def adapt_channels(self, channels: int) -> "Card":
+        """The card for another number of channels."""
+        return replace(self, preprocessing=self.preprocessing.adapt_channels(channels))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bundle:
@@ -60,13 +64,14 @@ class Bundle:
     card: Card
 
     def __post_init__(self) -> None:
-        self.card.preprocessing.check_fit(self.config.image)
+        self.card.preprocessing.check_fit(self.config.image, self.config.channels)
 
 
 def get_card(network: Backbone) -> Card:
     """The card of a network; one that was built without a card gets that of a network for pixels in [-1, 1]."""
     card = network.card
-    return card if isinstance(card, Card) else Card(preprocessing=Preprocessing(image=network.config.image))
+    known = card if isinstance(card, Card) else Card(preprocessing=Preprocessing(image=network.config.image))
+    return known.adapt_channels(network.config.channels)
 
 
 def describe(config: ModelConfig, card: Card) -> dict[str, Any]:

@@ -116,19 +116,22 @@ def from_pretrained(
     *,
     classes: int | None = None,
     image_size: int | Pair | None = None,
+    patch: int | Pair | None = None,
+    channels: int | None = None,
     dtype: torch.dtype = torch.float32,
     revision: str | None = None,
     head: Literal["linear", "patches"] | None = None,
 ) -> Model:
     """The network of a folder, a file, weights that come with the package, NAME:TAG, or a repository of the hub
-    ("owner/name"). What is there on disk comes first. `classes`, `image_size`, the kind of
+    ("owner/name"). What is there on disk comes first. `classes`, `image_size`, `patch`, `channels`, the kind of
     a new `head` and the mode are as in `load`; `revision` is a branch, a tag or a commit of a repository."""
     text = str(name)
     is_remote = REPOSITORY.fullmatch(text) is not None and not Path(text).exists()
     if revision is not None and not is_remote:
         raise ConfigError(f"revision={revision!r} is of a repository, and {text} is none")
     bundle = repository(text, revision) if is_remote else find_weights(name)
-    return build_network(replace_head_and_resize(bundle, classes, image_size, kind=head), dtype).train(bool(classes))
+    bundle = replace_head_and_resize(bundle, classes, image_size, kind=head, patch=patch, channels=channels)
+    return build_network(bundle, dtype).train(bool(classes))
 
 
 def save_pretrained(model: torch.nn.Module, folder: str | Path, *, name: str | None = None) -> Path:

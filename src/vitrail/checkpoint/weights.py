@@ -18,7 +18,15 @@ from vitrail.models.backbone import unwrap_backbone
 from vitrail.models.build import Model, build, build_from, network_class
 from vitrail.models.family import ModelConfig
 from vitrail.models.vit_config import Numerics
-from vitrail.models.zoo import adapt_config, create_config, find_timm_name, resolve_name, slug, translate_sizes
+from vitrail.models.zoo import (
+    adapt_config,
+    create_config,
+    find_timm_name,
+    network_name,
+    resolve_name,
+    slug,
+    translate_sizes,
+)
 
 
 def load(
@@ -26,6 +34,8 @@ def load(
     *,
     classes: int | None = None,
     image_size: int | Pair | None = None,
+    patch: int | Pair | None = None,
+    channels: int | None = None,
     numerics: Numerics | None = None,
     dtype: torch.dtype = torch.float32,
     **facts: Any,
@@ -40,11 +50,19 @@ def load(
     `classes` and `image_size` are the fine-tuning surgery of 3.2: the whole head is thrown away for one linear layer at
     zero, and positions are resampled to the new grid in the given numerics. With `head="patches"` that layer reads
     every patch and the network gives logits per pixel; weights that have such a head already get one again, unless
-    `head="linear"` says otherwise. Any other keyword replaces a config field: what a bare state dict does not say
-    (`heads=12`), or what training wants otherwise (`dropout=0.1`).
+    `head="linear"` says otherwise.
+
+    `patch` is another patch size at the same image size, which it has to divide: kernels are resized by the
+    pseudo-inverse of the resize of patches, positions to the new grid (FlexiViT). Load the original each time, for a
+    chain of resizes loses detail at every step. `channels` is another number of them: one takes the sum of the kernels,
+    more take them in turn, scaled; preprocessing follows.
+
+    Any other keyword replaces a config field: what a bare state dict does not say (`heads=12`), or what training wants
+    otherwise (`dropout=0.1`).
     """
-    kind = pop_head_kind(classes, facts)
-    bundle = replace_head_and_resize(find_weights(weights, **facts), classes, image_size, numerics, kind=kind)
+    kind, sizes = pop_head_kind(classes, facts), {"patch": patch, "channels": channels}
+    bundle = find_weights(weights, **facts)
+    bundle = replace_head_and_resize(bundle, classes, image_size, numerics, kind=kind, **sizes)
     return build_network(bundle, dtype).train(bool(classes))
 
 
@@ -62,16 +80,22 @@ def replace_head_and_resize(
     numerics: Numerics | None = None,
     *,
     kind: str | None = None,
+    patch: int | Pair | None = None,
+    channels: int | None = None,
 ) -> Bundle:
-    """Fine-tuning surgery (3.2) on a bundle. Positions are resampled in float32 at least. `classes` give it a new head
-    of zeros: one linear layer on the image (`kind="linear"`) or on its patches ("patches"), by default on what the old
-    one read."""
-    if image_size is not None:
-        config = adapt_config(bundle.config, image_size=image_size)
+    """Fine-tuning surgery (3.2) on a bundle. Positions and patches are resampled in float32 at least. `classes` give it
+    a new head of zeros: one linear layer on the image (`kind="linear"`) or on its patches ("patches"), by default on
+    what the old one read."""
+    asked: dict[str, Any] = {"image_size": image_size, "patch": patch, "channels": channels}
+    if sizes := {name: value for name, value in asked.items() if value is not None}:
+        if patch is not None and not hasattr(bundle.config, "patch"):
+            raise ConfigError(f"patch={patch}: {network_name(bundle.config)} has no patches")
+        config = adapt_config(bundle.config, **sizes)
         half = (torch.float16, torch.bfloat16)
         exact = {name: t.float() if t.dtype in half else t for name, t in bundle.tensors.items()}
         tensors = network_class(bundle.config).resize_tensors(exact, bundle.config, config, numerics)
-        bundle = Bundle(config=config, tensors=tensors, card=bundle.card.resize(config.image))
+        card = bundle.card.adapt_channels(config.channels)
+        bundle = Bundle(config=config, tensors=tensors, card=card if image_size is None else card.resize(config.image))
     if classes is None:
         return bundle
     old = bundle.config
@@ -84,6 +108,12 @@ def replace_head_and_resize(
         tensors[f"{old.head_layer}.bias"] = like.new_zeros(config.classes)
     card = bundle.card.without_labels(keep_task=old.has_patch_head and config.has_patch_head)
     return Bundle(config=config, tensors=tensors, card=card)
+
+
+def resize_like(bundle: Bundle, config: ModelConfig) -> Bundle:
+    """A bundle at the image size, patch size and channels of a config; its head stays."""
+    patch: Pair | None = getattr(config, "patch", None)
+    return replace_head_and_resize(bundle, image_size=config.image, patch=patch, channels=config.channels)
 
 
 def pop_head_kind(classes: int | None, facts: dict[str, Any]) -> str | None:
@@ -125,7 +155,7 @@ def to_bundle(model: torch.nn.Module, **changes: Any) -> Bundle:
 def build_fresh(config: ModelConfig) -> Model:
     """A network with new weights, and the card of one that is trained on pixels in [-1, 1]."""
     model = build(config)
-    model.card = Card(preprocessing=Preprocessing(image=config.image))
+    model.card = Card(preprocessing=Preprocessing(image=config.image)).adapt_channels(config.channels)
     return model
 
 
@@ -144,7 +174,7 @@ def create_model(
 
     Without `weights` it is fresh, initialised as in the reference, with 1000 classes unless said otherwise, and in
     training mode, as torch's modules are. With the tag of public weights they are downloaded into the cache; `classes`,
-    `image_size` and the mode are as in `load`.
+    `image_size`, `patch`, `channels` and the mode are as in `load`.
     Any other keyword replaces a config field.
     """
     changes = translate_sizes(classes, image_size, replacements)
@@ -165,6 +195,7 @@ def create_model(
         name = theirs.name
         changes.setdefault("image_size", theirs.image)
     classes, image_size = changes.pop("classes", None), changes.pop("image_size", None)
-    kind = pop_head_kind(classes, changes)
-    bundle = replace_head_and_resize(load_public(name, weights, **changes), classes, image_size, numerics, kind=kind)
+    kind, sizes = pop_head_kind(classes, changes), {name: changes.pop(name, None) for name in ("patch", "channels")}
+    bundle = load_public(name, weights, **changes)
+    bundle = replace_head_and_resize(bundle, classes, image_size, numerics, kind=kind, **sizes)
     return build_network(bundle).train(bool(classes))

@@ -36,8 +36,8 @@ def run_export(options: ExportOptions) -> int:
     names = resolve_class_names(options.labels, options.rename, bundle.card.labels, bundle.config.classes)
     if names is not None:
         bundle = rename_classes(bundle, names)
-    if options.image_size is not None:
-        bundle = replace_head_and_resize(bundle, image_size=options.image_size)
+    sizes = {"image_size": options.image_size, "patch": options.patch, "channels": options.channels}
+    bundle = replace_head_and_resize(bundle, **sizes)
     size, count = format_size(bundle.config.image), f"{format_millions(bundle.config.parameters)} parameters"
     print(f"{options.weights}: {network_name(bundle.config)}, {count}, {size} px")
     with bars() as progress, on_interrupt(f"{out} was not written; start again with the same command"):

@@ -43,12 +43,19 @@ def weights_line(name: str, facts: Mapping[str, Any], *about: str) -> str:
     return f"{name}: {', '.join([facts['network'], size, *about])}"
 
 
-def load_subject(weights: str, device: torch.device, *, image_size: int | None) -> Subject:
+def load_subject(
+    weights: str,
+    device: torch.device,
+    *,
+    image_size: int | None,
+    patch: int | None = None,
+    channels: int | None = None,
+) -> Subject:
     """The network that was asked for. A run's folder stands for its best weights, or its last."""
     with reading(weights):
         bundle = find_weights(weights)
     with waiting("preparing the network"):
-        return make_subject(weights, bundle, device, image_size=image_size)
+        return make_subject(weights, bundle, device, image_size=image_size, patch=patch, channels=channels)
 
 
 def load_batches(

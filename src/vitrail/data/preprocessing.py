@@ -6,7 +6,7 @@
 `area` is the mean over what becomes one pixel (big_vision's `resize_small`).
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast, get_args
 
 from vitrail.core.errors import ConfigError, unknown_name
@@ -64,10 +64,13 @@ def truncate_levels(levels: "Tensor") -> "Tensor":
 Interpolation: TypeAlias = Literal["bilinear", "bicubic"]
 Resampling: TypeAlias = Literal["bilinear", "bicubic", "area"]
 Triple: TypeAlias = tuple[float, float, float]
+ChannelValues: TypeAlias = tuple[float, ...]  # one for each channel: three for colours, one for grey
 
 HALF: Triple = (0.5, 0.5, 0.5)  # pixels to [-1, 1]: all of Google's weights
 IMAGENET_MEAN: Triple = (0.485, 0.456, 0.406)
 IMAGENET_STD: Triple = (0.229, 0.224, 0.225)
+
+LUMA: Final = (0.299, 0.587, 0.114)  # of red, green and blue (ITU-R 601): what Pillow takes for grey
 
 ALLOWED: Final = 1024  # pixels a side that any network's images may have; beyond them ...
 STRETCH: Final = 8  # ... at most this many times the network's own side, and before a crop this many times the crop's
@@ -81,13 +84,14 @@ class Preprocessing:
     image goes straight to `image`, whatever its aspect, as the reference evaluates. With `antialias` an image is
     shrunk as Pillow does it, every pixel counted; without, as TensorFlow does, which the reference was trained in: the
     nearest pixels only, from half-pixel centres. The interpolation "area" is big_vision's evaluation, whole: the mean
-    over what becomes one pixel, levels cut off to bytes, and a window that is rounded its way."""
+    over what becomes one pixel, levels cut off to bytes, and a window that is rounded its way. Images are always read
+    in colour; where `mean` and `std` are of one channel, their luma is what the network sees."""
 
     image: Pair = (224, 224)
     resize: int | None = None
     interpolation: Resampling = "bilinear"
-    mean: Triple = HALF
-    std: Triple = HALF
+    mean: ChannelValues = HALF
+    std: ChannelValues = HALF
     antialias: bool = True
 
     def __post_init__(self) -> None:
@@ -100,20 +104,42 @@ class Preprocessing:
         if self.interpolation not in get_args(Resampling):
             raise unknown_name("interpolation", str(self.interpolation)[:60], get_args(Resampling))
         for name, values, low in (("mean", self.mean, -EXTREME), ("std", self.std, 1 / EXTREME)):
-            if len(values) != 3 or not all(is_number(value) and low <= value <= EXTREME for value in values):
-                raise ConfigError(f"{name}={quote_value(values)} must be three numbers from {low:g} to {EXTREME:g}")
+            if not values or not all(is_number(value) and low <= value <= EXTREME for value in values):
+                raise ConfigError(f"{name}={quote_value(values)} must be numbers from {low:g} to {EXTREME:g}")
+        if len(self.mean) != len(self.std):
+            raise ConfigError(f"mean has {len(self.mean)} channels and std {len(self.std)}; give one number for each")
         if type(self.antialias) is not bool:
             raise ConfigError(f"antialias={quote_value(self.antialias)} must be true or false")
 
-    def check_fit(self, image: Pair) -> None:
-        """ConfigError where images would come out absurdly large for a network made for `image`."""
+    def check_fit(self, image: Pair, channels: int = 3) -> None:
+        """ConfigError where images would come out absurdly large for a network made for `image`, or in other channels
+        than it takes. Colours are let through: older files have them, whatever the network."""
+        if self.channels not in (channels, 3):
+            raise ConfigError(f"preprocessing has {self.channels} channels for a network of {channels}")
         for ours, theirs in zip(self.image, image, strict=True):
             if ours > max(ALLOWED, STRETCH * theirs):
                 fact = f"preprocessing makes images of {format_size(self.image)} for a network of {format_size(image)}"
                 raise ConfigError(f"{fact}; at most {STRETCH} times its side, or {ALLOWED}, is allowed")
 
+    @property
+    def channels(self) -> int:
+        """How many the network takes."""
+        return len(self.mean)
+
+    def adapt_channels(self, channels: int) -> "Preprocessing":
+        """For weights that were brought to another number of channels: one takes the means over the old ones, more take
+        the old ones in turn, as their kernels do (models/patch_resize.py)."""
+        if channels == self.channels:
+            return self
+        old = (self.mean, self.std)
+        if channels == 1:
+            mean, std = ((sum(values) / len(values),) for values in old)
+        else:
+            mean, std = (tuple(values[at % len(values)] for at in range(channels)) for values in old)
+        return replace(self, mean=mean, std=std)
+
     def __call__(self, image: "Image") -> "Tensor":
-        """One image to normalised pixels [3, H, W]."""
+        """One image to normalised pixels [C, H, W]."""
         return self.normalise(self.pixels(image))
 
     def pixels(self, image: "Image") -> "Tensor":
@@ -191,14 +217,14 @@ class Preprocessing:
         return (left, top, left + width, top + height)
 
     def normalise(self, pixels: "Tensor") -> "Tensor":
-        """uint8 [..., 3, H, W], on whatever device, to the floats that the network takes."""
+        """uint8 [..., 3, H, W], or of as many channels as the network takes, on whatever device, to its floats."""
         return normalise_pixels(pixels, *self.channel_tensors(pixels.device))
 
     def channel_tensors(self, device: "torch.device | str | None" = None) -> "tuple[Tensor, Tensor]":
-        """Mean and standard deviation as [3, 1, 1] tensors, for `normalise_pixels`."""
+        """Mean and standard deviation as [C, 1, 1] tensors, for `normalise_pixels`."""
         import torch
 
-        mean, std = (torch.tensor(values, device=device).view(3, 1, 1) for values in (self.mean, self.std))
+        mean, std = (torch.tensor(values, device=device).view(-1, 1, 1) for values in (self.mean, self.std))
         return mean, std
 
     def to_dict(self) -> dict[str, Any]:
@@ -211,7 +237,7 @@ class Preprocessing:
             image, resize = data["image"], data["resize"]
             image = cast("Pair", read_numbers(image if isinstance(image, list | tuple) else [image, image]))
             resize = None if resize is None else cast("int", read_numbers([resize])[0])
-            mean, std = (cast("Triple", tuple(map(float, read_numbers(data[name])))) for name in ("mean", "std"))
+            mean, std = (tuple(map(float, read_numbers(data[name]))) for name in ("mean", "std"))
             rest = {"interpolation": data["interpolation"], "antialias": data.get("antialias", True)}  # in newer files
             return Preprocessing(image=image, resize=resize, mean=mean, std=std, **rest)
         except KeyError as error:
@@ -221,8 +247,13 @@ class Preprocessing:
 
 
 def normalise_pixels(pixels: "Tensor", mean: "Tensor", std: "Tensor") -> "Tensor":
-    """uint8 [..., 3, H, W] to the floats that a network takes; mean and std are [3, 1, 1] on the same device."""
-    return (pixels.float() / 255 - mean) / std
+    """uint8 [..., 3, H, W] to the floats that a network takes; mean and std are [C, 1, 1] on the same device. One
+    channel is the luma of three."""
+    shares = pixels.float() / 255
+    if mean.shape[0] == 1 and pixels.shape[-3] == 3:
+        red, green, blue = (weight * shares.narrow(-3, at, 1) for at, weight in enumerate(LUMA))
+        shares = red + green + blue
+    return (shares - mean) / std
 
 
 def pillow_filter(interpolation: Resampling) -> Any:

@@ -56,6 +56,7 @@ class Subject:
     preprocessing: Preprocessing
     device: torch.device
     facts: Mapping[str, Any]  # for a result: the weights as they are in the file, whatever size and dtype they run in
+    patch: int | None = None  # where it is another than that of the file
 
     def computing_in(self, precision: Precision) -> None:
         """Converts the weights if the precision is bfloat16."""
@@ -75,13 +76,23 @@ class Subject:
         return get_card(self.network).provenance
 
 
-def make_subject(name: str, bundle: Bundle, device: torch.device, *, image_size: int | None) -> Subject:
-    """The network of a bundle on its device, resized if an image size is given."""
-    network = network_of(replace_head_and_resize(bundle, image_size=image_size))
+def make_subject(
+    name: str,
+    bundle: Bundle,
+    device: torch.device,
+    *,
+    image_size: int | None,
+    patch: int | None = None,
+    channels: int | None = None,
+) -> Subject:
+    """The network of a bundle on its device, resized if an image size, a patch size or channels are given."""
+    resized = replace_head_and_resize(bundle, image_size=image_size, patch=patch, channels=channels)
+    network = network_of(resized)
     # Now, not when the result is written: a training run may replace the file in between.
-    facts = describe_weights(name, network if image_size is None else network_of(bundle))
+    facts = describe_weights(name, network if resized is bundle else network_of(bundle))
     preprocessing = get_card(network).preprocessing
-    return Subject(name=name, network=network.to(device), preprocessing=preprocessing, device=device, facts=facts)
+    about: dict[str, Any] = {"name": name, "preprocessing": preprocessing, "device": device, "facts": facts}
+    return Subject(network=network.to(device), patch=patch, **about)
 
 
 def choose_split(collection: Collection, *names: str) -> tuple[str, ImageDataset]:

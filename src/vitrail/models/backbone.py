@@ -15,8 +15,9 @@ from typing import Any, ClassVar, Self, TypeAlias
 from torch import Tensor, nn
 
 from vitrail.core.errors import ConfigError
-from vitrail.core.text import format_size
+from vitrail.core.text import Pair, format_size
 from vitrail.models.family import ModelConfig
+from vitrail.models.patch_resize import adapt_channels
 from vitrail.models.vit_config import Numerics
 
 Layers: TypeAlias = int | list[int] | tuple[int, ...] | None  # how many of the last, or which; none for all
@@ -120,10 +121,18 @@ class Backbone(nn.Module, ABC):
     def resize_tensors(
         cls, tensors: dict[str, Tensor], old: ModelConfig, new: ModelConfig, numerics: Numerics | None = None
     ) -> dict[str, Tensor]:
-        """Its tensors for another image size (3.2)."""
+        """Its tensors for another image size (3.2), patch size or number of channels (patch_resize.py)."""
         if old.tied_to_size and new.image != old.image:
             raise ConfigError(f"{old.tied_to_size}; keep image_size={format_size(old.image)}")
-        return tensors
+        if old.channels == new.channels:
+            return tensors
+        kernel = f"{cls.first_layer(old)}.weight"
+        return {**tensors, kernel: adapt_channels(tensors[kernel], new.channels)}
+
+    @classmethod
+    def first_layer(cls, config: ModelConfig) -> str:
+        """The name, among the tensors, of the layer that sees the image."""
+        raise ConfigError(f"{config.title} is for images of {config.channels} channels alone")
 
     @classmethod
     def redraw_positions(
@@ -222,6 +231,12 @@ class Backbone(nn.Module, ABC):
     def has_class_token(self) -> bool:
         """Whether the first of its tokens stands for the whole image."""
         return False
+
+    def set_patch(self, patch: int | Pair | None) -> None:
+        """Runs the network at another patch size from now on, or at its own again: kernel and positions are resized in
+        every pass, with gradients, and the stored ones stay."""
+        if patch is not None:
+            raise ConfigError(f"patch={patch}: {self.config.title} has no patches of another size")
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Whether training computes each block again in the backward pass, for less memory."""

@@ -156,6 +156,10 @@ class ResNet(Backbone):
         assert isinstance(config, ResNetConfig)
         return cls(config)
 
+    @classmethod
+    def first_layer(cls, config: ModelConfig) -> str:
+        return "trunk.root"
+
     def __init__(self, config: ResNetConfig):
         super().__init__()
         self.config = config

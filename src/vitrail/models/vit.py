@@ -14,15 +14,15 @@ There is one forward pass, `encode`: `embed`, with options for a subset of the t
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar, Self, cast
+from typing import ClassVar, Final, Self, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from vitrail.core.errors import ImageSizeError, unknown_name
-from vitrail.core.text import Pair, format_size
+from vitrail.core.errors import ConfigError, ImageSizeError, unknown_name
+from vitrail.core.text import Pair, format_size, pair
 from vitrail.models.attention import (
     Attention,
     Places,
@@ -48,10 +48,13 @@ from vitrail.models.layers import (
     pool,
 )
 from vitrail.models.patch_embedding import HybridEmbedding, PatchEmbedding
+from vitrail.models.patch_resize import resize_kernel
 from vitrail.models.position_bias import BiasTable, build_bias
 from vitrail.models.positions import PositionEmbeddings, redraw_positions, resize_positions
 from vitrail.models.rotary import RotaryPositions
 from vitrail.models.vit_config import Numerics, ViTConfig, vit_config
+
+PATCHES: Final = "embedding.projection.weight"
 
 
 class Block(nn.Module):
@@ -301,7 +304,7 @@ class ViT(Backbone):
         config = self.config
         if self.open_size or tuple(images.shape[1:]) == (config.channels, *config.image):
             return
-        step, shape = config.open_sizes.step, tuple(images.shape)
+        step, shape = config.open_sizes.step and self.patch_pixels, tuple(images.shape)
         fits = step and len(shape) == 4 and not (shape[2] % step[0] or shape[3] % step[1]) and min(shape[2:]) > 0
         if not fits or shape[1] != config.channels:
             own = f"[B, {config.channels}, {config.image[0]}, {config.image[1]}]"
@@ -309,11 +312,17 @@ class ViT(Backbone):
             raise ImageSizeError(f"images of {shape} do not fit a network for {own}{more}")
 
     def _other_grid(self, images: Tensor) -> Pair | None:
-        """The grid of images of another size than the network's own."""
-        if not self.open_size and tuple(images.shape[2:]) == self.config.image:
+        """The grid of images of another size, or cut into other patches, than the network's own."""
+        fixed = self.embedding.resize is None and not self.open_size
+        if fixed and tuple(images.shape[2:]) == self.config.image:
             return None
-        rows, columns = self.config.patch_pixels
+        rows, columns = self.patch_pixels
         return images.shape[2] // rows, images.shape[3] // columns
+
+    @property
+    def patch_pixels(self) -> Pair:
+        """Pixels of the image from one patch to the next."""
+        return self.config.patch_pixels if self.embedding.resize is None else self.embedding.patch
 
     @property
     def queries(self) -> int | None:
@@ -387,7 +396,25 @@ class ViT(Backbone):
     def resize_tensors(
         cls, tensors: dict[str, Tensor], old: ModelConfig, new: ModelConfig, numerics: Numerics | None = None
     ) -> dict[str, Tensor]:
-        return resize_positions(tensors, vit_config(old), vit_config(new), numerics)
+        before, after = vit_config(old), vit_config(new)
+        tensors = super().resize_tensors(tensors, old, new, numerics)
+        if before.patch != after.patch:
+            tensors = {**tensors, PATCHES: resize_kernel(tensors[PATCHES], after.patch)}
+        return resize_positions(tensors, before, after, numerics)
+
+    @classmethod
+    def first_layer(cls, config: ModelConfig) -> str:
+        return "embedding.projection" if vit_config(config).backbone is None else "embedding.backbone.root"
+
+    def set_patch(self, patch: int | Pair | None) -> None:
+        config = self.config
+        wanted = config.patch if patch is None else pair(patch)
+        if wanted != config.patch:
+            other = replace(config, patch=wanted)  # refuses what leaves pixels over
+            if config.backbone is not None or other.open_sizes.step is None:
+                why = other.open_sizes.why or "a hybrid's patches are those of its feature map"
+                raise ConfigError(f"patch={format_size(wanted)}: {why}; keep {format_size(config.patch)}")
+        self.embedding.set_patch(wanted)
 
     @classmethod
     def redraw_positions(
@@ -424,8 +451,9 @@ class ViT(Backbone):
         c = self.config
         if self.neck is not None or (isinstance(self.head, LinearPatchHead) and not pre_logits):
             size, patches = image_size or c.image, features[:, c.prefix :]
-            rows, columns = c.patch_pixels
-            grid = c.grid if size == c.image else (size[0] // rows, size[1] // columns)
+            rows, columns = self.patch_pixels
+            own = self.embedding.resize is None and size == c.image
+            grid = c.grid if own else (size[0] // rows, size[1] // columns)
             if patches.shape[1] != grid[0] * grid[1]:
                 why = f"images of {format_size(size)} have {format_size(grid)} patches, not {patches.shape[1]}"
                 raise ImageSizeError(f"{why}; give forward_head the image_size, or call the network itself")

@@ -5,13 +5,12 @@ from collections.abc import Callable
 from dataclasses import Field
 from typing import Any, ClassVar, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from vitrail.core.config_overrides import Choice
 from vitrail.core.errors import ConfigError
 from vitrail.data.loader import Batch
-from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.preprocessing import Preprocessing, normalise_pixels
 from vitrail.data.transforms.augmentation import Augmentation, Mix
 from vitrail.distributed.process_group import World
 from vitrail.models.backbone import Backbone
@@ -106,12 +105,13 @@ class Objective(nn.Module, ABC):
     def __init__(self, network: Backbone, preprocessing: Preprocessing) -> None:
         super().__init__()
         self.network = network
-        self.register_buffer("mean", torch.tensor(preprocessing.mean).view(3, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(preprocessing.std).view(3, 1, 1), persistent=False)
+        mean, std = preprocessing.channel_tensors()
+        self.register_buffer("mean", mean, persistent=False)
+        self.register_buffer("std", std, persistent=False)
 
     def normalise(self, pixels: Tensor) -> Tensor:
         """Bytes [B, 3, H, W] as the network takes them, in float32."""
-        return (pixels.float() / 255 - self.mean) / self.std
+        return normalise_pixels(pixels, self.mean, self.std)
 
     @abstractmethod
     def inputs(self, batch: Batch, *, seed: int, step: int) -> tuple[Tensor, ...]:

@@ -65,10 +65,10 @@ class Predictor(Generic[PredictionT]):
     `predictor: Predictor[PredictedMask] = Predictor("model.safetensors")`.
 
     `weights` are a network, or any weights that vitrail reads: a file, a folder, a run's folder, public ones as
-    NAME:TAG, or the name of weights that come with the package. `image_size` resizes positions; `labels` name the
-    classes where the weights do not, or otherwise; `precision` is the type it computes in: by default float32 for
-    weights by name, and for a network the type that it has. The network is given `batch` images at a time; with
-    `urls` a string that is an http(s) address is fetched. Of a multi-label network the classes at or above the
+    NAME:TAG, or the name of weights that come with the package. `image_size` resizes positions, `patch` kernels, too;
+    `labels` name the classes where the weights do not, or otherwise; `precision` is the type it computes in: by default
+    float32 for weights by name, and for a network the type that it has. The network is given `batch` images at a time;
+    with `urls` a string that is an http(s) address is fetched. Of a multi-label network the classes at or above the
     `threshold` are chosen. A network that is passed is itself put on the device, in evaluation mode, unless it is
     resized."""
 
@@ -80,27 +80,28 @@ class Predictor(Generic[PredictionT]):
         labels: Iterable[str] | None = None,
         device: str | torch.device = "auto",
         image_size: int | Pair | None = None,
+        patch: int | Pair | None = None,
         precision: Precision | None = None,
         batch: int = 32,
         urls: bool = False,
         threshold: float = THRESHOLD,
     ) -> None:
         self.device = find_device(str(device))
-        network = load_network(weights, image_size, precision)
+        network = load_network(weights, image_size, patch, precision)
         config, known = network.config, get_card(network)
         try:
             self.task: Task = find_task(known.task)
         except UnknownName as error:
             whose = f"{weights}: " if isinstance(weights, str | Path) else ""
             raise UnknownName(f"{whose}{error}; import the module that registers it first") from None
-        if config.channels != 3:
-            raise ConfigError(f"this network takes {config.channels} channels; images are prepared in 3")
+        if config.channels not in (1, 3):
+            raise ConfigError(f"this network takes {config.channels} channels; images are prepared in 3, or grey")
         if batch < 1:
             raise ConfigError(f"batch={batch} must be at least 1")
         if not 0 <= threshold <= 1:
             raise ConfigError(f"threshold={threshold} must be between 0 and 1")
         self.network: Model = network.eval().to(self.device)
-        self.preprocessing = preprocessing or known.preprocessing
+        self.preprocessing = (preprocessing or known.preprocessing).adapt_channels(config.channels)
         names = known.labels if labels is None else tuple(labels)
         numbered = tuple(f"class {index}" for index in range(config.classes))
         self.labels: tuple[str, ...] = numbered if names is None else self._check_names(names)
@@ -249,15 +250,17 @@ class Predictor(Generic[PredictionT]):
         return torch.cat(rows or [self._read(empty, read)])
 
 
-def load_network(weights: str | Path | Model, image_size: int | Pair | None, precision: Precision | None) -> Model:
+def load_network(
+    weights: str | Path | Model, image_size: int | Pair | None, patch: int | Pair | None, precision: Precision | None
+) -> Model:
     """The network itself, or that of weights by name, at another size and in another type where that is asked for."""
     if precision not in (None, *get_args(Precision)):
         raise unknown_name("precision", str(precision), get_args(Precision))
     kind = torch.bfloat16 if precision == "bfloat16" else torch.float32
     if isinstance(weights, str | Path):
-        return build_network(replace_head_and_resize(find_weights(weights), image_size=image_size), kind)
-    if image_size is not None:
-        resized = replace_head_and_resize(to_bundle(weights), image_size=image_size)
+        return build_network(replace_head_and_resize(find_weights(weights), image_size=image_size, patch=patch), kind)
+    if image_size is not None or patch is not None:
+        resized = replace_head_and_resize(to_bundle(weights), image_size=image_size, patch=patch)
         weights = build_network(resized, next(weights.parameters()).dtype)
     return weights if precision is None else weights.to(kind)
 

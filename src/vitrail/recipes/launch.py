@@ -248,6 +248,7 @@ def full_command(asked: RunCommand) -> str:
     else:
         words += [asked.recipe, *(["--data", asked.data] if asked.data else [])]
     words += ["--image-size", str(asked.image_size)] if asked.image_size else []
+    words += ["--patch", str(asked.patch)] if asked.patch else []
     words += ["--seed", str(asked.seed)] if asked.seed is not None else []
     words += [word for text in asked.settings for word in ("--set", text)]
     return shlex.join([*words, "--minutes", "none"])

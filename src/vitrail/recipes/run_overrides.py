@@ -91,15 +91,20 @@ def find_named_objective(old: ObjectiveConfig, text: str) -> Any:
     return NotImplemented if isinstance(old, kind) else kind()
 
 
-def with_image_size(run: AnyRun, size: int | Pair) -> AnyRun:
-    """The run at another image size: network, crop and evaluation together."""
+def with_image_size(run: AnyRun, size: int | Pair, patch: int = 0) -> AnyRun:
+    """The run at another image size, and perhaps patch size: network, crop and evaluation together."""
     image = pair(size)
     return replace(
         run,
-        model=None if run.model is None else adapt_config(run.model, image_size=image),
+        model=None if run.model is None else with_sizes(run.model, image, patch),
         augmentation=replace(run.augmentation, crop=resize_crop(run.augmentation.crop, image)),
         preprocessing=None if run.preprocessing is None else resize_preprocessing(run.preprocessing, image),
     )
+
+
+def with_sizes(config: ModelConfig, image: Pair, patch: int) -> ModelConfig:
+    """A network at another image size and, unless it is 0, patch size."""
+    return adapt_config(config, image_size=image, **({"patch": patch} if patch else {}))
 
 
 def resize_crop(crop: Crop, image: Pair) -> Crop:
@@ -116,13 +121,14 @@ def resize_preprocessing(preprocessing: Preprocessing, image: Pair) -> Preproces
     return Card(preprocessing=preprocessing).resize(image).preprocessing
 
 
-def start_from(run: RunRequest, weights: str, config: ModelConfig, preprocessing: Preprocessing) -> Run:
+def start_from(run: RunRequest, weights: str, config: ModelConfig, preprocessing: Preprocessing, patch: int = 0) -> Run:
     """A fine-tuning with its network: that of the weights, at the run's image size, with their own preprocessing, but
-    resized as the training crops are, which antialias: a network is scored as it was tuned."""
+    resized as the training crops are, which antialias: a network is scored as it was tuned. `patch` is another patch
+    size than theirs."""
     image = run.augmentation.size
     interpolation = "bilinear" if preprocessing.interpolation == "area" else preprocessing.interpolation
     theirs = replace(resize_preprocessing(preprocessing, image), antialias=True, interpolation=interpolation)
-    model = adapt_config(config, image_size=image)
+    model = with_sizes(config, image, patch)
     return to_stage(Run, run, weights=weights, model=model, preprocessing=run.preprocessing or theirs)
 
 

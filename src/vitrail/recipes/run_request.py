@@ -32,6 +32,7 @@ class RunCommand:
     weights: str = ""
     data: str = ""
     image_size: int = 0
+    patch: int = 0
     seed: int | None = None
     settings: tuple[str, ...] = ()
     sweep: tuple[str, ...] | None = None
@@ -66,11 +67,12 @@ def build_plan(asked: RunCommand) -> RunPlan:
     request = base
     if asked.data:
         request = change.with_data(request, asked.data)
-    if asked.image_size:
-        request = change.with_image_size(request, asked.image_size)
+    if asked.image_size or asked.patch:
+        size = asked.image_size or request.augmentation.size
+        request = change.with_image_size(request, size, patch=asked.patch)
     if asked.verb == "finetune":
         bundle = find_weights(asked.weights)
-        run = change.start_from(request, asked.weights, bundle.config, bundle.card.preprocessing)
+        run = change.start_from(request, asked.weights, bundle.config, bundle.card.preprocessing, asked.patch)
     elif request.model is not None:
         run = configure(request)
     else:
@@ -87,6 +89,7 @@ def build_plan(asked: RunCommand) -> RunPlan:
 def plan_finetune(asked: RunCommand) -> RunPlan:
     """Fine-tuning without a recipe: weights say all, and the data that are asked to be trained on."""
     bundle, collection = find_weights(asked.weights), open_collection(asked.data)
+    config = change.with_sizes(bundle.config, pair(asked.image_size or bundle.config.image), asked.patch)
     whole = find_split(collection, "train")
     task = find_task(asked.task) if asked.task else recognise_task(collection)
     outputs = len(task.output_names(collection))
@@ -94,7 +97,7 @@ def plan_finetune(asked: RunCommand) -> RunPlan:
 
     def choose(samples: int) -> Run:
         run = choose_defaults(
-            bundle.config,
+            config,
             bundle.card.preprocessing,
             weights=asked.weights,
             source=asked.data,

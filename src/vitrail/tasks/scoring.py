@@ -60,6 +60,7 @@ def score_network(
     found, unreadable = task.assess(setting), setting.unreadable
     views = about.preprocessing
     settings = {"image": list(views.image), "preprocessing": views.to_dict(), "precision": how.precision}
+    settings |= {} if about.patch is None else {"patch": about.patch}
     config, details = {**settings, **found.settings}, {**found.details, "unreadable": list(unreadable)}
     measures, weights = found.measures, about.facts
     result = Result(kind="evaluate", weights=weights, data=data, measures=measures, config=config, details=details)

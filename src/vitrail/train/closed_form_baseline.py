@@ -20,7 +20,7 @@ from vitrail import __version__
 from vitrail.checkpoint.files.read_weights import read_weights
 from vitrail.checkpoint.files.safetensors import write_sealed
 from vitrail.checkpoint.find_weights import find_weights
-from vitrail.checkpoint.weights import build_network, replace_head_and_resize
+from vitrail.checkpoint.weights import build_network, replace_head_and_resize, resize_like
 from vitrail.core.atomic_files import cache_folder
 from vitrail.core.errors import ConfigError, DataError, TrainingError, VitrailError, WeightsError
 from vitrail.data.dataset import ImageDataset, SubsetDataset
@@ -164,7 +164,7 @@ def score_head(split: str, head: RidgeHead, learnt: int, features: Tensor, label
 def load_frozen_network(run: ResolvedRun) -> Model:
     """The weights at the run's image size. A hidden layer of the head is removed with the head (3.2); a linear head
     stays, so that features cached by other commands are found."""
-    bundle = replace_head_and_resize(find_weights(run.weights), None, run.model.image)
+    bundle = resize_like(find_weights(run.weights), run.model)
     if getattr(bundle.config, "head", "") == "tanh":
         bundle = replace_head_and_resize(bundle, 0)
     return build_network(bundle)

@@ -3,8 +3,9 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vitrail.checkpoint.bundle import get_card
 from vitrail.checkpoint.find_weights import find_weights
@@ -35,10 +36,23 @@ from vitrail.train.grid.engine import device_slots
 from vitrail.train.metrics import measure_flops
 
 
+class Sizes(NamedTuple):
+    """The image size and the patch size that weights are scored at; none for their own."""
+
+    image: int | None
+    patch: int | None
+
+
+def list_sizes(options: EvaluateOptions) -> list[Sizes]:
+    """All image sizes with all patch sizes."""
+    for option, given in (("--image-size", options.image_size), ("--patch", options.patch)):
+        if given and len(set(given)) < len(given):
+            raise ConfigError(f"{option} {' '.join(map(str, given))} names a size twice")
+    return [Sizes(*one) for one in product(options.image_size or (None,), options.patch or (None,))]
+
+
 def run_evaluate(options: EvaluateOptions) -> int:
-    sizes: Sequence[int | None] = options.image_size or (None,)
-    if len(set(sizes)) < len(sizes):
-        raise ConfigError(f"--image-size {' '.join(map(str, sizes))} names a size twice")
+    sizes = list_sizes(options)
     if options.seed < 0:
         raise ConfigError(f"--seed {options.seed} must be at least 0")
     if options.threshold is not None and not 0 <= options.threshold <= 1:
@@ -62,12 +76,12 @@ def run_evaluate(options: EvaluateOptions) -> int:
         if world.is_main:
             for size, one in zip(sizes, done, strict=False):  # fewer of them after an interrupt
                 write_outputs(options, one, size if len(sizes) > 1 else None)
-            show_scores(options, done, collection, split)
+            show_scores(options, sizes, done, collection, split)
     return 0 if len(done) == len(sizes) else 130
 
 
 def score_sizes(
-    options: EvaluateOptions, sizes: Sequence[int | None], collection: Collection, split: str, world: World
+    options: EvaluateOptions, sizes: Sequence[Sizes], collection: Collection, split: str, world: World
 ) -> list[ScoredNetwork]:
     """One score per size, or as many as there were before an interrupt."""
     done: list[ScoredNetwork] = []
@@ -78,15 +92,15 @@ def score_sizes(
             if not done:
                 print("stopped; nothing was scored", file=sys.stderr)
                 raise
-            print("stopped; for the rest, add --image-size", *sizes[len(done) :], file=sys.stderr)
+            print("stopped; the rest is", ", ".join(map(describe_sizes, sizes[len(done) :])), file=sys.stderr)
             break
     return done
 
 
 def score_size(
-    options: EvaluateOptions, size: int | None, collection: Collection, split: str, world: World
+    options: EvaluateOptions, size: Sizes, collection: Collection, split: str, world: World
 ) -> ScoredNetwork:
-    about = load_subject(options.weights, world.device, image_size=size)
+    about = load_subject(options.weights, world.device, image_size=size.image, patch=size.patch)
     labels = None if options.labels is None else ()  # read once the task is known to take them
     how = pass_options(options, ScoringOptions, labels=labels, answers=options.answers is not None)
     find_task(get_card(about.network).task).check_scoring(how, about)
@@ -96,12 +110,21 @@ def score_size(
         return score_network(about, collection, split, how, world=world, called=f"{options.data}@{split}", advance=bar)
 
 
-def add_size(path: Path, size: int | None) -> Path:
-    """result.json, or result-224.json if several sizes are scored."""
-    return path if size is None else path.with_name(f"{path.stem}-{size}{path.suffix}")
+def describe_sizes(size: Sizes) -> str:
+    """The options that give a size."""
+    given = (("--image-size", size.image), ("--patch", size.patch))
+    return " ".join(f"{option} {value}" for option, value in given if value is not None)
 
 
-def write_outputs(options: EvaluateOptions, one: ScoredNetwork, size: int | None) -> None:
+def add_size(path: Path, size: Sizes | None) -> Path:
+    """result.json, or result-224.json, result-224-p14.json and the like if several sizes are scored."""
+    if size is None:
+        return path
+    parts = [str(size.image)] * (size.image is not None) + [f"p{size.patch}"] * (size.patch is not None)
+    return path.with_name(f"{path.stem}-{'-'.join(parts)}{path.suffix}")
+
+
+def write_outputs(options: EvaluateOptions, one: ScoredNetwork, size: Sizes | None) -> None:
     if options.out is not None:
         one.result.write(add_size(options.out, size))
     if options.answers is not None and one.found.answers is not None:
@@ -111,7 +134,9 @@ def write_outputs(options: EvaluateOptions, one: ScoredNetwork, size: int | None
         write_file(add_size(options.page, size), text.encode())
 
 
-def show_scores(options: EvaluateOptions, done: Sequence[ScoredNetwork], collection: Collection, split: str) -> None:
+def show_scores(
+    options: EvaluateOptions, sizes: Sequence[Sizes], done: Sequence[ScoredNetwork], collection: Collection, split: str
+) -> None:
     """Prints the scores."""
     one, count = done[0], len(collection.splits[split])
     size = [f"{format_size(one.about.preprocessing.image)} px"] if len(done) == 1 else []
@@ -125,25 +150,24 @@ def show_scores(options: EvaluateOptions, done: Sequence[ScoredNetwork], collect
         show_sizes(done)
     for note in dict.fromkeys(note for each in done for note in each.notes):
         print(f"note: {note}")
-    several = options.image_size or ()
     for word, path in (("result", options.out), ("page", options.page), ("answers", options.answers)):
         if path is not None:
-            paths = [add_size(path, each) for each in several] if len(several) > 1 else [path]
+            paths = [add_size(path, each) for each in sizes] if len(sizes) > 1 else [path]
             print(f"{word}: {', '.join(map(str, paths))}")
 
 
 def show_sizes(done: Sequence[ScoredNetwork]) -> None:
     """Prints one row per size; the result files have all metrics."""
-    found = done[0].found
+    found, patched = done[0].found, any(one.about.patch is not None for one in done)
     heads = [measure.name for measure in found.measures if measure.name in found.brief]
     rows: list[list[str]] = []
     for one in done:
         by_name = {measure.name: measure for measure in one.result.measures}
-        rows.append([format_size(one.about.preprocessing.image)])
+        rows.append([format_size(one.about.preprocessing.image), *([str(one.about.patch)] if patched else [])])
         for measure in (by_name[name] for name in heads if name in by_name):
             interval = f" ({format_interval(measure)})" if measure.name in found.counting else ""
             rows[-1].append(f"{format_value(measure)}{interval}")
-    print_table(["image", *heads], rows)
+    print_table(["image", *(["patch"] if patched else []), *heads], rows)
 
 
 def show_single(one: ScoredNetwork) -> None:

@@ -141,7 +141,7 @@ def open_task(options: FrozenOptions, text: str, test: str | None) -> FrozenTask
 def prepare_network(options: FrozenOptions) -> Generator[scoring.Subject]:
     """The network on its device, in the requested precision; prints what it is."""
     with single_process(options.device) as device:
-        about = load_subject(options.weights, device, image_size=options.image_size)
+        about = load_subject(options.weights, device, image_size=options.image_size, patch=options.patch)
         about.computing_in(options.precision)
         size = f"{format_size(about.preprocessing.image)} px"
         print(weights_line(options.weights, about.facts, size, options.precision))
@@ -217,6 +217,7 @@ def build_result(
     learnt = {"name": task.title, "split": task.train, "pictures": len(train), "fingerprint": train.fingerprint}
     view = {"image": list(about.preprocessing.image), "preprocessing": about.preprocessing.to_dict()}
     view |= {"view": "reference" if options.reference else "weights' own", "precision": options.precision}
+    view |= {} if about.patch is None else {"patch": about.patch}
     config = {**view, "features": part.train.shape[1], **config}
     data, details = {**data, "train": learnt}, {**details, "unreadable": list(part.unreadable)}
     facts, measures = about.facts, tuple(measures)

@@ -31,7 +31,7 @@ class EvaluateOptions(WeightsOptions):
     and F1, weights of another task (segmentation) by its own metrics.
 
     With --real, ImageNet's validation images are also scored on their ReaL labels. Every image counts once; under
-    torchrun the processes share the images and print the same numbers. Several image sizes give one row each.
+    torchrun the processes share the images and print the same numbers. Several image or patch sizes give one row each.
 
     Images that the weights were trained on are skipped, as far as the weights record which those are: for a fine-tuned
     run, the images that it held out are scored.
@@ -43,6 +43,7 @@ class EvaluateOptions(WeightsOptions):
 
     data: str = data_word(f"{SOURCE}; DATA@SPLIT for one split")
     image_size: tuple[int, ...] | None = option(None, f"{groups.IMAGE_SIZE}. Several give one row each", "N")
+    patch: tuple[int, ...] | None = option(None, f"{groups.PATCH}. Several give one row each", "P")
     real: Path | None = option(None, "real.json: ReaL labels of ImageNet's validation images", "FILE")
     labels: str | None = groups.labels_option()
     by_number: bool = option(False, groups.BY_NUMBER)

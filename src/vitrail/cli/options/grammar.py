@@ -31,6 +31,8 @@ SYNONYMS: Final = {
     **dict.fromkeys(("--batch-size", "--batch_size", "--bs"), ("--batch",)),
     **dict.fromkeys(("--max-steps", "--iterations"), ("--steps",)),
     **dict.fromkeys(("--img-size", "--size", "--resolution"), ("--image-size",)),
+    **dict.fromkeys(("--patch-size", "--patch_size"), ("--patch", "--patch-size")),
+    **dict.fromkeys(("--in-chans", "--num-channels"), ("--channels",)),
     **dict.fromkeys(("--output", "--save", "-o"), ("--out",)),
     **dict.fromkeys(("--gpu", "--cuda"), ("--device",)),
     **dict.fromkeys(("--classes", "--names"), ("--labels",)),

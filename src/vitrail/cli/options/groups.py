@@ -12,6 +12,8 @@ from vitrail.evaluation import Precision
 SOURCE = "a folder with one subfolder per class, a list, shards, or a data set by name"
 WEIGHTS = "a file, a folder, a run or NAME:TAG, in any format that vitrail reads"
 IMAGE_SIZE = "pixels per side; position embeddings are resized"
+PATCH = "pixels per side of a patch; patch kernels and position embeddings are resized"
+CHANNELS = "channels of the images: 1 for grey; kernels are adapted"
 DOWNLOAD = "download missing files of a named data set"
 DEDUPLICATED = "drop.json of the `vitrail data dedup` whose copies were excluded when these weights were trained"
 SEEN = "also score images that the weights were trained on; by default they are skipped"
@@ -106,6 +108,7 @@ class FrozenOptions(WeightsOptions):
     """What `fewshot`, `probe` and `knn` share, apart from their data."""
 
     image_size: int | None = option(None, IMAGE_SIZE, "N")
+    patch: int | None = option(None, PATCH, "P")
     held_out: float | None = option(None, "score on this share of each class of train, learn from the rest", "SHARE")
     reference: bool = option(False, REFERENCE)
     precision: Precision = precision_option()
@@ -134,6 +137,7 @@ class TrainingOptions(NamesOptions):
     batch: int | None = length_option("N", BATCH_HELP)
     lr: float | None = length_option("R", LR_HELP)
     image_size: int = option(0, IMAGE_SIZE, "N", usually="the recipe's")
+    patch: int = option(0, PATCH, "P", usually="the recipe's, or that of the weights")
     task: str = option("", "classification or segmentation", "NAME", usually="the recipe's, or the data's")
     settings: tuple[str, ...] = settings_option()
     minutes: float | None = option(

@@ -6,7 +6,15 @@ from typing import ClassVar, Final, Literal, TypeAlias, get_args
 from vitrail.checkpoint.known_weights import DEFAULT_WEIGHTS
 from vitrail.cli.options import groups
 from vitrail.cli.options.grammar import command_options, option, word
-from vitrail.cli.options.groups import IMAGE_SIZE, NamesOptions, WeightsOptions, data_word, labels_option, rename_option
+from vitrail.cli.options.groups import (
+    IMAGE_SIZE,
+    PATCH,
+    NamesOptions,
+    WeightsOptions,
+    data_word,
+    labels_option,
+    rename_option,
+)
 from vitrail.core.text import Pair
 from vitrail.evaluation import SHARE, Precision, Stored
 from vitrail.models.family import Position
@@ -48,6 +56,7 @@ class PredictOptions(NamesOptions):
     out: Path | None = option(None, "folder for masks and other files, each with an overlay (NAME.overlay.png)", "DIR")
     attention: Path | None = option(None, "folder for attention maps (rollout), as PNG", "OUT", completes="file")
     image_size: int | None = option(None, IMAGE_SIZE, "N")
+    patch: int | None = option(None, PATCH, "P")
     precision: Literal["float32", "bfloat16"] = option("float32", "precision of the computation")
     batch: int | None = option(None, "images per batch", "N", usually="by the device")
     workers: int = groups.workers_option("threads that read images")
@@ -70,6 +79,8 @@ class FitOptions(WeightsOptions):
     data: str = data_word(f"{groups.SOURCE}; learns from its train split")
     out: Path = option(..., f"the network to write, {SUFFIX}", "FILE", completes="file")
     image_size: int | None = option(None, IMAGE_SIZE, "N")
+    patch: int | None = option(None, PATCH, "P")
+    channels: int | None = option(None, groups.CHANNELS, "N", usually="those of the weights")
     test: str | None = option(None, "images to score, if they are not in DATA", "DATA", completes="set")
     l2: float | None = option(None, "penalty of the classifier", "L2", usually="the best on dev")
     dev: float = option(SHARE, DEV, "SHARE")
@@ -94,6 +105,7 @@ class EmbedOptions(WeightsOptions):
     data: str = data_word("a folder, a list, shards, or a data set by name; all of its splits")
     out: Path = word(..., "FILE.parquet, or FILE.npz for few images", "OUT", older="--out", order=2, completes="file")
     image_size: int | None = option(None, IMAGE_SIZE, "N")
+    patch: int | None = option(None, PATCH, "P")
     split: str | None = option(None, "one split only; the same as DATA@NAME", "NAME")
     type: Stored = option("float32", "number type in the file")
     force: bool = option(False, "replace a file made from other weights, images or settings")
@@ -117,6 +129,7 @@ class InspectOptions(WeightsOptions):
     images: tuple[str, ...] = option((), "image files to show", "IMAGE", completes="file")
     data: str | None = option(None, "", "DATA", hidden=True)  # the older form
     image_size: int | None = option(None, IMAGE_SIZE, "N")
+    patch_size: int | None = option(None, PATCH, "P")
     count: int = option(128, "number of images of the data set", "N")
     out: Path = option(Path("inspection"), "the folder to write", "DIR")
     only: str | None = option(None, "some kinds of figure, as in rollout,distance,explorer", "KINDS")
@@ -151,6 +164,7 @@ class ServeOptions(NamesOptions):
     max_bytes: int = option(20 * 2**20, "maximum size of a request body", "N", usually="20 MiB")
     max_pixels: int = option(40_000_000, "maximum pixels of one image", "N", usually="40 million")
     image_size: int | None = option(None, IMAGE_SIZE, "N")
+    patch: int | None = option(None, PATCH, "P")
     threads: int | None = option(None, "threads of the network on a CPU", "N", usually="the number of cores less one")
     access_log: bool = option(False, "log one line per request on stderr")
 
@@ -176,6 +190,8 @@ class ExportOptions:
     labels: str | None = labels_option()
     rename: tuple[str, ...] = rename_option()
     image_size: int | None = option(None, IMAGE_SIZE, "N")
+    patch: int | None = option(None, PATCH, "P")
+    channels: int | None = option(None, groups.CHANNELS, "N", usually="those of the weights")
     fixed_size: bool = option(False, "onnx, torch-export: accept this image size only")
     int8: bool = option(False, "matrix products and convolutions in eight bits", group="onnx")
     with_preprocessing: bool = option(False, "take bytes of 0 to 255 and normalise them in the graph", group="onnx")

@@ -96,7 +96,7 @@ def run_training(options: TrainingOptions, verb: str, subject: str | None, quest
             raise ConfigError("--resume needs a folder: --resume RUN, or --out RUN --resume")
         command = read_command(out)  # refuses a folder that is not a run
         if subject is None:
-            given = (options.data, options.image_size, options.labels, options.rename)
+            given = (options.data, options.image_size, options.patch, options.labels, options.rename)
             chosen = (options.seed, options.sweep, options.minutes)
             if any(given) or any(value is not None for value in chosen) or asked.settings:
                 raise ConfigError("--resume alone uses the run's own settings; to change some, give the whole command")

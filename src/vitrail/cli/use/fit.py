@@ -36,7 +36,8 @@ def run_fit(options: FitOptions) -> int:
     names = resolve_class_names(options.labels, options.rename, collection.classes, len(collection.classes))
     kept = "" if options.no_cache else "; complete features are cached for the next start"
     with inputs.single_process(options.device) as device, on_interrupt(f"{options.out} was not written{kept}"):
-        about = load_subject(options.weights, device, image_size=options.image_size)
+        sizes = {"image_size": options.image_size, "patch": options.patch, "channels": options.channels}
+        about = load_subject(options.weights, device, **sizes)
         print(weights_line(options.weights, about.facts, f"{format_size(about.preprocessing.image)} px"))
         counts = ", ".join(f"{len(source):,} of {split}" for split, source in collection.splits.items())
         print(f"{collection.title}: {len(collection.classes):,} classes; images: {counts}", flush=True)
@@ -137,7 +138,7 @@ def run_embed(options: EmbedOptions) -> int:
         if options.split is not None:
             chosen = collection.split(options.split)
             splits = {name: source for name, source in splits.items() if source is chosen}
-        about = load_subject(options.weights, world.device, image_size=options.image_size)
+        about = load_subject(options.weights, world.device, image_size=options.image_size, patch=options.patch)
         about.computing_in(options.precision)
         origin = {"name": options.weights, "network": about.facts["network"]}
         origin |= {"source": collection.name, "made_by": "vitrail embed"}

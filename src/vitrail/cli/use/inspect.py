@@ -45,7 +45,7 @@ def run_inspect(options: InspectOptions) -> int:
     check_writable(options.out / PAGE)
     wanted = parse_kinds(options.only)
     with single_process(options.device) as device:
-        about = load_subject(options.weights, device, image_size=options.image_size)
+        about = load_subject(options.weights, device, image_size=options.image_size, patch=options.patch_size)
         given, data, unreadable = gather_images(options, about, wanted)
         parts, missing, stopped = make_parts(given, wanted, named=options.only is not None)
         if stopped:  # the page has the finished figures

@@ -76,7 +76,7 @@ def load_predictor(options: PredictOptions, weights: str, device: torch.device) 
     threshold = THRESHOLD if options.threshold is None else options.threshold
     how: dict[str, Any] = {"precision": options.precision, "batch": batch, "threshold": threshold}
     with reading(weights):
-        asker = predictor(weights, device=device, image_size=options.image_size, **how)
+        asker = predictor(weights, device=device, image_size=options.image_size, patch=options.patch, **how)
     if not asker.labels:
         raise ConfigError(f"{weights} has no head, so it names no classes; give it one with `vitrail fit` or finetune")
     offered, task = asker.task.prediction_options(multi_label=asker.multi_label), asker.task.name
