@@ -144,7 +144,7 @@ def slow_loss(objective: MAEObjective, inputs: tuple[Tensor, ...]) -> float:
             grid[at] = token
         y = (grid + decoder.position()[0])[None]
         for block in decoder.blocks:
-            y = block(y)
+            y = block(y, decoder.places)
         for patch in masked[picture].tolist():
             told = decoder.predict(decoder.norm(y[0, prefix + patch]))
             wanted = images[0][:, *place(patch)].permute(1, 2, 0).flatten()
