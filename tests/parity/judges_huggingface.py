@@ -23,7 +23,7 @@ DINOV2: dict[str, Any] = {**SHARP, "norm_eps": 1e-6, "layer_scale": 1.0, "mlp_wi
 DINOV3: dict[str, Any] = {
     "gelu": "erf", "norm_eps": 1e-5, "position": "none", "registers": 4, "layer_scale": 1.0, "key_bias": False,
     "pool": "token",
-    "rotary": {"kind": "axial", "base": 100.0, "coordinates": "unit", "layout": "halves", "order": "yx",
+    "rotary": {"mixed": False, "base": 100.0, "coordinates": "unit", "layout": "halves", "order": "yx",
                "shift": 0.0, "jitter": 0.0, "rescale": 2.0},
 }  # fmt: skip
 CLIP: dict[str, Any] = {
@@ -281,7 +281,8 @@ ROWS = {
         fixed="transformers' AIMv2 takes positions by number, of a square grid",
     ),
     "aimv2 head": row(
-        "Aimv2VisionModel", "Aimv2VisionConfig", {**WIDE, "use_head": True}, {**AIMV2},
+        "Aimv2VisionModel", "Aimv2VisionConfig", {**WIDE, "use_head": True},
+        {**AIMV2, "pool": "map", "map_style": "aimv2"},
         layers="encoder.layers", finish=end_with("rms_norm", "pooler_output"),
         fixed="transformers' AIMv2 takes positions by number, of a square grid",
     ),

@@ -17,7 +17,7 @@ from tests.parity.networks import Tensors
 # Meta's files do not say the number of heads; each has 64 dimensions.
 SIZES = {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
 EXPECTED: dict[str, Any] = {"width": 128, "heads": 2, "layer_scale": 1e-5}
-ROTARY: dict[str, Any] = {name: DINOV3["rotary"][name] for name in ("kind", "base", "coordinates", "layout", "order")}
+ROTARY: dict[str, Any] = {name: DINOV3["rotary"][name] for name in ("mixed", "base", "coordinates", "layout", "order")}
 NAMES = {
     "patch_embeddings.projection": "patch_embed.proj", "patch_embeddings.": "patch_embed.proj.", "embeddings.": "",
     "position_embeddings": "pos_embed", "encoder.layer.": "blocks.", "model.layer.": "blocks.",

@@ -19,7 +19,7 @@ CLIP: dict[str, Any] = {"norm_stem": "tokens", "patch_bias": False, "norm_eps": 
 EVA: dict[str, Any] = {"key_bias": False, "pool": "mean", "norm_after_pool": True}
 EVA02: dict[str, Any] = {
     "key_bias": False, "gated": True, "mlp_width": 170,
-    "rotary": {"kind": "axial", "base": 10000.0, "coordinates": "index", "layout": "pairs", "order": "yx",
+    "rotary": {"mixed": False, "base": 10000.0, "coordinates": "index", "layout": "pairs", "order": "yx",
                "offset": 0.0, "reference": (16, 16)},
 }  # fmt: skip
 BEIT: dict[str, Any] = {**EVA, "position": "none", "position_bias": "table"}
@@ -27,19 +27,19 @@ BEIT: dict[str, Any] = {**EVA, "position": "none", "position_bias": "table"}
 
 def perception(offset: float, reference: int) -> dict[str, Any]:
     """The Perception Encoder: columns first, and a grid that counts from `offset`."""
-    shared = {"kind": "axial", "base": 10000.0, "coordinates": "index", "layout": "pairs", "order": "xy"}
+    shared = {"mixed": False, "base": 10000.0, "coordinates": "index", "layout": "pairs", "order": "xy"}
     return {**CLIP, "rotary": {**shared, "offset": offset, "reference": (reference, reference)}}
 
 
-def naver(kind: str) -> dict[str, Any]:
+def naver(*, mixed: bool) -> dict[str, Any]:
     shared = {"coordinates": "index", "layout": "pairs", "order": "xy", "offset": 0.0, "reference": None}
-    rotary = {"kind": kind, "base": 100.0 if kind == "axial" else 10.0, **shared}
+    rotary = {"mixed": mixed, "base": 10.0 if mixed else 100.0, **shared}
     return {"layer_scale": 1e-5, "rotary": rotary, "position_prefix": False}
 
 
 DINOV3: dict[str, Any] = {
     "position": "none", "registers": 4, "layer_scale": 1e-5, "norm_eps": 1e-5, "pool": "mean",
-    "rotary": {"kind": "axial", "base": 100.0, "coordinates": "unit", "layout": "halves", "order": "yx"},
+    "rotary": {"mixed": False, "base": 100.0, "coordinates": "unit", "layout": "halves", "order": "yx"},
 }  # fmt: skip
 SAM: dict[str, Any] = {
     **NO_CLASS, "position_bias": "decomposed", "norm_final": False, "neck": 24, "pool": "mean",
@@ -172,10 +172,10 @@ ROWS = {
     "dinov3 plus": row(
         "vit_small_plus_patch16_dinov3", {**DINOV3, "qkv_bias": False, "gated": True}, classes=0, mlp_ratio=3.0
     ),
-    "rope axial": row("vit_small_patch16_rope_224", {**naver("axial"), "position": "none"}),
-    "rope mixed": row("vit_small_patch16_rope_mixed_224", {**naver("mixed"), "position": "none"}),
-    "rope axial ape": row("vit_small_patch16_rope_ape_224", naver("axial")),
-    "rope mixed ape": row("vit_small_patch16_rope_mixed_ape_224", naver("mixed")),
+    "rope axial": row("vit_small_patch16_rope_224", {**naver(mixed=False), "position": "none"}),
+    "rope mixed": row("vit_small_patch16_rope_mixed_224", {**naver(mixed=True), "position": "none"}),
+    "rope axial ape": row("vit_small_patch16_rope_ape_224", naver(mixed=False)),
+    "rope mixed ape": row("vit_small_patch16_rope_mixed_ape_224", naver(mixed=True)),
     "beit": row("beit_base_patch16_224", {**BEIT, "layer_scale": 0.1}, grows=False),
     "beit oblong": row("beit_base_patch16_224", {**BEIT, "layer_scale": 0.1}, grows=False, size=(48, 32)),
     "beit shared": row(
