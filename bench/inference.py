@@ -3,6 +3,7 @@
     python bench/inference.py                       # ViT-Ti/16, S/16, B/16, B/32, R50+ViT-B/16 and BiT-R50x1, batch 8
     python bench/inference.py --models vit_b_16 --batch 1 --rounds 30
     python bench/inference.py --device cuda --dtype bfloat16 --batch 256 --compile
+    python bench/inference.py --models dinov2_reg_b_14 dinov3_l_16 --device cuda --dtype bfloat16 --batch 256 --compile
 
 Both networks have the same weights (imported from timm) and process the same images (crops of the bundled one),
 alternating batch by batch, so that other load on the machine affects both. Memory is the increase in peak memory of a
@@ -35,17 +36,20 @@ TIMM = {
     "vit_h_14": "vit_huge_patch14_224",
     "r50_vit_b_16": "vit_base_r50_s16_224",
     "bit_r50x1": "resnetv2_50x1_bit",
+    "dinov2_reg_b_14": "vit_base_patch14_reg4_dinov2",
+    "dinov3_l_16": "vit_large_patch16_dinov3",
 }
+SIDES = {"dinov3_l_16": 256}  # pixels of the images, where they are not 224
 DEFAULT = ("vit_ti_16", "vit_s_16", "vit_b_16", "vit_b_32", "r50_vit_b_16", "bit_r50x1")
 
 
-def pictures(batch: int) -> Tensor:
-    """A batch of real crops: [B, 3, 224, 224] in [-1, 1]."""
+def pictures(batch: int, side: int) -> Tensor:
+    """A batch of real crops: [B, 3, side, side] in [-1, 1]."""
     from torchvision.transforms.v2 import functional as F
 
     with resources.files("vitrail").joinpath("assets", "window.png").open("rb") as file:
         whole = F.pil_to_tensor(Image.open(file).convert("RGB")).float() / 127.5 - 1
-    crops = [whole[:, 7 * i % 200 :, 11 * i % 200 :][:, :224, :224] for i in range(batch)]
+    crops = [whole[:, 7 * i % 200 :, 11 * i % 200 :][:, :side, :side] for i in range(batch)]
     return torch.stack([crop.flip(-1) if i % 2 else crop for i, crop in enumerate(crops)])
 
 
@@ -53,15 +57,15 @@ def timm_network(name: str) -> torch.nn.Module:
     import timm
 
     torch.manual_seed(0)
-    args = {"img_size": 224} if name.startswith("vit_base_r50") else {}
-    return timm.create_model(TIMM.get(name, name), num_classes=1000, **args).eval()
+    args = {} if name.startswith("bit") else {"img_size": SIDES.get(name, 224)}
+    return timm.create_model(TIMM[name], num_classes=1000, **args).eval()
 
 
 def own_network(name: str, file: Path) -> torch.nn.Module:
     import vitrail
 
-    del name
-    return vitrail.load(file).eval()
+    facts = {"image": (SIDES[name], SIDES[name])} if name in SIDES else {}
+    return vitrail.load(file, **facts).eval()
 
 
 def write_weights(name: str, file: Path) -> None:
@@ -84,7 +88,7 @@ def speed(name: str, file: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Medians over several pairs of networks, each built again: where a tensor happens to lie in memory moves single
     pairs by several per cent either way."""
     dtype = getattr(torch, args.dtype)
-    images = pictures(args.batch).to(args.device, dtype)
+    images = pictures(args.batch, SIDES.get(name, 224)).to(args.device, dtype)
     times: dict[str, list[float]] = {"vitrail": [], "timm": []}
     difference = 0.0
     for pair in range(args.pairs):
@@ -137,7 +141,7 @@ def child(args: argparse.Namespace) -> None:
 
     (name,), file = args.models, Path(args.weights)
     dtype = getattr(torch, args.dtype)
-    images = pictures(args.batch).to(args.device, dtype)
+    images = pictures(args.batch, SIDES.get(name, 224)).to(args.device, dtype)
     nano = file.with_name("nano.safetensors")  # both libraries imported and warm, so that only the network counts
     vitrail.save(vitrail.create_model("vit_nano_4"), nano)
     vitrail.load(nano)(torch.zeros(1, 3, 32, 32))

@@ -2,6 +2,7 @@
 
     python bench/training.py                                            # S/16, B/16, L/16 and H/14 at 224 px
     python bench/training.py --models B/16 --precision autocast --batch 512
+    python bench/training.py --models DINOv2-reg-B/14 DINOv3-L/16 --batch 128
     python bench/training.py --device cpu --models Ti/16 --image-size 32 --depth 2 --batch 4 --compile off
 
 A step is forward, loss, backward, clipping by the global norm and fused AdamW with float32 master weights, on images
@@ -22,7 +23,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from vitrail.checkpoint.formats import timm as timm_format
-from vitrail.checkpoint.formats.key_table import import_tensors
+from vitrail.checkpoint.formats.key_table import TensorShapes, import_tensors
+from vitrail.checkpoint.formats.registry import recognise
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import Mix, one_hot
 from vitrail.distributed.process_group import World
-from vitrail.models.build import build_from
-from vitrail.models.vit_config import ViTConfig
-from vitrail.models.zoo import model_config
+from vitrail.models.build import Model, build_from
 from vitrail.objectives.objective import Objective, ObjectiveContext
 from vitrail.optim.config import Optim
 from vitrail.optim.groups import group_parameters
@@ -50,8 +49,18 @@ TIMM = {
     "B/16": "vit_base_patch16_224",
     "L/16": "vit_large_patch16_224",
     "H/14": "vit_huge_patch14_224",
+    "DINOv2-reg-B/14": "vit_base_patch14_reg4_dinov2",
+    "DINOv3-L/16": "vit_large_patch16_dinov3",
 }
-BATCHES = {"Ti/16": 1024, "S/16": 512, "B/16": 256, "L/16": 256, "H/14": 128}
+BATCHES = {
+    "Ti/16": 1024,
+    "S/16": 512,
+    "B/16": 256,
+    "L/16": 256,
+    "H/14": 128,
+    "DINOv2-reg-B/14": 256,
+    "DINOv3-L/16": 128,
+}
 CLASSES = 1000
 PATIENCE = 90  # seconds that a bench waits for others to be ready
 OPTIM = Optim(lr=1e-4, weight_decay=0.1, clip=1.0)
@@ -100,13 +109,6 @@ class Setting:
     compile: str = "default"
     device: str = "cuda"
 
-    @property
-    def config(self) -> ViTConfig:
-        """With the exact GELU, which is timm's."""
-        config = model_config(f"ViT-{self.model}", image_size=self.image, classes=CLASSES, gelu="erf")
-        assert isinstance(config, ViTConfig)
-        return config if self.depth is None else replace(config, depth=self.depth)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
@@ -154,11 +156,13 @@ def timm_network(setting: Setting) -> nn.Module:
     return network
 
 
-def own_network(setting: Setting, theirs: nn.Module) -> nn.Module:
-    """Our network around copies of timm's weights."""
-    config = setting.config
-    tensors = {name: tensor.detach().clone() for name, tensor in theirs.state_dict().items()}
-    return build_from(config, import_tensors(Path("timm"), config, timm_format.build_table(config), tensors))
+def own_network(setting: Setting, theirs: nn.Module) -> Model:
+    """Our network around copies of timm's weights, with timm's exact GELU."""
+    path, tensors = Path("timm"), {name: tensor.detach().clone() for name, tensor in theirs.state_dict().items()}
+    known, tensors = recognise(path, tensors)
+    facts = {"image": (setting.image, setting.image)}
+    config = known.infer(TensorShapes(path=path, tensors=tensors, facts=facts))
+    return build_from(config, import_tensors(path, config, known.table(config), tensors))
 
 
 def pictures(setting: Setting) -> tuple[Tensor, ...]:
@@ -240,8 +244,9 @@ def compare(setting: Setting, *, rounds: int, steps: int, warmup: int, lock: Pat
     """Both libraries at one setting: `rounds` turns of `steps` steps each, the first to go changing every round."""
     torch.compiler.reset()
     theirs, inputs = timm_network(setting), pictures(setting)
+    own = own_network(setting, theirs)
     runners = {
-        "vitrail": runner(setting, own_network(setting, theirs), inputs),
+        "vitrail": runner(setting, own, inputs),
         "timm": runner(setting, theirs, inputs),
     }
     firsts = {library: first_steps(run, warmup, setting.device) for library, run in runners.items()}
@@ -250,16 +255,16 @@ def compare(setting: Setting, *, rounds: int, steps: int, warmup: int, lock: Pat
         for turn in range(rounds):
             for library in list(runners) if turn % 2 else list(runners)[::-1]:
                 times[library].append(timed(runners[library], steps, setting.device))
-    return {library: row(setting, times[library], *firsts[library]) for library in runners}
+    return {library: row(setting, own.config.macs, times[library], *firsts[library]) for library in runners}
 
 
-def row(setting: Setting, times: list[float], first_loss: float, peak_gb: float) -> Row:
+def row(setting: Setting, macs: int, times: list[float], first_loss: float, peak_gb: float) -> Row:
     ms = statistics.median(times)
     rate = setting.batch / ms * 1e3
     return Row(
         ms=ms,
         images_per_s=rate,
-        tflops=6 * setting.config.macs * rate / 1e12,
+        tflops=6 * macs * rate / 1e12,
         peak_gb=peak_gb,
         first_loss=first_loss,
     )
@@ -269,14 +274,14 @@ def line(setting: Setting, rows: dict[str, Row]) -> str:
     own, other = rows["vitrail"], rows["timm"]
     apart = abs(own.first_loss - other.first_loss) / other.first_loss
     return (
-        f"{setting.model:6} {setting.precision:9} {setting.batch:6} {own.images_per_s:12,.0f} "
+        f"{setting.model:15} {setting.precision:9} {setting.batch:6} {own.images_per_s:12,.0f} "
         f"{other.images_per_s:10,.0f} {other.ms / own.ms:6.3f} {own.ms:11.2f} {other.ms:8.2f} {own.tflops:15.0f} "
         f"{other.tflops:12.0f} {own.peak_gb:11.1f} {other.peak_gb:8.1f} {apart:8.0e}"
     )
 
 
 HEADER = (
-    f"{'ViT':6} {'precision':9} {'batch':>6} {'vitrail img/s':>12} {'timm img/s':>10} {'ratio':>6} {'vitrail ms':>11} "
+    f"{'ViT':15} {'precision':9} {'batch':>6} {'vitrail img/s':>12} {'timm img/s':>10} {'ratio':>6} {'vitrail ms':>11} "
     f"{'timm ms':>8} {'vitrail TFLOP/s':>15} {'timm TFLOP/s':>12} {'vitrail GB':>11} {'timm GB':>8} {'loss':>8}"
 )
 
