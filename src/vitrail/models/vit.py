@@ -472,7 +472,9 @@ class ViT(Backbone):
         `global_pool` is what it reads, in timm's words ("token", "avg", "map"); as before where it is not given, so a
         head of patches remains one."""
         pools: dict[str | None, Pool] = {None: self.config.pool, "token": "token", "avg": "mean", "mean": "mean"}
-        pools |= {"token+mean": "token+mean"} | ({"map": "map"} if self.map_pool is not None else {})
+        pools["token+mean"] = "token+mean"
+        if self.map_pool is not None:
+            pools["map"] = "map"
         if global_pool not in pools:
             raise unknown_name("global_pool", str(global_pool), [name for name in pools if name])
         pool = pools[global_pool]
@@ -480,7 +482,8 @@ class ViT(Backbone):
         kind = "none" if not num_classes else "patches" if patches else "linear"
         after = self.config.norm_after_pool and pool == "mean"  # of one token the order is the same
         changes = {"classes": num_classes, "head": kind, "pool": pool, "norm_after_pool": after, "projection": 0}
-        self.config = replace(self.config, **changes)
+        changed = replace(self.config, **changes)
+        self.config = changed  # pyright: ignore[reportIncompatibleVariableOverride] - narrower, as built
         self.projection = None
         self.map_pool = self.map_pool if pool == "map" else None
         like = self.embedding.projection.weight
