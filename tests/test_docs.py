@@ -346,10 +346,17 @@ def model_table(sizes: tuple[int, int]) -> str:
 
 
 def public_table() -> str:
-    heads = ["model", "tag", "image", "classes", "trained by", "licence", "on the hub"]
+    heads = ["family", "weights", "image", "classes", "licence", "on the hub"]
     rows = [
-        [code(e.model), code(e.tag), e.image, e.classes or "none", e.origin, e.licence, e.repo]
-        for e in sorted(registry.PUBLIC, key=lambda e: list(map(slug, ZOO)).index(e.model))
+        [
+            e.family,
+            code(e.name),
+            e.image,
+            e.classes or "none",
+            f"{e.licence}, {e.access}".removesuffix(", open"),
+            e.repo,
+        ]
+        for e in registry.PUBLIC
     ]
     return markdown(heads, rows)
 

@@ -335,8 +335,8 @@ def test_server_error_that_stays(site: Hub) -> None:
 
 
 def test_body_beyond_the_limit_is_not_begun(site: Hub) -> None:
-    site.headers = {"Content-Length": str(2**34 + 1)}
-    with pytest.raises(UnsafeWeights, match="17,179,869,185"):
+    site.headers = {"Content-Length": str(2**35 + 1)}
+    with pytest.raises(UnsafeWeights, match="34,359,738,369"):
         fetch(ENTRY, endpoint=site.base)
     assert left() == set()
 
@@ -500,7 +500,7 @@ def test_cache_that_cannot_be_written_says_so(site: Hub, tmp_path: Path, monkeyp
 def test_threads_share_one_download(site: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     site.stall = threading.Event()
     said: list[str] = []
-    monkeypatch.setattr(hub, "_write_line", said.append)
+    monkeypatch.setattr(hub, "write_line", said.append)
     with ThreadPoolExecutor(4) as pool:
         tasks = [pool.submit(fetch, ENTRY, endpoint=site.base) for _ in range(4)]
         until(lambda: sum("waiting for another" in line for line in said) == 3)

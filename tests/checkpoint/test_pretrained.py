@@ -102,7 +102,8 @@ def test_googles_vits_compute_as_they_were_trained(serve: Serve, hub: Hub, tmp_p
     assert model.card.preprocessing == Preprocessing(
         image=(224, 224), resize=249, interpolation="bicubic", mean=HALF, std=HALF
     )
-    assert model.card.provenance == {"weights": "timm/vit_tiny_patch16_224.augreg_in21k", "tag": "augreg_in21k"}
+    repo = "timm/vit_tiny_patch16_224.augreg_in21k"
+    assert model.card.provenance == {"weights": repo, "tag": "augreg_in21k", "licence": "apache-2.0"}
     assert model.card.labels is None
     cached = next((tmp_path / "cache").rglob("model.safetensors"))
     pixels = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
@@ -122,11 +123,12 @@ def test_the_second_time_nobody_is_asked(serve: Serve, hub: Hub, monkeypatch: py
 
 @pytest.mark.parametrize("name", ["vit_b_16", "vit_ti_16"])
 def test_others_weights_keep_the_exact_gelu(name: str, serve: Serve) -> None:
-    """Meta's weights and those that timm tuned were trained in PyTorch."""
+    """Meta's weights and those that timm tuned were trained in PyTorch; Meta's positions are resampled its own way."""
     tag = {"vit_b_16": "augreg2_in21k_ft_in1k", "vit_ti_16": "fb_in1k"}[name]
     serve(name, tag, TI)
     model = create_model(name, weights=tag)
-    assert model.config == replace(TI, gelu="erf")
+    resample = "bicubic-sharp" if tag == "fb_in1k" else "reference"
+    assert model.config == replace(TI, gelu="erf", position_resample=resample)
     statistics = (IMAGENET_MEAN, IMAGENET_STD) if tag == "fb_in1k" else (HALF, HALF)
     assert (model.card.preprocessing.mean, model.card.preprocessing.std) == statistics
 

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from vitrail.checkpoint.known_weights import PUBLIC
 from vitrail.cli.app import main
 from vitrail.models.zoo import ZOO, model_config, slug
 
@@ -71,7 +72,8 @@ def test_json_is_exact(capsys: pytest.CaptureFixture[str]) -> None:
     }
     for name, record in found.items():
         sizes = [key for key in record if key.isdigit()]
-        assert sizes == (["32", "64"] if ZOO[name].image == (32, 32) else ["224", "384"])
+        papers = ["32", "64"] if ZOO[name].image == (32, 32) else ["224", "384"]
+        assert sizes == ([str(ZOO[name].image[0])] if "family" in record else papers)
         for size in sizes:
             numbers = record[size]
             assert isinstance(numbers, dict)
@@ -112,9 +114,51 @@ def test_pattern(pattern: str, names: list[str], capsys: pytest.CaptureFixture[s
     assert f"{len(names)} networks" in text
 
 
+def test_networks_of_weight_families_stand_at_their_own_size(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, "dinov3")
+    assert list(rows(text)) == [name for name in ZOO if name.startswith("DINOv3")]
+    assert rows(text)["DINOv3-S+/16"] == ["dinov3_s_plus_16", "29.45M", "256", "261", "8.09"]
+    assert "Patch 14" not in said(capsys, "dinov2")
+    assert records(said(capsys, "dinov3_b_16", "--json"))["DINOv3-B/16"]["family"] == "DINOv3"
+
+
+@pytest.mark.parametrize("argv", [["models"], ["models", "--weights"]])
+def test_no_line_is_wider_than_a_terminal(
+    argv: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(argv) == 0
+    wide = [line for line in capsys.readouterr().out.splitlines() if len(line) > 80]
+    assert all("://" in line or ": for " in line for line in wide)
+
+
+def test_weights_are_listed_by_family_and_licence(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, "mae", "--weights")
+    assert [line.split()[0] for line in text.splitlines() if ":mae" in line] == [
+        *("vit_b_16:mae", "vit_l_16:mae", "vit_h_14:mae")
+    ]
+    assert "cc-by-nc-4.0: non-commercial" in text
+    assert "https://creativecommons.org" in text
+    clip = said(capsys, "clip_b_16:*", "--weights")
+    assert {"clip_b_16:openai", "clip_b_16:metaclip_400m"} <= set(clip.split())
+    assert "unsure" in clip
+    assert "unsure" not in said(capsys, "sam_b_16", "--weights")
+
+
+def test_weights_as_json_say_all(capsys: pytest.CaptureFixture[str]) -> None:
+    found = {row["weights"]: row for row in map(json.loads, said(capsys, "--weights", "--json").splitlines())}
+    assert len(found) == len(PUBLIC)
+    row = found["dinov3_l_16:sat493m"]
+    assert (row["licence"], row["access"], row["image"], row["classes"]) == ("dinov3-license", "gated", 256, 0)
+    assert row["also"] == "facebook/dinov3-vitl16-pretrain-sat493m"
+    assert row["parameters"] == 303_079_424
+
+
 @pytest.mark.parametrize(
     ("argv", "complaint"),
     [
+        (["vitdet", "--weights"], "vitrail: error: there are no public weights of ViTDet-B/16"),
+        (["dinov9", "--weights"], "vitrail: error: unknown network or family 'dinov9'; did you mean "),
         (["vit_b16"], "vitrail: error: unknown model 'vit_b16'; did you mean vit_b_16"),
         (["vit-x*"], "vitrail: error: unknown model 'vit-x*'; did you mean "),
         (["vit_b_16", "--classes", "-3"], "vitrail: error: head='linear' does not take classes=-3"),

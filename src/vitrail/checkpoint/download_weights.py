@@ -41,7 +41,7 @@ from vitrail.core.errors import ConfigError, CorruptWeights, UnsafeWeights, Weig
 from vitrail.core.locks import try_lock, unlock
 
 HUB: Final = "https://huggingface.co"
-MAX_BYTES: Final = 16 * 2**30
+MAX_BYTES: Final = 32 * 2**30  # DINOv3-7B has 25 GiB
 LOCK_POLL_S: Final = 0.05
 RECORD: Final = ("sha256", "size", "url", "etag", "date")  # what is noted of a file in the cache
 PIN_HINT: Final = "`vitrail models --pin NAME:TAG` trusts it from now on"
@@ -78,7 +78,7 @@ def fetch(
         same_size = record and path.is_file() and path.stat().st_size == record["size"]
         if record and same_size and compute_sha256(path) == (entry.sha256 or record["sha256"]):
             if entry.sha256 is None and record["etag"] is None:
-                _write_line(f"{path} is unverified: no hub and no pin names its checksum; {PIN_HINT}")
+                write_line(f"{path} is unverified: no hub and no pin names its checksum; {PIN_HINT}")
             return path
         if offline and not path.is_file():
             raise WeightsNotFound(missing)
@@ -128,12 +128,12 @@ def _keep(path: Path, entry: PublicWeights, url: str, offline: bool) -> bool:
         if record is None or (record["sha256"], record["size"]) != (sha256, size):
             _write_record(path, sha256, size)
             known = "as pinned" if entry.sha256 else f"unverified; {PIN_HINT}"
-            _write_line(f"using {path}, put there by hand, {known}; recorded its sha256 {sha256}")
+            write_line(f"using {path}, put there by hand, {known}; recorded its sha256 {sha256}")
         return True
     fault = f"{path} has sha256 {sha256}, not {expected}"
     if offline:
         raise CorruptWeights(f"{fault}, and vitrail is offline; put {url} in its place and delete {path.name}.json")
-    _write_line(f"{fault}; removed, downloading it again")
+    write_line(f"{fault}; removed, downloading it again")
     path.unlink()
     _next_to(path, "json").unlink(missing_ok=True)
     return False
@@ -172,7 +172,7 @@ def _hold_lock(path: Path) -> Generator[None, None, None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with _next_to(path, "lock").open("ab") as file:
         if not try_lock(file.fileno()):
-            _write_line(f"waiting for another process that is fetching {path}")
+            write_line(f"waiting for another process that is fetching {path}")
             while not try_lock(file.fileno()):
                 time.sleep(LOCK_POLL_S)
         try:
@@ -205,28 +205,28 @@ def _download(path: Path, entry: PublicWeights, url: str) -> None:
             raise CorruptWeights(f"{url} has no checksum and is not a plain file of known length; check VITRAIL_HUB")
         if not reply.is_at_end:
             size = "size unknown" if reply.total is None else f"{reply.total / 1e6:,.1f} MB"
-            _write_line(f"downloading {entry.repo} ({size}, {entry.licence}) from {urlsplit(url).hostname}")
+            write_line(f"downloading {entry.repo} ({size}, {entry.licence}) from {urlsplit(url).hostname}")
         return expected and f"sha256:{expected}"
 
     def retry(reason: object) -> None:
-        _write_line(f"{reason}; trying again")
+        write_line(f"{reason}; trying again")
 
     limits: Any = {"max_bytes": MAX_BYTES, "token": token or None}
     try:
         with _show_progress() as progress:
             checksum = http.download(url, part, expect=expect, progress=progress, on_retry=retry, **limits)
     except http.HttpError as error:
-        raise _weights_error(error, url, path) from None
+        raise _weights_error(error, entry, url, path) from None
     sha256 = compute_sha256(part)
     if checksum is None:
-        _write_line(f"warning: {url} has no known checksum, so it is unverified; recorded its sha256 {sha256}")
+        write_line(f"warning: {url} has no known checksum, so it is unverified; recorded its sha256 {sha256}")
     # The record goes first: a crash in between leaves a checksum without a file, never a file without its checksum.
     _write_record(path, sha256, part.stat().st_size, url, etag)
     part.replace(path)
-    _write_line(f"saved {path}")
+    write_line(f"saved {path}")
 
 
-def _weights_error(error: http.HttpError, url: str, path: Path) -> WeightsError:
+def _weights_error(error: http.HttpError, entry: PublicWeights, url: str, path: Path) -> WeightsError:
     """The same failure as an error about weights, with its remedy."""
     if isinstance(error, http.UnsafeRequest):
         return UnsafeWeights(str(error))
@@ -243,8 +243,16 @@ def _weights_error(error: http.HttpError, url: str, path: Path) -> WeightsError:
         404: "no such file there; check VITRAIL_HUB and HF_ENDPOINT",
         429: f"too many requests; wait {wait}, or set HF_TOKEN",
     }
+    if entry.access == "gated":
+        remedies |= dict.fromkeys((401, 403), explain_gate(entry.repo))
     remedy = remedies.get(error.status, "not an answer of a hub; check VITRAIL_HUB and HF_ENDPOINT")
     return WeightsNotFound(f"{error}: {remedy}; or put the file at {path}")
+
+
+def explain_gate(repo: str) -> str:
+    """What to do about weights that are given to those alone who accepted their terms."""
+    first = f"these weights are gated: log in to {HUB}/{repo} and accept the terms there"
+    return f"{first}; once access is granted, set HF_TOKEN to a token of that account ({HUB}/settings/tokens)"
 
 
 @contextmanager
@@ -262,7 +270,7 @@ def _show_progress() -> Generator[http.Progress | None, None, None]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _write_line(line: str) -> None:
+def write_line(line: str) -> None:
     sys.stderr.write(f"{line}\n")
 
 

@@ -18,9 +18,10 @@ from vitrail.checkpoint.formats.registry import recognise
 from vitrail.checkpoint.known_weights import BUNDLED, bundled_file, is_bundled
 from vitrail.core.atomic_files import similar_paths
 from vitrail.core.errors import ConfigError, ExportRefused, MismatchedWeights, WeightsNotFound, unknown_name
-from vitrail.data.preprocessing import HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocessing
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.family import FAMILIES, ModelConfig
-from vitrail.models.zoo import adapt_config, hybrid_backbone, model_config, resolve_name, slug
+from vitrail.models.vit_config import ViTConfig
+from vitrail.models.zoo import ZOO, adapt_config, hybrid_backbone, resolve_name, slug
 
 # The last two are a run's: its folder stands for the best weights, or the last.
 FOLDER_FILES = ("model.safetensors", "pytorch_model.bin", "model.npz", "best.safetensors", "last.safetensors")
@@ -99,19 +100,29 @@ def find_weights(text: str | Path, **facts: Any) -> Bundle:
 def load_public(name: str, tag: str, **facts: Any) -> Bundle:
     """Public weights as a bundle, with the numerics they were trained in and the preprocessing they expect."""
     entry = registry.find_public_weights(slug(resolve_name(name)), tag)
-    bundle = read_bundle(hub.fetch(hub.apply_pin(entry)), **{**_trained_numerics(entry, name), **facts})
-    colours: Any = (HALF, HALF) if entry.normalisation == "half" else (IMAGENET_MEAN, IMAGENET_STD)
-    sizes: Any = {"image": (entry.image, entry.image), "resize": max(round(entry.image / entry.crop), entry.image)}
-    preprocessing = Preprocessing(**sizes, interpolation=entry.interpolation, mean=colours[0], std=colours[1])
+    bundle = read_bundle(hub.fetch(hub.apply_pin(entry)), **{**_trained_numerics(entry), **facts})
+    resize = None if entry.crop is None else max(round(entry.image / entry.crop), entry.image)
+    look: Any = {"mean": entry.mean, "std": entry.std, "interpolation": entry.interpolation, "resize": resize}
+    preprocessing = Preprocessing(image=(entry.image, entry.image), **look)
     card = Card(preprocessing=preprocessing, provenance={"weights": entry.repo, "tag": tag})
-    return replace(bundle, card=name_imagenet(card, bundle.config.classes))
+    return name_licence(replace(bundle, card=name_imagenet(card, bundle.config.classes)), entry)
 
 
-def _trained_numerics(entry: registry.PublicWeights, name: str) -> dict[str, Any]:
-    """Google's weights were trained with the tanh GELU and their own standardisation; timm's names hide that."""
-    if entry.origin == "google-bit":
-        return {"standardisation_eps": 1e-10, "image": (entry.image, entry.image)}
-    if entry.origin != "google-vit":
-        return {}
-    config: Any = model_config(name)
-    return {"gelu": "tanh"} | ({"backbone": hybrid_backbone(config.backbone.blocks)} if config.backbone else {})
+def name_licence(bundle: Bundle, entry: registry.PublicWeights) -> Bundle:
+    """The bundle with the licence in its card, and its terms where there are some. They are named on stderr, too."""
+    if entry.access != "open":
+        hub.write_line(f"warning: {entry.name} is {entry.access} ({entry.licence}): {entry.terms}")
+    licence = {"licence": entry.licence, **({"terms": entry.terms} if entry.terms else {})}
+    return replace(bundle, card=replace(bundle.card, provenance=bundle.card.provenance | licence))
+
+
+def _trained_numerics(entry: registry.PublicWeights) -> dict[str, Any]:
+    """What the tensors do not show. Google's hybrids have their own standardisation, which timm's names hide."""
+    config, numerics = ZOO[entry.network], dict(entry.numerics)
+    if isinstance(config, ViTConfig):
+        if config.backbone is not None:
+            numerics["backbone"] = hybrid_backbone(config.backbone.blocks)
+        shows_size = config.position != "none" or config.position_bias != "none"
+    else:
+        shows_size = False
+    return numerics if shows_size else numerics | {"image": (entry.image, entry.image)}

@@ -20,8 +20,8 @@ import torch
 
 from vitrail.checkpoint import known_weights as registry
 from vitrail.checkpoint.bundle import Bundle
-from vitrail.checkpoint.download_weights import is_offline
-from vitrail.checkpoint.find_weights import FOLDER_FILES, find_weights, load_public, read_bundle
+from vitrail.checkpoint.download_weights import explain_gate, is_offline
+from vitrail.checkpoint.find_weights import FOLDER_FILES, find_weights, load_public, name_licence, read_bundle
 from vitrail.checkpoint.weights import build_network, replace_head_and_resize, to_bundle, write_bundle
 from vitrail.core.atomic_files import write_file
 from vitrail.core.errors import ConfigError, WeightsError, WeightsNotFound
@@ -179,16 +179,18 @@ def push_to_hub(
 def repository(repo: str, revision: str | None) -> Bundle:
     """A repository's weights. One that the registry knows comes as its tag would, with the numerics it was trained in;
     of any other the weights and what lies next to them are fetched by huggingface_hub."""
-    known = next((entry for entry in registry.PUBLIC if entry.repo == repo), None)
-    if known is not None and revision is None:
+    known = registry.find_repository(repo)
+    if known is not None and known.repo == repo and revision is None:
         return load_public(known.model, known.tag)
     hub, files = client(), [*FOLDER_FILES, "config.json", "preprocessor_config.json"]
     try:
         folder = hub.snapshot_download(repo, revision=revision, allow_patterns=files, local_files_only=is_offline())
     except Exception as error:  # of the client's, which has a dozen kinds
         fault = f"{repo}: no such file or folder here, and no repository that could be fetched"
-        raise WeightsNotFound(f"{fault} ({first_line(error)})") from error
-    return read_bundle(folder)
+        remedy = f"; {explain_gate(repo)}" if known is not None and known.access == "gated" else ""
+        raise WeightsNotFound(f"{fault} ({first_line(error)}){remedy}") from error
+    bundle = read_bundle(folder)
+    return bundle if known is None else name_licence(bundle, known)
 
 
 def client() -> Any:

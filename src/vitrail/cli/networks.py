@@ -2,14 +2,18 @@
 
 import json
 from collections.abc import Sequence
+from typing import Final
 
-from vitrail.checkpoint.known_weights import find_public_weights
+from vitrail.checkpoint.known_weights import PUBLIC, PublicWeights, find_public_weights
 from vitrail.cli.options.look import ModelsOptions, TraceOptions
 from vitrail.core.console import format_giga, format_millions, print_table
-from vitrail.core.errors import ConfigError, unknown_name
+from vitrail.core.errors import ConfigError, UnknownName, unknown_name
 from vitrail.core.text import format_size
+from vitrail.models.families import WEIGHT_FAMILIES
 from vitrail.models.family import CostStep, ModelConfig, sum_steps
-from vitrail.models.zoo import SLUGS, ZOO, list_models, model_config, resolve_name, slug
+from vitrail.models.zoo import SLUGS, ZOO, list_models, matches, model_config, resolve_name, slug
+
+FAMILY_OF: Final = {name: family.name for family in WEIGHT_FAMILIES.values() for name in family.networks}
 
 
 def run_models(options: ModelsOptions) -> int:
@@ -17,6 +21,8 @@ def run_models(options: ModelsOptions) -> int:
         return pin_weights(options.pin)
     if options.verify:
         return verify_weights(as_json=options.json)
+    if options.weights:
+        return list_weights(options.pattern, as_json=options.json)
     names = list_models(options.pattern)
     if not names:
         raise unknown_name("model", options.pattern, [*ZOO, *SLUGS])
@@ -30,10 +36,54 @@ def run_models(options: ModelsOptions) -> int:
             small, large = sizes
             heads = [f"tokens {small}", f"GMACs {small}", f"tokens {large}", f"GMACs {large}"]
             print_table(["network", "name", "parameters", *heads], rows, left=2)
-    if any("/14" in name for name in names):
+    if any("/14" in name and name not in FAMILY_OF for name in names):
         print("Patch 14 does not divide 384: those columns are at 378.")
+    if rows := group_rows(names, options.classes):
+        print_table(["network", "name", "parameters", "image", "tokens", "GMACs"], rows, left=2)
     print(f"{len(names)} networks; parameters with {options.classes} classes at the smaller size.")
     return 0
+
+
+def group_rows(names: Sequence[str], classes: int) -> list[list[str]]:
+    """The networks of weight families, each at its own size, with an empty row between two families."""
+    rows: list[list[str]] = []
+    for family in WEIGHT_FAMILIES.values():
+        group = [model_row(name, (ZOO[name].image[0],), classes) for name in names if name in family.networks]
+        rows += [[""], *group] if rows and group else group
+    return rows
+
+
+def list_weights(pattern: str, *, as_json: bool) -> int:
+    """The public weights whose name, network or family matches, in a table for each family and licence."""
+    known = [entry for entry in PUBLIC if matches(pattern, entry.name, entry.network, entry.family)]
+    if not known and (names := list_models(pattern)):
+        raise UnknownName(f"there are no public weights of {', '.join(names)}")
+    if not known:
+        raise unknown_name("network or family", pattern, [*SLUGS, *WEIGHT_FAMILIES])
+    if as_json:
+        keys = ("family", "repo", "also", "image", "classes", "parameters", "licence", "access", "terms", "unsure")
+        for entry in known:
+            print(json.dumps({"weights": entry.name, **{key: getattr(entry, key) for key in keys}}))
+        return 0
+    groups: dict[tuple[str, str, str], list[PublicWeights]] = {}
+    for entry in known:
+        groups.setdefault((entry.family, entry.licence, entry.access), []).append(entry)
+    for (family, licence, access), group in groups.items():
+        heads = ["weights", "image", "classes", "parameters"]
+        heads += ["unsure"] if any(entry.unsure for entry in group) else []
+        rows = [weights_row(entry)[: len(heads)] for entry in group]
+        print_table(heads, rows, title=f"{family} ({WEIGHT_FAMILIES[family].year}), {licence}: {access}")
+    for licence, terms in {entry.licence: entry.terms for entry in known if entry.terms}.items():
+        print(f"{licence}: {terms}")
+    if any(entry.unsure for entry in known):
+        print("unsure: what of a row could not be checked against its hub page.")
+    print(f"{len(known)} public weights; a name works wherever weights are given.")
+    return 0
+
+
+def weights_row(entry: PublicWeights) -> list[str]:
+    classes = f"{entry.classes:,}" if entry.classes else "-"
+    return [entry.name, str(entry.image), classes, format_millions(entry.parameters), entry.unsure]
 
 
 def pin_weights(texts: Sequence[str]) -> int:
@@ -66,8 +116,11 @@ def verify_weights(*, as_json: bool) -> int:
     return int(any(each.state == "changed" for each in found))
 
 
-def table_sizes(name: str) -> tuple[int, int]:
-    """The two image sizes of a network's row: the paper's, or small ones for networks made for small images."""
+def table_sizes(name: str) -> tuple[int, ...]:
+    """The image sizes of a network's row: the paper's two, small ones for networks made for small images, or its own
+    where it is of a weight family."""
+    if name in FAMILY_OF:
+        return (ZOO[name].image[0],)
     return (32, 64) if ZOO[name].image == (32, 32) else (224, 384)
 
 
@@ -77,17 +130,25 @@ def config_at(name: str, size: int, classes: int) -> ModelConfig:
     return model_config(name, image_size=size - size % side, classes=classes)
 
 
-def model_row(name: str, sizes: tuple[int, int], classes: int) -> list[str]:
+def model_row(name: str, sizes: tuple[int, ...], classes: int) -> list[str]:
     configs = [config_at(name, size, classes) for size in sizes]
     pairs = [(f"{config.tokens:,}" if config.tokens else "-", format_giga(config.macs)) for config in configs]
-    return [name, slug(name), format_millions(configs[0].parameters), *pairs[0], *pairs[1]]
+    own = [str(sizes[0])] if len(sizes) == 1 else []
+    return [
+        name,
+        slug(name),
+        format_millions(configs[0].parameters),
+        *own,
+        *(cell for cells in pairs for cell in cells),
+    ]
 
 
 def model_record(name: str, classes: int) -> dict[str, object]:
     configs = {str(size): config_at(name, size, classes) for size in table_sizes(name)}
     keys = ("image", "parameters", "tokens", "macs")
     sizes = {size: {key: getattr(config, key) for key in keys} for size, config in configs.items()}
-    return {"network": name, "name": slug(name), **sizes}
+    family = {"family": FAMILY_OF[name]} if name in FAMILY_OF else {}
+    return {"network": name, "name": slug(name), **family, **sizes}
 
 
 def run_trace(options: TraceOptions) -> int:

@@ -1,9 +1,10 @@
-"""Every network by name: Table 1, Figure 4's slim Base, the hybrids and BiT ResNets, and small ones. No torch.
+"""Every network by name: Table 1, Figure 4's slim Base, the hybrids and BiT ResNets, small ones, and those of later
+weight families (families.toml). No torch.
 
-A name is the paper's own notation ("ViT-B/16") or its slug ("vit_b_16"). Where the paper distinguishes two networks by
-case alone, the slug spells it out: ViT-b/32 is `vit_slim_b_32`, and of ViT-g/14 and ViT-G/14 the latter is
-`vit_gigantic_14`. timm's names and keywords work for the networks that both have: `vit_base_patch16_224`,
-`num_classes`.
+A name is the paper's own notation ("ViT-B/16", "DINOv2-B/14") or its slug ("vit_b_16", "dinov2_b_14"). Where two
+networks differ by case or a sign alone, the slug spells it out: ViT-b/32 is `vit_slim_b_32`, of ViT-g/14 and ViT-G/14
+the latter is `vit_gigantic_14`, and DINOv3-S+/16 is `dinov3_s_plus_16`. timm's names and keywords work for the networks
+that both have: `vit_base_patch16_224`, `num_classes`.
 """
 
 import re
@@ -13,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from vitrail.core.errors import ConfigError, UnknownName, unknown_name
 from vitrail.core.text import Pair, pair
+from vitrail.models.families import WEIGHT_FAMILIES
 from vitrail.models.family import ModelConfig
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import ViTConfig
@@ -103,31 +105,44 @@ ZOO: dict[str, ModelConfig] = {
     **{f"BiT-{name}": bit(name) for name in BIT},
     **{f"BiT-{name}": mini_bit(name) for name in MINI_BIT},
     "AxialResNet50": axial_resnet50(),
+    **{name: network.config for family in WEIGHT_FAMILIES.values() for name, network in family.networks.items()},
 }
-SPELT_OUT = {"ViT-b/32": "vit_slim_b_32"} | {f"ViT-G/{patch}": f"vit_gigantic_{patch}" for patch in PATCHES}
+SPELT_OUT = {
+    "ViT-b/32": "vit_slim_b_32",
+    **{f"ViT-G/{patch}": f"vit_gigantic_{patch}" for patch in PATCHES},
+    **{name: one.slug for family in WEIGHT_FAMILIES.values() for name, one in family.networks.items() if one.slug},
+}
 
 
 def slug(name: str) -> str:
-    """ "r50_vit_b_16" for "R50+ViT-B/16"."""
-    return SPELT_OUT.get(name) or re.sub(r"[^a-z0-9.]+", "_", name.lower()).strip("_")
+    """ "r50_vit_b_16" for "R50+ViT-B/16", "dinov3_s_plus_16" for "DINOv3-S+/16"."""
+    return SPELT_OUT.get(name) or re.sub(r"[^a-z0-9.]+", "_", name.lower().replace("+/", "_plus/")).strip("_")
 
 
 SLUGS: dict[str, str] = {slug(name): name for name in ZOO}
+# Names of weight families for networks that are the paper's.
+ALIASES = {slug(name): ours for family in WEIGHT_FAMILIES.values() for name, ours in family.aliases.items()}
 
 
 def resolve_name(name: str) -> str:
     """The paper's notation for a name given either way."""
     if name in ZOO:
         return name
-    if found := SLUGS.get(slug(name)):
+    plain = slug(name)
+    if found := SLUGS.get(plain) or ALIASES.get(plain):
         return found
     raise UnknownName(f"{unknown_name('model', name, [*ZOO, *SLUGS])} `vitrail models` lists all")
 
 
 def list_models(pattern: str = "*") -> list[str]:
     """Names that match a shell pattern, in either notation and any case; a bare word matches anywhere."""
+    return [name for name in ZOO if matches(pattern, name, slug(name))]
+
+
+def matches(pattern: str, *names: str) -> bool:
+    """Whether one of the names matches a shell pattern in any case; a bare word matches anywhere."""
     wanted = pattern.lower() if any(c in pattern for c in "*?[") else f"*{pattern.lower()}*"
-    return [name for name in ZOO if fnmatchcase(name.lower(), wanted) or fnmatchcase(slug(name), wanted)]
+    return any(fnmatchcase(name.lower(), wanted) for name in names)
 
 
 def model_config(name: str, **changes: Any) -> ModelConfig:
@@ -156,9 +171,17 @@ def adapt_config(
 
 def network_name(config: ModelConfig) -> str:
     """The paper's notation where a network has the shape of one with a name, whatever its head or pooling; else a
-    description of its shape."""
-    found = next((name for name, known in ZOO.items() if known.shape == config.shape), "")
-    return found or config.title
+    description of its shape. Of several with that shape, the one with the same tokens and pooling, or the first."""
+    found = [name for name, known in ZOO.items() if known.shape == config.shape]
+    return max(found, key=lambda name: _count_alike(ZOO[name], config), default=config.title)
+
+
+def _count_alike(one: ModelConfig, other: ModelConfig) -> int:
+    """How much two networks of the same shape share of what their families differ in."""
+    if not isinstance(one, ViTConfig) or not isinstance(other, ViTConfig):
+        return 0
+    same = one.class_token == other.class_token, one.registers == other.registers
+    return sum(same) + ((one.pool == "map") == (other.pool == "map"))
 
 
 def with_known_fields(config: ModelConfig, **changes: Any) -> ModelConfig:
@@ -195,17 +218,33 @@ class TimmName(NamedTuple):
     tag: str
 
 
+def _list_timm_names() -> dict[str, TimmName]:
+    """timm's names for networks of the weight families, with a tag and without."""
+    found: dict[str, TimmName] = {}
+    for row in (row for family in WEIGHT_FAMILIES.values() for row in family.weights):
+        name: str = row["timm"]
+        found[name] = TimmName(row["network"], row["image"], row["tag"])
+        found.setdefault(name.partition(".")[0], TimmName(row["network"], row["image"], ""))
+    return found
+
+
+TIMM_NAMES: Final = _list_timm_names()
+
+
 def find_timm_name(name: str) -> TimmName | None:
     """Our name for one of timm's; none where it is not a name of timm's that we have a network for."""
-    bare, _, tag = name.removeprefix("timm/").partition(".")
+    theirs = name.removeprefix("timm/")
+    bare, _, tag = theirs.partition(".")
     if found := VIT.fullmatch(bare):
         ours, image = f"ViT-{SIZES[found[1]]}/{found[2]}", int(found[3])
     elif found := HYBRID.fullmatch(bare):
         ours, image = f"R50+ViT-{SIZES[found[1]]}/{found[2]}", int(found[3])
     elif found := BIT_NAME.fullmatch(bare):
         ours, image = f"BiT-R{found[1]}", None
-    else:
-        return None
+    else:  # which GELU CLIP's weights were trained with is known here, whatever their network is called
+        plain = theirs.replace("_quickgelu_", "_")
+        known = TIMM_NAMES.get(plain) or TIMM_NAMES.get(plain.partition(".")[0])
+        return known and known._replace(tag=known.tag or tag)
     if ours not in ZOO:
         return None
     # Public weights for another size than 224 carry it at the end of their tag.

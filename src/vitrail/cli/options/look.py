@@ -31,15 +31,18 @@ def process_option() -> int | None:
 
 @command_options
 class ModelsOptions:
-    """List the networks by name: parameters, sequence length and multiply-accumulates at two image sizes.
+    """List the networks by name: parameters, sequence length and multiply-accumulates, at two image sizes or at their
+    own. --weights lists their public weights, with licences.
 
     examples:
       vitrail models
       vitrail models 'r50*'
+      vitrail models dinov2 --weights
     """
 
     pattern: str = word("*", "part of a name or a shell pattern: 'vit-*/16'", usually="all", completes="model")
     classes: int = option(1000, "classes of the head")
+    weights: bool = option(False, "list public weights instead: size, classes, licence and access")
     json: bool = option(False, "exact numbers, one JSON object per line")
     pin: tuple[str, ...] = option((), PIN, "NAME:TAG", repeated=True, exclusive="check")
     verify: bool = option(False, "check all cached public weights against their checksums", exclusive="check")
