@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tests.lanes import rest_slow
-from tests.models.tiny import OTHERS, POSITIONS, RESNETS, VARIANTS, VIT, awake, images, small, tiny
+from tests.models.tiny import FAMILIES, OTHERS, POSITIONS, RESNETS, VARIANTS, VIT, awake, images, small, tiny
 from vitrail.models.build import Model, build
 from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import ZOO
@@ -53,7 +53,7 @@ def test_shrunk_networks_stand_for_all() -> None:
             for field in kept:
                 assert getattr(shrunk, field, None) == getattr(config, field, None)
             assert (getattr(shrunk, "backbone", None) is None) == (getattr(config, "backbone", None) is None)
-    assert len(VARIANTS) == len(POSITIONS) + len(OTHERS) + len(RESNETS)
+    assert len(VARIANTS) == len(POSITIONS) + len(OTHERS) + len(FAMILIES) + len(RESNETS)
     assert len(TINY) == 7
     assert set(QUICK_KINDS) <= set(TINY)
 

@@ -105,11 +105,11 @@ def test_head_is_zero_and_pre_logits_lecun(wide: ViT) -> None:
 def test_norms_are_the_identity_but_for_the_hybrids_third(name: str) -> None:
     model = build(VARIANTS[name])
     third = {id(unit.norm3) for unit in model.modules() if isinstance(unit, PostActivationUnit)}
-    norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm | nn.GroupNorm)]
+    norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm | nn.GroupNorm | nn.RMSNorm)]
     assert norms
     for norm in norms:
         assert torch.equal(norm.weight, torch.full_like(norm.weight, 0.0 if id(norm) in third else 1.0))
-        assert norm.bias.abs().max() == 0
+        assert isinstance(norm, nn.RMSNorm) or norm.bias.abs().max() == 0
 
 
 @pytest.mark.parametrize("name", SOME)

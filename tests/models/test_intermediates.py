@@ -26,7 +26,8 @@ def test_the_last_layer_is_what_the_network_gives(name: str) -> None:
     model, x = awake(config), images(config)
     out, found = model.forward_intermediates(x)
     assert torch.equal(out, model.forward_features(x))
-    assert torch.equal(found.maps[-1], model.patch_map(x))
+    neck = getattr(model, "neck", None)
+    assert torch.equal(found.maps[-1] if neck is None else neck(found.maps[-1]), model.patch_map(x))
     assert found.maps[-1].shape == (2, model.embed_dim, *config.grid)
     assert len(found.maps) == len(found.tokens) == len(found.layers)
 

@@ -6,7 +6,6 @@ from torch import Tensor, nn
 
 from tests.models.test_every_variant import loss_of
 from tests.models.tiny import VARIANTS, awake, images
-from vitrail.models.attention import Places
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig
 
@@ -37,11 +36,10 @@ def test_training_computes_what_evaluation_computes(name: str) -> None:
 
 @pytest.mark.parametrize("name", VITS)
 @pytest.mark.parametrize("queries", [1, 3])
-def test_a_block_gives_the_first_tokens_as_in_the_whole(name: str, queries: int) -> None:
+def test_the_last_layer_gives_the_first_tokens_as_in_the_whole(name: str, queries: int) -> None:
     model = network(name)
     z = torch.randn(2, model.config.tokens, model.config.width, dtype=torch.float64)
-    places = Places(model.config.grid, model.position.offsets(0))
-    whole, first = model.blocks[0](z, places), model.blocks[0](z, places, queries)
+    whole, first = (model.forward_blocks(z, first=model.config.depth - 1, queries=few) for few in (None, queries))
     assert first.shape == (2, queries, model.config.width)
     torch.testing.assert_close(first, whole[:, :queries], atol=1e-12, rtol=1e-12)
 

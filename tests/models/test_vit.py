@@ -35,12 +35,13 @@ def test_equals_equations_1_to_4(name: str) -> None:
     config = VITS[name]
     model, x = vit(config), images(config)
     weights = slow.arrays(model.state_dict())
+    near = 2e-6 if config.position == "sincos2d" or config.rotary is not None else 1e-11  # what is held in float32
     with torch.no_grad():
         tokens, out = model.encode(x), model(x)
     for b in range(2):
         z, y = slow.vit(x[b].numpy(), weights, config)
-        np.testing.assert_allclose(tokens[b].numpy(), z, atol=2e-6 if config.position == "sincos2d" else 1e-11)
-        np.testing.assert_allclose(out[b].numpy(), y, atol=2e-6 if config.position == "sincos2d" else 1e-11)
+        np.testing.assert_allclose(tokens[b].numpy(), z, atol=near)
+        np.testing.assert_allclose(out[b].numpy(), y, atol=near)
 
 
 def test_hybrid_is_the_same_encoder_on_the_backbones_feature_map() -> None:

@@ -12,6 +12,7 @@ from vitrail.models.build import Model, build
 from vitrail.models.family import ModelConfig
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import ViTConfig
+from vitrail.models.vit_parts import Rotary, Windows
 from vitrail.models.zoo import adapt_config, hybrid_backbone
 
 # Neither the image, the grid nor a patch is square, and no two sizes are equal, so that a swapped axis shows.
@@ -57,6 +58,99 @@ OTHERS: dict[str, dict[str, Any]] = {
     "relative with registers": {"position": "relative", "registers": 2, "placement": "shared"},
     "2d sum, registers, no prefix": {"position": "learned2d-sum", "registers": 2, "position_prefix": False},
 }
+NO_CLASS_TOKEN: dict[str, Any] = {"class_token": False, "pool": "mean"}
+UNIT = Rotary(coordinates="unit")
+FAMILIES: dict[str, dict[str, Any]] = {
+    "dinov2, registers": {
+        "layer_scale": 1e-5,
+        "registers": 2,
+        "position_prefix": False,
+        "pool": "token+mean",
+        "gelu": "erf",
+        "position_resample": "bicubic",
+    },
+    "dinov2, gated": {"layer_scale": 1.0, "gated": True, "position_resample": "bicubic-offset"},
+    "dinov3": {"rotary": UNIT, "registers": 2, "position": "none", "key_bias": False, "layer_scale": 1e-5},
+    "dinov3, gated, no biases": {
+        "rotary": UNIT,
+        "registers": 1,
+        "position": "none",
+        "qkv_bias": False,
+        "gated": True,
+        "norm_qk": True,
+        "norm": "rms",
+        "head_width": 4,
+    },
+    "rotary, mixed": {"rotary": Rotary(mixed=True, base=10.0), "layer_scale": 1e-5, "position_prefix": False},
+    "clip": {
+        "norm_stem": "tokens",
+        "gelu": "quick",
+        "projection": 10,
+        "patch_bias": False,
+        "norm_eps": 1e-5,
+        "position_resample": "bicubic-sharp",
+        "head": "none",
+        "classes": 0,
+    },
+    "siglip": {"class_token": False, "pool": "map", "position_resample": "bilinear"},
+    "pe": {
+        "pool": "map",
+        "map_heads": 4,
+        "map_mlp_width": 20,
+        "projection": 10,
+        "norm_stem": "tokens",
+        "rotary": Rotary(order="xy", layout="pairs", offset=1.0, reference=(2, 3)),
+    },
+    "eva02": {
+        "rotary": Rotary(layout="pairs", base=1e4, reference=(2, 2)),
+        "gated": True,
+        "norm_inner_mlp": True,
+        "norm_inner_attention": True,
+        "key_bias": False,
+        "pool": "mean",
+        "norm_after_pool": True,
+    },
+    "eva02, post-norm": {"norm_order": "res-post", "key_bias": False},
+    "beit": {
+        "position": "none",
+        "position_bias": "table",
+        "key_bias": False,
+        "layer_scale": 0.1,
+        "pool": "mean",
+        "norm_after_pool": True,
+    },
+    "beit, shared table": {"position_bias": "shared-table", "layer_scale": 0.1, "norm_final": False, "pool": "mean"},
+    "aimv2": {
+        "class_token": False,
+        "pool": "map",
+        "map_style": "aimv2",
+        "norm": "rms",
+        "gated": True,
+        "norm_stem": "patches",
+        "qkv_bias": False,
+        "out_bias": False,
+        "mlp_bias": False,
+    },
+    "sam": {
+        **NO_CLASS_TOKEN,
+        "position_bias": "decomposed",
+        "windows": Windows(size=2, whole=(1,)),
+        "neck": 6,
+        "norm_final": False,
+        "position_resample": "bilinear-antialias",
+    },
+    "vitdet": {
+        **NO_CLASS_TOKEN,
+        "windows": Windows(size=2),
+        "position_bias": "decomposed",
+        "position_grid": (2, 2),
+        "head": "patches",
+    },
+    "bias table without class token": {**NO_CLASS_TOKEN, "position_bias": "table"},
+    "deit, distilled": {"head": "distilled", "registers": 1, "register_positions": True},
+    "two class tokens": {"class_tokens": 2, "registers": 2, "layer_scale": 1e-5},
+    "two class tokens and the mean": {"class_tokens": 2, "pool": "token+mean", "head": "tanh"},
+}
 RESNETS: dict[str, ModelConfig] = {
     "bit": RESNET,
     "bit, infinite pool padding": replace(RESNET, pool_padding="infinity"),
@@ -76,9 +170,10 @@ RESNETS: dict[str, ModelConfig] = {
 }
 FEW = ("learned, stem", "relative, every", "sincos2d, shared", "registers", "mean, no class token", "tanh", "patches")
 FEW += ("axial", "bit", "axial resnet", "hybrid")
+FEW += ("dinov2, registers", "dinov3", "rotary, mixed", "siglip", "eva02", "beit", "sam", "deit, distilled")
 VARIANTS: dict[str, ModelConfig] = {
     **{", ".join(changes.values()): replace(VIT, **changes) for changes in POSITIONS},
-    **{name: replace(VIT, **changes) for name, changes in OTHERS.items()},
+    **{name: replace(VIT, **changes) for name, changes in (OTHERS | FAMILIES).items()},
     **RESNETS,
 }
 SOME = rest_slow(VARIANTS, *FEW)  # the names, one of each kind in the fast lane

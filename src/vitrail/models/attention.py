@@ -1,6 +1,7 @@
 """Multi-head self-attention (Appendix A, Eqs. 5-8), fused and explicit, over all tokens, along the axes of the grid
 (D.6) and within windows."""
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -18,9 +19,7 @@ class Places(NamedTuple):
 
     grid: Pair
     offsets: Tensor | None = None  # vectors of relative positions (D.4): [2T-1, D_h]
-    rotation: Tensor | None = (
-        None  # cosines and sines of rotary positions: [2, T, D_h], or [2, B or heads, ..., T, D_h]
-    )
+    rotation: Tensor | None = None  # cosines and sines of rotary ones: [2, T, D_h], or [2, B or heads, ..., T, D_h]
     bias: Tensor | None = None  # of the logits, for all layers: [heads, T, T]
 
 
@@ -54,11 +53,17 @@ class QKV(nn.Linear):
     """q, k and v in one product, stacked in that order; without a bias for keys, the bias is that of q and v."""
 
     def __init__(self, width: int, inner: int, *, bias: bool, key_bias: bool):
-        super().__init__(width, 3 * inner, bias=bias)
+        super().__init__(width, 3 * inner, bias=bias and key_bias)
         self.inner = inner
         self.key_bias = key_bias
         if bias and not key_bias:
             self.bias = nn.Parameter(torch.zeros(2 * inner))
+
+    def reset_parameters(self) -> None:
+        if self.bias is None or len(self.bias) == self.out_features:
+            super().reset_parameters()
+        else:  # a bias of q and v alone comes after torch's constructor, so no number is drawn for it
+            nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
 
     @property
     def full_bias(self) -> Tensor | None:

@@ -144,9 +144,8 @@ class AttentionPool(nn.Module):
                 nn.init.zeros_(layer.bias)
 
     def forward(self, z: Tensor) -> Tensor:
-        query = self.query.expand(z.shape[0], -1, -1).to(z.dtype)
-        query = query if self.q is None else self.q(query)
-        parts = (query, *self.kv(z).chunk(2, dim=-1))
+        query, both = self.query if self.q is None else self.q(self.query), self.kv(z)
+        parts = (query.to(both.dtype).expand(z.shape[0], -1, -1), *both.chunk(2, dim=-1))
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
         y = self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))[:, 0]
         return y if self.mlp is None or self.norm is None else y + self.mlp(self.norm(y))

@@ -423,6 +423,10 @@ class ViT(Backbone):
         return redraw_positions(tensors, drawn, vit_config(config))
 
     @property
+    def embed_dim(self) -> int:
+        return self.config.width
+
+    @property
     def has_class_token(self) -> bool:
         return self.config.class_token
 

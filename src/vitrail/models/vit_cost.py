@@ -32,10 +32,11 @@ def walk_vit(c: "ViTConfig") -> Iterator[CostStep]:
         yield CostStep(f"{c.registers} register{'s' if c.registers > 1 else ''}", (t, d), c.registers * d)
     if c.position != "none" and c.entry in ("stem", "shared"):
         shared = ", shared by all layers" if c.entry == "shared" else ""
-        yield CostStep(f"positions ({c.position}{shared})", (t, d), _table_parameters(c))
+        yield CostStep(f"positions ({c.position}{shared})", (t, d), _table_parameters(c), _resample_macs(c))
     if c.rotary is not None:
         learned = c.depth * c.attention_width if c.rotary.mixed else 0
-        yield CostStep(f"rotary positions ({'mixed' if c.rotary.mixed else 'axial'})", (t, c.head_size), learned)
+        kind = "mixed" if c.rotary.mixed else "axial"
+        yield CostStep(f"rotary positions ({kind})", (t, c.head_size), learned, n * learned)
     if c.position_bias == "shared-table":
         yield CostStep("position bias, shared by all layers", (c.heads, t, t), _bias_parameters(c, 0))
     if c.norm_stem == "tokens":
@@ -120,7 +121,7 @@ def _map_pool(c: "ViTConfig") -> Iterator[CostStep]:
 def _block(c: "ViTConfig", layer: int) -> Iterator[CostStep]:
     t, d, a, m, inner = c.tokens, c.width, c.attention_width, c.mlp_width, c.head_size
     if c.position not in ("none", "relative") and c.entry == "every":
-        yield CostStep(f"block {layer}: positions ({c.position})", (t, d), _table_parameters(c))
+        yield CostStep(f"block {layer}: positions ({c.position})", (t, d), _table_parameters(c), _resample_macs(c))
     bias = (3 if c.key_bias else 2) * a * c.qkv_bias
     relative = c.position == "relative" and (layer == 1 or c.entry != "stem")
     offsets = _table_parameters(c) if relative and c.entry == "every" else 0
@@ -165,6 +166,12 @@ def _table_parameters(c: "ViTConfig") -> int:
         "learned2d-sum": sides * c.width,
     }
     return rows[c.position] + prefix if c.position in rows else 0
+
+
+def _resample_macs(c: "ViTConfig") -> int:
+    """Work on a table whose grid is not the image's: along the rows, then along the columns."""
+    (rows, columns), (tall, wide) = c.table_grid, c.grid
+    return 0 if c.table_grid == c.grid else tall * columns * (rows + wide) * c.width
 
 
 def _bias_parameters(c: "ViTConfig", layer: int) -> int:
