@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
+from typing import Any, Final, Literal, TypeAlias, TypeVar, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,8 @@ T = TypeVar("T")
 
 Sharding: TypeAlias = Literal["none", "ddp", "fsdp", "hsdp"]
 Precision: TypeAlias = Literal["float32", "autocast", "bfloat16"]
+
+GRAPHS: Final = 4  # of one shape of tokens, at most: whole and partial micro-batches, blocks with all queries or some
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +77,13 @@ def parallelise(
     sharding: Sharding = "none",
     precision: Precision = "float32",
     compile: bool = False,
+    variants: int = 1,
     recompute: bool = False,
     values: Callable[[nn.Module], None] | None = None,
 ) -> Parallel:
     """Moves an objective to the world's device and makes it parallel, in place. A module without storage gets it here,
-    for the local rows only, and then `values(module)` (see meta_init.py). Optimisers come after this."""
+    for the local rows only, and then `values(module)` (see meta_init.py). `variants` is how many graphs there are to
+    compile: one for each shape that its tokens come in. Optimisers come after this."""
     for name, value, kinds in (("sharding", sharding, Sharding), ("precision", precision, Precision)):
         if value not in get_args(kinds):
             raise unknown_name(name, value, get_args(kinds))
@@ -93,6 +97,9 @@ def parallelise(
     if compile:
         # Torch compiles a piece of code for so many networks, and runs the next ones as they are, without a word.
         torch.compiler.reset()
+        if variants > 1:
+            limit = torch.compiler.config.recompile_limit
+            torch.compiler.config.recompile_limit = max(limit, GRAPHS * variants)
     if recompute:
         for unit in shard_units(module):
             _recompute(unit, keep_weights=low and not shards and not compile)

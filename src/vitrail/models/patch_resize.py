@@ -11,6 +11,7 @@ and works on each axis by itself, so its pseudo-inverse does, too.
 
 **Channels.** One channel takes the sum over the old ones, so that a grey image gives what three equal channels gave.
 Any other number takes the old channels in turn, times old / new, so that the sum over all of them is about as large.
+Where kernels are standardised (BiT, hybrids) that scale is lost again, and the first layer has to be trained.
 """
 
 from functools import lru_cache

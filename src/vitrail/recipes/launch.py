@@ -124,7 +124,7 @@ def apply_budget(
         splits = open_splits(plan.run.data, task_of(plan.run.objective))
         if asked.minutes is None:
             images = count_steps(plan.run, splits) * plan.run.batch
-            flops = training_flops(plan.run.objective.macs_per_image(plan.run.model), images)
+            flops = training_flops(plan.run.macs_per_image, images)
             if flops / SURE_FLOPS + images * SURE_READ_S < 60 * minutes:  # even on a slow machine: nothing to measure
                 return plan, None
         image_s = measure(plan.run, splits, world)

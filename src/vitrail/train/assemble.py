@@ -88,7 +88,7 @@ def assemble(
         restore_state(collect_state(objective, optimiser, average), saved)
     step = TrainingStep(objective, parallel, optimiser, average, world, run)
     batches = TrainBatches(run, splits.train, objective.views(run.augmentation), world, ledger)
-    macs, peak = run.objective.macs_per_image(run.model), peak_flops(world.device)
+    macs, peak = run.macs_per_image, peak_flops(world.device)
     cost = RunCost(macs=macs, samples=len(splits.train), devices=world.size, peak=peak)
     return Parts(run, splits, world, ledger, objective, parallel, optimiser, average, step, batches, cost)
 
@@ -177,6 +177,7 @@ def place_objective(
     freeze(objective, run.optim)
     settings: dict[str, Any] = {"sharding": run.sharding, "precision": run.precision, "recompute": run.recompute}
     compiled = run.compile in ("on", "graphs")
-    parallel = parallelise(objective, world=world, compile=compiled, values=values, **settings)
+    settings |= {"compile": compiled, "variants": len(run.networks)}
+    parallel = parallelise(objective, world=world, values=values, **settings)
     objective.on_start()
     return objective, parallel

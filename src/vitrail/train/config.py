@@ -21,6 +21,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import Augmentation, Mix
 from vitrail.distributed import parallel
 from vitrail.models.family import ModelConfig
+from vitrail.models.zoo import adapt_config
 from vitrail.objectives.registry import ObjectiveConfig
 from vitrail.optim.config import Optim, Schedule
 from vitrail.tasks.classification.objective import Classification
@@ -113,6 +114,7 @@ class RunRequest:
     weights: str = ""
     start: Start = "zero"  # of the new head (3.2); closed-form: least squares on the frozen features
     positions: Positions = "resized"  # of weights at another size (3.2); drawn: again, as if there were none
+    patches: tuple[int, ...] = ()  # patch sizes to train at, drawn step by step (FlexiViT); none for the network's own
     objective: ObjectiveConfig = field(default_factory=Classification)
     data: Data = field(default_factory=Data)
     mix: Mix = field(default_factory=Mix)
@@ -148,6 +150,8 @@ class RunRequest:
         if self.batch < 1 or self.micro < 0 or self.log < 1 or self.bad_steps < 1:
             rule = f"batch={self.batch}, log={self.log} and bad_steps={self.bad_steps} must be at least 1"
             raise ConfigError(f"{rule}, micro={self.micro} not below 0")
+        if self.patches and (min(self.patches) < 1 or len(set(self.patches)) < len(self.patches)):
+            raise ConfigError(f"patches={self.patches} must be different patch sizes, each at least 1")
         if not 0 <= self.average < 1:
             raise ConfigError(f"average={self.average} must be at least 0 and below 1")
         size = self.augmentation.size
@@ -164,6 +168,17 @@ class Run(RunRequest):
     """One training, as configured: its network is known."""
 
     model: ModelConfig = field()
+
+    @property
+    def networks(self) -> tuple[ModelConfig, ...]:
+        """The networks that its steps train: its own, or the one at each of the `patches`."""
+        return tuple(adapt_config(self.model, patch=patch) for patch in self.patches) or (self.model,)
+
+    @property
+    def macs_per_image(self) -> float:
+        """Of one image, in multiply-accumulates of which a step takes three; the mean over the `patches`."""
+        networks = self.networks
+        return sum(map(self.objective.macs_per_image, networks)) / len(networks)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

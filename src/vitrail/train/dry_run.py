@@ -75,7 +75,7 @@ def dry_run(run: Run, splits: DataSplits, world: World, *, base: RunRequest | No
 def describe_run(forecast: Forecast, splits: DataSplits, world: World) -> None:
     """Everything that is known without running a step."""
     run, figures = forecast.run, forecast.figures
-    macs = run.objective.macs_per_image(run.model)
+    macs = run.macs_per_image
     samples, local = len(splits.train), run.batch // world.size
     watched = f", {len(splits.watch):,} watched ({splits.watch_name})" if splits.watch is not None else ""
     tested = f", {len(splits.test):,} for the final test ({splits.test_name})" if splits.test is not None else ""
@@ -231,6 +231,7 @@ def replay(run: Run, splits: DataSplits, folder: Path, step: int, world: World) 
     batch = next(iter(parts.batches.iterate(step, step + 1)))
     micro = resolved.micro if saved is None else int(saved.facts["micro"])
     inputs = parts.objective.inputs(batch, seed=resolved.seed, step=step)
+    parts.step.set_patch(step)
     output = parts.step.compute_gradients(inputs, step, micro)
     count = output.count.clamp(min=1.0)
     norm = total_norm(parts.optimiser.gradients()) / count
@@ -248,5 +249,6 @@ def replay(run: Run, splits: DataSplits, folder: Path, step: int, world: World) 
             name, pixels = splits.train.name(int(batch.sample[at])), part[0][0].permute(1, 2, 0).cpu().numpy()
             images.append(ReplayedImage(name=name, label=labels[at], loss=alone, pixels=pixels))
     images.sort(key=lambda one: (np.isfinite(one.loss), -one.loss if np.isfinite(one.loss) else 0.0))
+    parts.step.set_patch(None)
     weights_step = -1 if saved is None else saved.step
     return Replay(step=step, weights_step=weights_step, loss=loss, norm=float(norm), images=tuple(images))

@@ -18,11 +18,12 @@ from typing import Any
 import torch
 
 from vitrail.core.errors import ConfigError
-from vitrail.core.text import format_size
+from vitrail.core.text import format_size, join_words
 from vitrail.data.device_dataset import first_size
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.distributed.process_group import World, name_device
 from vitrail.evaluation.speed import training_flops
+from vitrail.models.build import build_on_meta
 from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import adapt_config, network_name
 from vitrail.objectives.registry import count_weights
@@ -47,6 +48,7 @@ USED = 0.85  # of the free memory; the allocator leaves gaps
 def resolve(run: Run, splits: DataSplits, world: World) -> ResolvedRun:
     """Replaces every "auto" and 0 by what it stands for here. ConfigError if the run contradicts itself."""
     model = fit_network(run, len(splits.class_names))
+    check_patches(run)
     steps = run.steps or max(round(run.epochs * len(splits.train) / run.batch), 1)
     check_warmup(run.schedule, steps)
     if run.batch % world.size:
@@ -67,7 +69,8 @@ def resolve(run: Run, splits: DataSplits, world: World) -> ResolvedRun:
     resident = "on" if is_resident(run, splits, world.device) else "off"
     every = run.evaluation.every or max(steps // EVALUATIONS, 1)
     chosen: dict[str, Any] = {"data": to_stage(ResolvedData, run.data, resident=resident, **names)}
-    chosen |= {"preprocessing": run.preprocessing or Preprocessing(image=model.image)}
+    preprocessing = run.preprocessing or Preprocessing(image=model.image)
+    chosen |= {"preprocessing": preprocessing.adapt_channels(model.channels)}
     chosen |= {"micro": choose_micro_batch(run, world), "baseline": "on" if is_enabled(run, splits) else "off"}
     chosen |= {"compile": choose_compilation(run, world), "evaluation": replace(run.evaluation, every=every)}
     return to_stage(ResolvedRun, run, **chosen)
@@ -76,8 +79,8 @@ def resolve(run: Run, splits: DataSplits, world: World) -> ResolvedRun:
 def fit_network(run: Run, num_classes: int) -> ModelConfig:
     """The network with the head that the objective needs: one for the classes of the data, or none."""
     model = run.model
-    if model.channels != 3:
-        raise ConfigError(f"the network takes images of {model.channels} channels; they are read as RGB, with 3")
+    if model.channels not in (1, 3):
+        raise ConfigError(f"the network takes images of {model.channels} channels; they are read as RGB, or grey")
     task, kind = task_of(run.objective), type(run.objective).__name__
     if task is None and not model.tokens:
         raise ConfigError(f"objective={kind} is for a ViT, and the model is {network_name(model)}")
@@ -91,6 +94,22 @@ def fit_network(run: Run, num_classes: int) -> ModelConfig:
     return task.fit_model(model, num_classes, new_head=bool(run.weights))
 
 
+def check_patches(run: Run) -> None:
+    """ConfigError unless the network can be trained at every one of the patch sizes."""
+    if not run.patches:
+        return
+    given = f"patches={','.join(map(str, run.patches))}"
+    if not run.objective.labelled:
+        kind = type(run.objective).__name__
+        raise ConfigError(f"{given} is for objectives with targets; objective={kind} counts on one grid of patches")
+    network = build_on_meta(run.model)
+    try:
+        for patch in run.patches:
+            network.set_patch(patch)
+    except ConfigError as error:
+        raise ConfigError(f"{given}: {error}") from None
+
+
 def choose_compilation(run: Run, world: World) -> Compilation:
     """How the step is compiled: on a GPU by default; recorded as a graph if the step is so small that launching its
     kernels would take longer than they do."""
@@ -99,7 +118,7 @@ def choose_compilation(run: Run, world: World) -> Compilation:
         raise ConfigError(f"compile={run.compile} is for one process with a GPU; use compile=auto")
     if run.compile != "auto":
         return run.compile
-    is_small = training_flops(run.objective.macs_per_image(run.model), run.batch) < SMALL_STEP
+    is_small = training_flops(run.macs_per_image, run.batch) < SMALL_STEP
     return "off" if not cuda else "graphs" if is_small and world.size == 1 else "on"
 
 
@@ -123,10 +142,11 @@ def summarise_run(run: ResolvedRun, splits: DataSplits, world: World, out: Path)
     dropped = f" ({len(splits.without.indices):,} dropped by {run.data.without})" if splits.without is not None else ""
     each = f"at most {run.micro}" if local % run.micro else str(run.micro)
     parts = f"{world.size} x {count_micro_batches(local, run.micro)} x {each}"
+    patches = f", patches of {join_words(run.patches)} px in turn" if run.patches else ""
     return (
         f"run folder {out}; report {out / 'report.html'}",
-        f"{network_name(run.model)}: {run.model.parameters:,} parameters, {format_size(run.model.image)} px, from "
-        f"{run.weights or 'scratch'}",
+        f"{network_name(run.model)}: {run.model.parameters:,} parameters, {format_size(run.model.image)} px{patches}, "
+        f"from {run.weights or 'scratch'}",
         f"{splits.title}: {len(splits.train):,} images{dropped}, {describe_targets(run, splits)}{watched}",
         f"{run.steps:,} steps of {run.batch} ({parts}), {run.steps * run.batch / len(splits.train):,.1f} epochs; "
         f"{optim.kind} at {optim.lr:g}, {run.schedule.decay}; {run.precision}"
@@ -174,7 +194,7 @@ def choose_micro_batch(run: Run, world: World) -> int:
 def estimate_memory(run: Run, world: World) -> tuple[int, int]:
     """Bytes for the state of a run in one process, and for each image of a micro-batch."""
     low, model = run.precision != "float32", run.model
-    each = image_bytes(model, low=low, recompute=run.recompute)
+    each = max(image_bytes(network, low=low, recompute=run.recompute) for network in run.networks)
     trained, kept = model.parameters, 0
     if not run.objective.labelled:
         trained, kept = count_weights(run.objective, model, world)

@@ -6,11 +6,12 @@ its inputs and the learning rate from fixed buffers, so each step copies its own
 results.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -75,6 +76,13 @@ class RecordedUpdate:
         return self.done
 
 
+class RecordingKey(NamedTuple):
+    """What updates differ in that are recorded one by one."""
+
+    micro: int
+    patch: int | None
+
+
 @dataclass(slots=True)
 class TrainingStep:
     """Adds the gradients of sums over micro-batches and processes, then divides once by the global count. If loss or
@@ -87,21 +95,40 @@ class TrainingStep:
     average: Average | None
     world: World
     run: ResolvedRun
-    recordings: dict[int, RecordedUpdate] = field(default_factory=dict[int, RecordedUpdate])  # by micro-batch
+    recordings: dict[RecordingKey, RecordedUpdate] = field(default_factory=dict[RecordingKey, RecordedUpdate])
 
     def __call__(self, batch: Batch, *, step: int, rate: float, micro: int) -> StepResult:
         inputs = self.objective.inputs(batch, seed=self.run.seed, step=step)
-        if self.run.compile in RECORDED:
-            self.world.count_collective()  # a recording does not count its collectives
-            seed_generators(self.world.device, self.run.seed, step, self.world.rank, 0)
-            if micro not in self.recordings:  # it may shrink in the first steps
-                update = partial(self.update, step=None, micro=micro)
-                self.recordings = {micro: RecordedUpdate(update, self.world.device)}
-            done = self.recordings[micro](inputs, rate)
-        else:
-            done = self.update(inputs, rate, step, micro)
+        patch = self.set_patch(step)
+        try:
+            if self.run.compile in RECORDED:
+                self.world.count_collective()  # a recording does not count its collectives
+                seed_generators(self.world.device, self.run.seed, step, self.world.rank, 0)
+                done = self.find_recording(micro, patch)(inputs, rate)
+            else:
+                done = self.update(inputs, rate, step, micro)
+        finally:
+            self.set_patch(None)  # between steps the network is what its config says
         self.objective.after_step(step)
         return done
+
+    def set_patch(self, step: int | None) -> int | None:
+        """Puts the network at the patch size of a step, or at its own; returns that of the step where there are several
+        to draw from."""
+        if not self.run.patches:
+            return None
+        patch = None if step is None else draw_patch(self.run.patches, self.run.seed, step)
+        self.objective.network.set_patch(patch)
+        return patch
+
+    def find_recording(self, micro: int, patch: int | None) -> RecordedUpdate:
+        """One for every patch size; micro-batches may shrink in the first steps, and then all are new."""
+        key = RecordingKey(micro, patch)
+        if key not in self.recordings:
+            self.recordings = {known: one for known, one in self.recordings.items() if known.micro == micro}
+            update = partial(self.update, step=None, micro=micro)
+            self.recordings[key] = RecordedUpdate(update, self.world.device)
+        return self.recordings[key]
 
     def update(self, inputs: tuple[Tensor, ...], rate: float | Tensor, step: int | None, micro: int) -> StepResult:
         output = self.compute_gradients(inputs, step, micro)
@@ -139,6 +166,11 @@ class TrainingStep:
 def split_micro_batches(inputs: tuple[Tensor, ...], micro: int) -> list[tuple[Tensor, ...]]:
     """The inputs in parts of `micro` samples."""
     return list(zip(*(tensor.split(micro) for tensor in inputs), strict=True))
+
+
+def draw_patch(patches: Sequence[int], seed: int, step: int) -> int:
+    """The patch size of a step: the same in every process, and whenever the run resumes."""
+    return patches[int(hash_keys(hash_word("patch"), seed, step)[0] % np.uint64(len(patches)))]
 
 
 def seed_generators(device: torch.device, seed: int, step: int, rank: int, part: int) -> None:

@@ -134,7 +134,7 @@ def relative_cost(run: Run, grid: Grid, world: World, change: Change = apply_set
     def work(one: Run) -> float:
         patient = replace(one, evaluation=replace(one.evaluation, patience=0))
         whole = resolve(patient, open_once(one.data, task_of(one.objective)), world)
-        return whole.steps * whole.batch * whole.objective.macs_per_image(whole.model)
+        return whole.steps * whole.batch * whole.macs_per_image
 
     whole = replace(run, data=hold_out_nothing(run.data))
     points = make_cells(run, grid, change)

@@ -78,7 +78,7 @@ def run_cell(cell: Cell, folder: Path, job: CellJob, world: World, observer: Obs
         return failed
     assert prepared is not None
     run, splits, command = prepared.run, prepared.splits, dict(prepared.command)
-    is_small = training_flops(run.objective.macs_per_image(run.model), run.batch) < SMALL_STEP
+    is_small = training_flops(run.macs_per_image, run.batch) < SMALL_STEP
     try:
         if job.few_threads and is_small and world.device.type == "cpu":
             torch.set_num_threads(1)  # several wait for each other longer than they compute
