@@ -123,7 +123,7 @@ REFUSALS: list[tuple[ModelConfig, str, str]] = [
     (VIT, "npz-big-vision", "field position_prefix=True"),
     (VIT, "npz-bit", "this network is a ViT"),
     (replace(VIT, pool="mean"), "torchvision", "field pool='mean'"),
-    (VARIANTS["mean, no class token"], "hf", "field class_token=False"),
+    (replace(VIT, pool="mean"), "hf", "field pool='mean'"),
     (replace(VIT, qkv_bias=False), "torchvision", "field qkv_bias=False"),
     (replace(VIT, qkv_bias=False), "npz", "field qkv_bias=False"),
     (replace(VIT, placement="shared"), "timm", "field position='learned' at 'shared'"),

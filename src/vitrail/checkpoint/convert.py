@@ -111,7 +111,7 @@ def format_for(target: Path, to: str | None) -> str:
 
 def _write_foreign(bundle: Bundle, target: Path, known: Format) -> tuple[Path | None, list[str]]:
     """Tensors, the format's own config files, and a sidecar for what neither holds; in place only when whole."""
-    tensors = export_tensors(known.table(bundle.config), bundle.tensors)
+    tensors = known.finish(export_tensors(known.table(bundle.config), bundle.tensors), bundle.config)
     folder = target.suffix not in FILE_SUFFIXES
     if target.exists() and folder != target.is_dir():
         found, wanted = ("file", "folder") if folder else ("folder", "file")
@@ -158,7 +158,7 @@ def _write_settings(bundle: Bundle, folder: Path, known: Format) -> None:
     network = known.settings(bundle.config)
     if known.library == huggingface.NAME:
         files["config.json"] = huggingface.build_settings(network, bundle.config, card.labels, dtype, card.multi_label)
-        files["preprocessor_config.json"] = huggingface.build_preprocessor(card.preprocessing)
+        files["preprocessor_config.json"] = huggingface.build_preprocessor(card.preprocessing, network)
     else:
         files["config.json"] = timm.build_settings(network, bundle.config, card.preprocessing, card.labels)
     for name, data in files.items():

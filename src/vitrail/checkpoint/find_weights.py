@@ -77,11 +77,20 @@ def _card(known: Format, config: ModelConfig, settings: dict[str, Any] | None, f
         return card
     labels = huggingface.read_labels(settings, config.classes) or timm.read_labels(settings, config.classes)
     prepared = timm.read_preprocessing(settings, config.image)
-    processor = folder / "preprocessor_config.json"
-    if known.library == huggingface.NAME and processor.is_file():
-        prepared = huggingface.read_preprocessor(read_json(processor), config.image)
+    if known.library == huggingface.NAME and (said := _read_processor(folder)) is not None:
+        prepared = huggingface.read_preprocessor(said, config.image)
     several = settings.get("problem_type") == huggingface.MULTI_LABEL and bool(config.classes)
     return Card(preprocessing=prepared or card.preprocessing, labels=labels, multi_label=several)
+
+
+def _read_processor(folder: Path) -> dict[str, Any] | None:
+    """How a Hugging Face folder prepares images: a file of its own, or a part of one that prepares text, too."""
+    if (alone := folder / "preprocessor_config.json").is_file():
+        return read_json(alone)
+    inner: Any = (
+        read_json(both).get("image_processor") if (both := folder / "processor_config.json").is_file() else None
+    )
+    return inner if isinstance(inner, dict) else None
 
 
 def find_weights(text: str | Path, **facts: Any) -> Bundle:

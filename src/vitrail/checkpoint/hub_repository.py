@@ -182,7 +182,7 @@ def repository(repo: str, revision: str | None) -> Bundle:
     known = registry.find_repository(repo)
     if known is not None and known.repo == repo and revision is None:
         return load_public(known.model, known.tag)
-    hub, files = client(), [*FOLDER_FILES, "config.json", "preprocessor_config.json"]
+    hub, files = client(), [*FOLDER_FILES, "config.json", "preprocessor_config.json", "processor_config.json"]
     try:
         folder = hub.snapshot_download(repo, revision=revision, allow_patterns=files, local_files_only=is_offline())
     except Exception as error:  # of the client's, which has a dozen kinds

@@ -21,6 +21,7 @@ from vitrail.checkpoint.files.checks import shorten
 from vitrail.checkpoint.files.read_weights import read_weights
 from vitrail.checkpoint.formats.registry import FORMATS
 from vitrail.checkpoint.formats.timm import architecture
+from vitrail.checkpoint.transformers_network import load_with_transformers
 from vitrail.checkpoint.weights import build_network
 from vitrail.core.errors import ConfigError, ExportRefused
 from vitrail.models.build import Model
@@ -37,6 +38,7 @@ class ReferenceModel:
     network: nn.Module
     blocks: list[nn.Module]
     logits: Callable[[Any], Tensor] | None = None
+    tokens: Callable[[Tensor], Tensor] = lambda z: z  # what a block takes and gives, in the form that ours has
 
 
 def build_reference(format_name: str, config: ModelConfig, target: Path) -> ReferenceModel | str:
@@ -95,25 +97,8 @@ def build_timm_bit(config: ResNetConfig) -> Any:
 def build_huggingface(config: ModelConfig, target: Path) -> ReferenceModel:
     import transformers
 
-    transformers.utils.logging.disable_progress_bar()
-    name = "AutoModelForImageClassification" if config.classes else "AutoModel"
-    # A pooler that is not in the folder would be drawn again; without one there is nothing behind the last norm.
-    without = {"add_pooling_layer": False} if getattr(config, "head", "") == "none" else {}
-    network = getattr(transformers, name).from_pretrained(str(target), dtype=torch.float32, **without).eval()
-    inner = getattr(network, "bit", None) or getattr(network, "vit", network)
-    if hasattr(inner, "layers"):
-        units = list(inner.layers)
-    elif hasattr(inner.encoder, "stages"):
-        units = [layer for stage in inner.encoder.stages for layer in stage.layers]
-    else:
-        units = list(inner.encoder.layer)
-
-    def logits(out: Any) -> Tensor:
-        if config.classes:
-            return out.logits
-        return out.last_hidden_state[:, 0] if without else out.pooler_output.flatten(1)
-
-    return ReferenceModel(f"transformers {transformers.__version__}", network, units, logits)
+    network, units, logits, tokens = load_with_transformers(config, target)
+    return ReferenceModel(f"transformers {transformers.__version__}", network, units, logits, tokens)
 
 
 def build_torchvision(config: ModelConfig, target: Path) -> ReferenceModel:
@@ -176,7 +161,7 @@ def compare(model: Model, other: ReferenceModel, seed: int = 0) -> list[Differen
     config = model.config
     images = torch.randn(2, config.channels, *config.image, generator=torch.Generator().manual_seed(seed))
     mine = collect_activations(model, model.units(), images)
-    theirs = collect_activations(other.network, other.blocks, images, other.logits)
+    theirs = collect_activations(other.network, other.blocks, images, other.logits, other.tokens)
     rows: list[Difference] = []
     for place, value in mine.items():
         difference = (value.double() - theirs[place].double()).abs().max().item()
@@ -187,13 +172,17 @@ def compare(model: Model, other: ReferenceModel, seed: int = 0) -> list[Differen
 
 @torch.no_grad()
 def collect_activations(
-    model: nn.Module, blocks: list[nn.Module], images: Tensor, logits: Callable[[object], Tensor] | None = None
+    model: nn.Module,
+    blocks: list[nn.Module],
+    images: Tensor,
+    logits: Callable[[object], Tensor] | None = None,
+    tokens: Callable[[Tensor], Tensor] = lambda z: z,
 ) -> dict[str, Tensor]:
     """Activations after the stem, after each block and at the end, by forward hooks."""
     seen: dict[str, Tensor] = {}
 
     def note(place: str, value: Any) -> None:
-        seen[place] = value[0] if isinstance(value, tuple) else value
+        seen[place] = tokens(value[0] if isinstance(value, tuple) else value)
 
     hooks = [blocks[0].register_forward_pre_hook(lambda _, inputs: note("stem", inputs))]
     for i, block in enumerate(blocks, start=1):

@@ -122,6 +122,18 @@ def timm_call(config: ModelConfig) -> tuple[str, dict[str, Any]]:
     return name, {field: tuple(value) if isinstance(value, list) else value for field, value in args.items()}
 
 
+def describe_transformers(config: ModelConfig, target: Path) -> str:
+    """The call that loads a folder of a network without a classifier."""
+    settings = find_format("hf", config).settings
+    kind = settings(config)["architectures"][0] if settings is not None else ""
+    if kind.endswith("WithProjection"):
+        return f'transformers.{kind}.from_pretrained("{target}")'
+    # The pooler of these, where the folder has none, would be random.
+    bare = kind in ("ViTModel", "DeiTModel", "BeitModel") and getattr(config, "head", "") == "none"
+    less = ", add_pooling_layer=False" if bare and not getattr(config, "norm_after_pool", False) else ""
+    return f'transformers.AutoModel.from_pretrained("{target}"{less})'
+
+
 def describe_usage(
     config: ModelConfig, target: Path, to: str, call: tuple[str, dict[str, Any]] | None, *, folder: bool
 ) -> str:
@@ -130,8 +142,7 @@ def describe_usage(
         case "hf":
             if config.classes:
                 return f'transformers.AutoModelForImageClassification.from_pretrained("{target}")'
-            bare = getattr(config, "head", "") == "none"  # its own pooler would be random
-            return f'transformers.AutoModel.from_pretrained("{target}"{", add_pooling_layer=False" if bare else ""})'
+            return describe_transformers(config, target)
         case "timm" if folder:
             return f'timm.create_model("local-dir:{target}", pretrained=True)'
         case "timm":

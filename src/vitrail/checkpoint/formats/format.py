@@ -66,5 +66,6 @@ class Format:
     preprocessing: Callable[[ModelConfig], Preprocessing] = half_squash  # what its weights expect, unless a card says
     claims: Callable[[ModelConfig], bool] = lambda config: True
     settings: Callable[[ModelConfig], dict[str, Any]] | None = None  # of the network, where folders have a config.json
+    finish: Callable[[Tensors, ModelConfig], Tensors] = lambda tensors, config: tensors  # undoes `modern` where it must
     refuse_unreadable: Callable[[ModelConfig], None] = lambda config: None  # by the format's own code, at export
     describe_inferred: Callable[[ModelConfig], str | None] = lambda config: None

@@ -39,4 +39,7 @@ def recognise(path: Path, tensors: Tensors, settings: Settings = None) -> tuple[
         modern = known.modern(tensors, settings)
         if known.recognises(set(modern), settings):
             return known, modern
-    raise MismatchedWeights(f"{path}: tensors like {', '.join(list(tensors)[:3])} are of no format that vitrail knows")
+    model_type: object = (settings or {}).get("model_type")
+    kind = f" of model_type {model_type!r}" if model_type else ""
+    named = f"tensors like {', '.join(list(tensors)[:3])}{kind}"
+    raise MismatchedWeights(f"{path}: {named} are of no format that vitrail knows")

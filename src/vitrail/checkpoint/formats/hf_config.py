@@ -1,0 +1,101 @@
+"""A Hugging Face `config.json`, read with the types that its values must have and written back from fields of ours."""
+
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias, cast
+
+from vitrail.checkpoint.formats.key_table import TensorShapes
+from vitrail.core.errors import MismatchedWeights
+from vitrail.core.text import Pair, pair
+from vitrail.models.vit_config import ViTConfig
+
+NAME: Final = "huggingface"
+# What it calls an activation: what we call it.
+ACTIVATIONS: Final = {
+    "gelu": "erf", "gelu_python": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu_fast": "tanh",
+    "quick_gelu": "quick",
+}  # fmt: skip
+WRITTEN: Final = {"erf": "gelu", "tanh": "gelu_pytorch_tanh", "quick": "quick_gelu"}
+# Fields of ours: the key that states each, and the value that transformers takes where it is absent.
+Keys: TypeAlias = Mapping[str, tuple[str, Any]]
+
+
+class ConfigReader:
+    """The values of a config.json, next to the tensors that they describe."""
+
+    def __init__(self, shapes: TensorShapes, values: dict[str, Any]):
+        self.shapes, self.values = shapes, values
+
+    def refuse(self, cause: str) -> MismatchedWeights:
+        return MismatchedWeights(f"{self.shapes.path}: {cause}")
+
+    def fields(self, keys: Keys) -> dict[str, Any]:
+        """What the keys say, each read as the type of the value that stands for it where it is absent."""
+        return {field: self._field(field, *known) for field, known in keys.items()}
+
+    def _field(self, field: str, name: str, default: Any) -> Any:
+        if field == "image":
+            return self.shapes.image or self.size(name, default)
+        if field == "patch":
+            return self.size(name, default)
+        if field == "gelu":
+            return self.activation(name, default)
+        if isinstance(default, bool):
+            return self.flag(name, default)
+        if isinstance(default, int):
+            return self.integer(name, default, least=int(field != "registers"))
+        return self.number(name, default)
+
+    def integer(self, name: str, default: int, least: int = 1) -> int:
+        value = self.values.get(name, default)
+        if type(value) is not int or not least <= value < 2**20:
+            raise self.refuse(f"config.json says {name}={value!r}, expected a whole number above {least - 1}")
+        return value
+
+    def integers(self, name: str, default: tuple[int, ...]) -> tuple[int, ...]:
+        value = self.values.get(name, default)
+        numbers = cast(list[object], value) if isinstance(value, list | tuple) else [None]
+        if not all(type(number) is int for number in numbers):
+            raise self.refuse(f"config.json says {name}={value!r}, expected a list of whole numbers")
+        return tuple(cast(list[int], numbers))
+
+    def size(self, name: str, default: int) -> Pair:
+        value = self.values.get(name, default)
+        numbers = [value, value] if type(value) is int else value
+        if not isinstance(numbers, list) or [type(n) for n in cast(list[object], numbers)] != [int, int]:
+            raise self.refuse(f"config.json says {name}={value!r}, expected one or two whole numbers")
+        return pair(cast(list[int], numbers))
+
+    def number(self, name: str, default: float) -> float:
+        value = self.values.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.refuse(f"config.json says {name}={value!r}, expected a number")
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.values.get(name, default)
+        if type(value) is not bool:
+            raise self.refuse(f"config.json says {name}={value!r}, expected true or false")
+        return value
+
+    def activation(self, name: str, default: str) -> str:
+        value = self.values.get(name, default)
+        if value not in ACTIVATIONS:
+            raise self.refuse(f"{name} {value!r} is not a GELU; known: {', '.join(ACTIVATIONS)}")
+        return ACTIVATIONS[value]
+
+    def require(self, name: str, *allowed: object, default: object = None) -> None:
+        """Refuses a value that no field of ours stands for."""
+        if (value := self.values.get(name, allowed[0] if default is None else default)) not in allowed:
+            listed = " or ".join(repr(one) for one in allowed)
+            raise self.refuse(f"config.json says {name}={value!r}; vitrail's network has {listed}")
+
+
+def write_fields(c: ViTConfig, keys: Keys) -> dict[str, Any]:
+    """The keys of a config.json that state these fields."""
+    return {name: write_value(field, getattr(c, field)) for field, (name, _) in keys.items()}
+
+
+def write_value(field: str, value: Any) -> Any:
+    if field in ("image", "patch"):
+        return value[0] if value[0] == value[1] else list(value)
+    return WRITTEN[value] if field == "gelu" else value

@@ -1,0 +1,281 @@
+"""How a Hugging Face `model_type` is read and written: one frozen row, and the functions that work on any row.
+
+A row ties our tensors to theirs by name, our fields to the keys of config.json, and says which class of transformers
+reads which head. Files are written with the names of transformers 4, which 5 reads too; the names of 5, in which some
+files are, go through `renames` first.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrail.checkpoint.formats.format import Format, Settings, half_squash
+from vitrail.checkpoint.formats.hf_config import NAME, ConfigReader, Keys, write_fields
+from vitrail.checkpoint.formats.key_table import PAPER, PLAIN, KeyEntry, Tensors, TensorShapes, copy
+from vitrail.core.errors import ExportRefused
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.models.build import tensor_shapes
+from vitrail.models.family import ModelConfig
+from vitrail.models.vit_config import ViTConfig, vit_config
+
+
+@dataclass(frozen=True, slots=True)
+class Reshaped:
+    """A tensor of ours that has another shape there."""
+
+    name: str
+    to_theirs: Callable[[Tensor], Tensor]
+    to_ours: Callable[[Tensor], Tensor]
+
+
+# Where a tensor or layer of ours is: under one name, in equal parts under several, or in another shape. The number of
+# a block is {} on both sides.
+Place: TypeAlias = str | tuple[str, ...] | Reshaped
+Names: TypeAlias = Mapping[str, Place]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The class of transformers that has such a head, and the pools that it has. Where there is no head, pooling is the
+    reader's: the first pool is what reading assumes."""
+
+    architecture: str
+    pools: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Family:
+    """One model_type.
+
+    `names` and `outer` are tensors within the base model, whose names begin with `prefix`, and behind it. `keys` are
+    fields that config.json states, `constants` those that all networks of the family share, and `free` those that
+    `read` and `write` deal with. All other fields are the paper's, or the family cannot hold the network.
+    """
+
+    model_type: str
+    whole: str = ""  # the model_type of image and text towers together, whose config.json has a vision_config
+    prefix: str = ""
+    prefixes: tuple[str, ...] = ()  # others that files may have in its place
+    layer: str = "encoder.layer.{}.layernorm_before"  # a layer that each block has
+    names: Callable[[ViTConfig], Names]
+    outer: Names
+    heads: Mapping[str, Head]
+    keys: Keys
+    constants: Mapping[str, Any]
+    free: tuple[str, ...] = ()
+    renames: tuple[tuple[str, str], ...] = ()  # from names of other versions, as regular expressions
+    drop: tuple[str, ...] = ()  # tensors that are not of the image's network, as regular expressions
+    read: Callable[[ConfigReader, dict[str, Any]], dict[str, Any]]
+    write: Callable[[ViTConfig], dict[str, Any]] = lambda c: {}
+    check: Callable[[ViTConfig], Iterable[str]] = lambda c: ()  # fields whose values do not go together there
+    unpack: Callable[[Tensors, dict[str, Any]], Tensors] = lambda tensors, values: tensors  # theirs, before reading
+    pack: Callable[[Tensors, ViTConfig], Tensors] = lambda tensors, c: tensors  # theirs, before writing
+    square: bool = True  # whether images, and patches, must be
+    written: bool = True  # whether networks are exported as this family
+    pooled: Callable[[ViTConfig], bool] = lambda c: False  # whether its `pooler_output` is what our network gives
+    preprocessing: Callable[[ModelConfig], Preprocessing] = half_squash
+
+
+# Fields that only matter in training or at other sizes; the sidecar keeps them.
+LOOSE: Final = ("dropout", "attention_dropout", "stochastic_depth", "position_resample", "head", "classes", "pool")
+
+
+def build_format(family: Family, order: int) -> Format:
+    return Format(
+        name=f"{NAME}-{family.model_type}",
+        library=NAME,
+        order=order,
+        recognises=lambda names, settings: is_of(family, settings),
+        table=partial(build_table, family),
+        infer=partial(infer, family),
+        modern=partial(modernise, family),
+        preprocessing=family.preprocessing,
+        claims=lambda config: family.written and not find_misfits(family, config),
+        settings=partial(build_settings, family),
+        finish=lambda tensors, config: family.pack(tensors, vit_config(config, NAME)),
+    )
+
+
+def is_of(family: Family, settings: Settings) -> bool:
+    return settings is not None and settings.get("model_type") in {family.model_type, family.whole} - {""}
+
+
+def tower_values(settings: dict[str, Any]) -> dict[str, Any]:
+    """What a config.json says of the image's network: all of it, or its vision_config."""
+    inner: Any = settings.get("vision_config")
+    values: dict[str, Any] = dict(inner) if isinstance(inner, dict) else {} if "text_config" in settings else settings
+    older: Any = settings.get("vision_config_dict")
+    return {**values, **older} if isinstance(older, dict) else values
+
+
+def modernise(family: Family, tensors: Tensors, settings: Settings) -> Tensors:
+    """Theirs under the names that are written, without what is not of the image's network."""
+    if settings is None or not is_of(family, settings):
+        return tensors
+    drop, renames = [re.compile(rule) for rule in family.drop], [(re.compile(old), new) for old, new in family.renames]
+    outer = {re.split(r"[.]", name)[0] for place in family.outer.values() for name in place_names(place)}
+    out: Tensors = {}
+    for name, tensor in tensors.items():
+        if any(rule.search(name) for rule in drop):
+            continue
+        if name.split(".")[0] not in outer:
+            found = next((p for p in (family.prefix, *family.prefixes) if p and name.startswith(p)), "")
+            name = name.removeprefix(found)
+            for old, new in renames:
+                name = old.sub(new, name)
+            name = family.prefix + name
+        out[name] = tensor
+    return family.unpack(out, tower_values(settings))
+
+
+def place_names(place: Place) -> tuple[str, ...]:
+    return (place,) if isinstance(place, str) else place if isinstance(place, tuple) else (place.name,)
+
+
+def infer(family: Family, shapes: TensorShapes) -> ViTConfig:
+    """The config that a folder's `config.json` states; tensors are held against it afterwards."""
+    assert shapes.settings is not None
+    get = ConfigReader(shapes, tower_values(shapes.settings))
+    found = {**family.constants, **get.fields(family.keys)}
+    found |= family.read(get, found)
+    if found["depth"] != (layers := shapes.count(f"{family.prefix}{family.layer}.weight")):
+        raise get.refuse(f"config.json says num_hidden_layers={found['depth']}, the tensors make {layers}")
+    return ViTConfig(**found)
+
+
+def read_head(family_heads: Mapping[str, Head], get: ConfigReader, layer: str = "classifier") -> dict[str, Any]:
+    """The head that a file has: a linear layer of this name, or none."""
+    classes = get.shapes.get(f"{layer}.weight", 2)[0] if f"{layer}.weight" in get.shapes else 0
+    head = "linear" if classes else "none"
+    return {"classes": classes, "head": head, "pool": family_heads[head].pools[0]}
+
+
+def build_table(family: Family, config: ModelConfig) -> list[KeyEntry]:
+    c = vit_config(config, NAME)
+    inner, outer = family.names(c), family.outer
+    rows: list[KeyEntry] = []
+    for ours in tensor_shapes(c):
+        for names, prefix in ((inner, family.prefix), (outer, "")):
+            if (found := _find_place(names, ours)) is not None:
+                rows.append(_entry(c, ours, prefix, *found))
+                break
+        else:
+            raise ExportRefused(f"{NAME} has no place for tensor {ours!r} in a {family.model_type} folder")
+    return rows
+
+
+def _find_place(names: Names, ours: str) -> tuple[Place, str, str] | None:
+    """Where a tensor is, what its name ends with behind that of its layer, and the number of its block."""
+    number = found[1] if (found := re.match(r"blocks\.(\d+)\.", ours)) else ""
+    general = f"blocks.{{}}.{ours.removeprefix(f'blocks.{number}.')}" if number else ours
+    matches = [layer for layer in names if general == layer or general.startswith(f"{layer}.")]
+    layer = max(matches, key=len, default="")
+    return (names[layer], general.removeprefix(layer), number) if layer else None
+
+
+def _entry(c: ViTConfig, ours: str, prefix: str, place: Place, suffix: str, number: str) -> KeyEntry:
+    if isinstance(place, str):
+        return copy(ours, f"{prefix}{place}{suffix}".format(number))
+    if isinstance(place, tuple):
+        without_key = ours.endswith("attention.qkv.bias") and not c.key_bias  # then it is that of q and v
+        parts = [f"{prefix}{part}{suffix}".format(number) for part in (place[::2] if without_key else place)]
+        return KeyEntry(ours, tuple(parts), lambda t: t.chunk(len(parts)), torch.cat)
+    return KeyEntry(ours, (f"{prefix}{place.name}",), lambda t: (place.to_theirs(t),), lambda ts: place.to_ours(ts[0]))
+
+
+def build_settings(family: Family, config: ModelConfig) -> dict[str, Any]:
+    """What config.json says of the network."""
+    c = vit_config(config, NAME)
+    kind = "projected" if c.projection else c.head
+    values = {**write_fields(c, family.keys), **family.write(c)}
+    if c.classes and family.whole:  # classifiers are of the class for both towers
+        inner = {"model_type": family.model_type, **values}
+        return {"model_type": family.whole, "architectures": [family.heads[kind].architecture], "vision_config": inner}
+    return {"model_type": family.model_type, "architectures": [family.heads[kind].architecture], **values}
+
+
+def normalise(c: ViTConfig) -> ViTConfig:
+    """The same network with the paper's value in each field that it makes no use of."""
+    unused: dict[str, Any] = {}
+    if not c.qkv_bias:
+        unused["key_bias"] = True
+    if not c.class_token:
+        unused |= {"class_tokens": 1, "position_prefix": True}
+    if c.position == "none":
+        unused["position_prefix"] = True
+    if not c.registers:
+        unused["register_positions"] = False
+    if c.pool != "map":
+        unused |= {"map_style": "siglip", "map_heads": 0, "map_mlp_width": 0}
+    if c.map_heads == c.heads:
+        unused["map_heads"] = 0
+    if c.map_mlp_width == c.mlp_width:
+        unused["map_mlp_width"] = 0
+    if c.head_size * c.heads == c.width:
+        unused["head_width"] = 0
+    return replace(c, **unused)
+
+
+def find_misfits(family: Family, config: ModelConfig) -> list[str]:
+    """Fields of a network that the family cannot hold."""
+    if not isinstance(config, ViTConfig):
+        return ["family"]
+    c = normalise(config)
+    held = {*family.keys, *family.free, *LOOSE, "placement"}
+    wrong = [
+        field.name
+        for field in fields(c)
+        if field.name not in held and getattr(c, field.name) != family.constants.get(field.name, _plain(field.name))
+    ]
+    wrong += ["placement"] if c.entry != "stem" and c.position != "none" else []
+    kind = "projected" if c.projection and c.head == "none" else c.head
+    if kind not in family.heads or (c.head == "tanh" and c.classes):
+        wrong.append("projection" if kind == "projected" else "head")
+    elif c.pool not in family.heads[kind].pools:
+        wrong.append("pool")
+    if family.square:
+        wrong += [name for name in ("image", "patch") if len(set(getattr(c, name))) > 1]
+    wrong += family.check(c)
+    order = {name: place for place, name in enumerate(PLAIN)}
+    return sorted(dict.fromkeys(wrong), key=lambda name: order.get(name, len(order)))
+
+
+def _plain(field: str) -> Any:
+    return getattr(PAPER, field)
+
+
+def refuse_nearest(families: Iterable[Family], config: ViTConfig) -> ExportRefused:
+    """The refusal of a network that no family holds, by the first field that keeps it from the nearest."""
+    found = [(find_misfits(family, config), family.model_type) for family in families if family.written]
+    wrong, model_type = min(found, key=lambda row: len(row[0]))
+    value = getattr(config, wrong[0])
+    if wrong[0] == "head" and value == "tanh":
+        return ExportRefused(f"{NAME} has no classifier behind a tanh layer: field head='tanh' goes with classes=0")
+    more = f", nor for {', '.join(wrong[1:])}" if len(wrong) > 1 else ""
+    fault = f"has no place for field {wrong[0]}={value!r} in a {model_type} folder{more}"
+    return ExportRefused(f"{NAME} {fault}; write a vitrail file instead")
+
+
+def in_blocks(layer: str, names: Names) -> dict[str, Place]:
+    """Names of one block's layers as those of all; `layer` is what theirs begin with, with the number as {}."""
+    return {
+        f"blocks.{{}}.{ours}": tuple(layer + part for part in place) if isinstance(place, tuple) else f"{layer}{place}"
+        for ours, place in names.items()
+        if not isinstance(place, Reshaped)
+    }
+
+
+def add_axes(name: str, count: int) -> Reshaped:
+    """A tensor without the leading axes of length one that ours has."""
+    return Reshaped(name, lambda t: t.flatten(0, count), lambda t: t[(None,) * count])
+
+
+def pad_positions(name: str, rows: int) -> Reshaped:
+    """A position table with rows in front that ours has not; they are written as zeros and add nothing."""
+    return Reshaped(name, lambda t: F.pad(t, (0, 0, rows, 0)), lambda t: t[:, rows:])
