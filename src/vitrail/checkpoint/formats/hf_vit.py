@@ -160,6 +160,6 @@ PIXIO: Final = Family(
     drop=(MASK,),
     read=lambda get, found: {**read_head(PIXIO_HEADS, get), **read_ratio(get, found)},
     write=write_ratio,
-    check=check_ratio,
+    check=lambda c: [*check_ratio(c), *(() if c.class_tokens > 1 else ("class_tokens",))],
     preprocessing=imagenet_crop,
 )
