@@ -19,6 +19,7 @@ from vitrail.data.preprocessing import Interpolation, Preprocessing
 from vitrail.models.family import ModelConfig
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import ViTConfig, vit_config
+from vitrail.models.zoo import HYBRID, VIT
 
 NAME = "timm"
 DOWNSAMPLE = {"project": "downsample.conv", "norm_project": "downsample.norm"}
@@ -78,9 +79,10 @@ def infer(shapes: TensorShapes) -> ModelConfig:
     }
     said |= {"gelu": fields["gelu"]} if "act_layer" in args else {}
     config = ViTConfig(**fields | said)
-    plain = all(getattr(config, part) == getattr(keys.PAPER, part) for part in config.parts)
-    resample: Any = {} if plain or "position_resample" in said else {"position_resample": "bicubic"}
-    return replace(config, **resample)
+    # The paper's networks keep the reference's own way, whoever stores them.
+    paper = config.pool != "map" and (not name or bool(VIT.fullmatch(name) or HYBRID.fullmatch(name)))
+    plain = paper and all(getattr(config, part) == getattr(keys.PAPER, part) for part in config.parts)
+    return config if plain or "position_resample" in said else replace(config, position_resample="bicubic")
 
 
 def _has_wide_eps(fields: dict[str, Any]) -> bool:
@@ -194,7 +196,6 @@ def _name_later(c: ViTConfig) -> tuple[str, dict[str, Any]]:
         "patch_bias": c.patch_bias == (c.norm_stem == "tokens"),  # timm has one or the other
         "mlp_bias": c.mlp_bias != c.out_bias,
         "map_mlp_width": c.pool == "map" and c.map_mlp_width not in (0, c.mlp_width),
-        "pool": c.pool == "map" and bool(c.prefix),
     }
     for field in (field for field, wrong in rules.items() if wrong):
         raise ExportRefused(
