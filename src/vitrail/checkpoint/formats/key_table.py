@@ -241,7 +241,7 @@ def require_plain(format_name: str, config: ModelConfig, *, free: tuple[str, ...
         raise ExportRefused(f"{format_name} holds ViTs; this network is a {config.title}")
     plain = (*PLAIN, "qkv_bias", *(name for name in PAPER.parts if name != "position_resample"))
     rules = {name: [getattr(PAPER, name)] for name in plain if name not in free}
-    rules["head"] = ["none", "linear", "tanh"]
+    rules |= {"head": ["none", "linear", "tanh"]} | ({"pool": ["token", "mean"]} if "pool" in free else {})
     for rule, allowed in rules.items():
         if (value := getattr(config, rule)) not in allowed:
             name = "placement" if rule == "entry" else rule
