@@ -157,6 +157,8 @@ def _infer_rotary(shapes: TensorShapes, fields: dict[str, Any], family: str, arg
         return None
     image: Pair = fields["image"]
     own = (image[0] // fields["patch"][0], image[1] // fields["patch"][1])
+    if named := re.search(r"vit_pe_.*_patch(\d+)_(\d+)$", parts.read_architecture(shapes)):
+        own = pair(int(named[2]) // int(named[1]))
     first = 1.0 if fields["class_token"] else 0.0
     usual: dict[str, Any] = {
         "dinov3": {"coordinates": "unit"},
