@@ -44,6 +44,7 @@ class Judge:
     `older` are the tensors by the names of transformers 4 where those differ. `dropped` are the beginnings of names
     that an importer leaves out, and `parts` the names of tensors that it takes a part of. `other` is a second size,
     not square, or None where the library has none, for the reason in `fixed`. `facts` are what the files do not say.
+    `resample` is how the library resizes positions where that is not how the family's own code does it.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Judge:
     dropped: tuple[str, ...] = ()
     parts: tuple[str, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
+    resample: str = ""
 
     @property
     def sizes(self) -> list[Pair]:
@@ -101,6 +103,11 @@ def as_tokens(value: Tensor, width: int) -> Tensor:
     if value.ndim == 3:
         return value
     return value.flatten(1, 2) if value.shape[-1] == width else value.flatten(2).transpose(1, 2)
+
+
+def join_readouts(tokens: Tensor, prefix: int) -> Tensor:
+    """The usual readout of DINO's features: the class token next to the mean of the patches, [B, 2D]."""
+    return torch.cat([tokens[:, 0], tokens[:, prefix:].mean(1)], dim=1)
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.parity.judges import Finish, Judge, fill, own
+from tests.parity.judges import Finish, Judge, fill, join_readouts, own
 from tests.parity.networks import Tensors
 
 CLASSES = 7
@@ -19,10 +19,10 @@ BEIT: dict[str, Any] = {
     "gelu": "erf", "norm_eps": 1e-12, "position": "none", "key_bias": False, "layer_scale": 0.1,
 }  # fmt: skip
 BEIT_MEAN: dict[str, Any] = {**BEIT, "pool": "mean", "norm_after_pool": True}
-DINOV2: dict[str, Any] = {**SHARP, "norm_eps": 1e-6, "layer_scale": 1.0, "mlp_width": 256, "pool": "token"}
+DINOV2: dict[str, Any] = {**SHARP, "norm_eps": 1e-6, "layer_scale": 1.0, "mlp_width": 256, "pool": "token+mean"}
 DINOV3: dict[str, Any] = {
     "gelu": "erf", "norm_eps": 1e-5, "position": "none", "registers": 4, "layer_scale": 1.0, "key_bias": False,
-    "pool": "token",
+    "pool": "token+mean",
     "rotary": {"mixed": False, "base": 100.0, "coordinates": "unit", "layout": "halves", "order": "yx",
                "shift": 0.0, "jitter": 0.0, "rescale": 2.0},
 }  # fmt: skip
@@ -119,6 +119,17 @@ def end_with_mean(norm: str) -> Finish:
     return finish
 
 
+def end_with_both(norm: str) -> Finish:
+    def finish(network: Any, last: Tensor, _out: Any) -> dict[str, Any]:
+        tokens = network.get_submodule(norm)(last)
+        return {
+            "tokens": tokens,
+            "output": join_readouts(tokens, 1 + getattr(network.config, "num_register_tokens", 0)),
+        }
+
+    return finish
+
+
 def end_with_neck(_network: nn.Module, last: Tensor, out: Any) -> dict[str, Any]:
     return {"tokens": last, "output": out.last_hidden_state.mean((2, 3)), "neck": out.last_hidden_state}
 
@@ -163,7 +174,8 @@ TEXT = {
 WINDOWS = {**SIZES, "window_size": 3}
 ROWS = {
     "vit": row(
-        "ViTForImageClassification", "ViTConfig", {**WIDE, **LABELS}, {**SHARP, "norm_eps": 1e-12, "pool": "token"},
+        "ViTForImageClassification", "ViTConfig", {**WIDE, **LABELS},
+        {**SHARP, "norm_eps": 1e-12, "pool": "token"},
         layers="vit.layers", finish=end_with("vit.layernorm", "logits"), grow=GROW,
     ),
     "deit": row(
@@ -203,37 +215,37 @@ ROWS = {
     ),
     "dinov2": row(
         "Dinov2Model", "Dinov2Config", SIZES, DINOV2, layers="encoder.layer",
-        finish=end_with("layernorm", "pooler_output"), dropped=("embeddings.mask_token",),
+        finish=end_with_both("layernorm"), dropped=("embeddings.mask_token",),
     ),
     "dinov2 classifier": row(
-        "Dinov2ForImageClassification", "Dinov2Config", {**SIZES, **LABELS}, {**DINOV2, "pool": "token+mean"},
+        "Dinov2ForImageClassification", "Dinov2Config", {**SIZES, **LABELS}, DINOV2,
         layers="dinov2.encoder.layer", finish=end_with("dinov2.layernorm", "logits"),
         dropped=("dinov2.embeddings.mask_token",),
     ),
     "dinov2 swiglu": row(
         "Dinov2Model", "Dinov2Config", {**SIZES, "use_swiglu_ffn": True}, {**DINOV2, "gated": True, "mlp_width": 176},
-        layers="encoder.layer", finish=end_with("layernorm", "pooler_output"), dropped=("embeddings.mask_token",),
+        layers="encoder.layer", finish=end_with_both("layernorm"), dropped=("embeddings.mask_token",),
     ),
     "dinov2 registers": row(
         "Dinov2WithRegistersModel", "Dinov2WithRegistersConfig", SIZES,
         {**DINOV2, "registers": 4, "position_resample": "bicubic"},
-        layers="encoder.layer", finish=end_with("layernorm", "pooler_output"), dropped=("embeddings.mask_token",),
+        layers="encoder.layer", finish=end_with_both("layernorm"), dropped=("embeddings.mask_token",),
     ),
     "dinov2 registers classifier": row(
         "Dinov2WithRegistersForImageClassification", "Dinov2WithRegistersConfig", {**SIZES, **LABELS},
-        {**DINOV2, "registers": 4, "position_resample": "bicubic", "pool": "token+mean"},
+        {**DINOV2, "registers": 4, "position_resample": "bicubic"},
         layers="dinov2_with_registers.encoder.layer", finish=end_with("dinov2_with_registers.layernorm", "logits"),
         dropped=("dinov2_with_registers.embeddings.mask_token",),
     ),
     "dinov3": row(
         "DINOv3ViTModel", "DINOv3ViTConfig", {**WIDE, "num_register_tokens": 4}, DINOV3, layers="model.layer",
-        finish=end_with("norm", "pooler_output"), dropped=("embeddings.mask_token",),
+        finish=end_with_both("norm"), dropped=("embeddings.mask_token",),
     ),
     "dinov3 gated": row(
         "DINOv3ViTModel", "DINOv3ViTConfig",
         {**WIDE, "num_register_tokens": 4, "use_gated_mlp": True, "hidden_act": "silu"},
         {**{name: value for name, value in DINOV3.items() if name != "gelu"}, "gated": True},
-        layers="model.layer", finish=end_with("norm", "pooler_output"), dropped=("embeddings.mask_token",),
+        layers="model.layer", finish=end_with_both("norm"), dropped=("embeddings.mask_token",),
     ),
     "clip": row(
         "CLIPVisionModel", "CLIPVisionConfig", WIDE, CLIP, layers="encoder.layers",

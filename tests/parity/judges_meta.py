@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.parity.judges import Judge
-from tests.parity.judges_huggingface import DINOV2, DINOV3, build, end_with
+from tests.parity.judges_huggingface import DINOV2, DINOV3, build, end_with_both
 from tests.parity.networks import Tensors
 
 # Meta's files do not say the number of heads; each has 64 dimensions.
@@ -71,7 +71,7 @@ def build_dinov2(name: str, *, registers: int = 0, gated: bool = False, chunked:
     fields["position_resample"] = "bicubic" if registers else "bicubic-offset"
     theirs = build(
         name, f"{kind}Model", f"{kind}Config", {**SIZES, "use_swiglu_ffn": gated}, fields, layers="encoder.layer",
-        finish=end_with("layernorm", "pooler_output"), dropped=("mask_token",),
+        finish=end_with_both("layernorm"), dropped=("mask_token",),
     )  # fmt: skip
     if not registers:
         part: Any = theirs.network.get_submodule("embeddings")
@@ -96,10 +96,10 @@ def pack_gates(tensors: Tensors) -> Tensors:
 def build_dinov3(name: str, *, gated: bool = False, biased: bool = True) -> Judge:
     settings = {**SIZES, "intermediate_size": 96, "num_register_tokens": 4, "use_gated_mlp": gated}
     settings |= {"query_bias": biased, "value_bias": biased, "hidden_act": "silu" if gated else "gelu"}
-    fields = {**DINOV3, **EXPECTED, "rotary": ROTARY, "gated": gated, "qkv_bias": biased}
+    fields = {**DINOV3, **EXPECTED, "rotary": ROTARY, "gated": gated, "qkv_bias": biased, "key_bias": not biased}
     theirs = build(
         name, "DINOv3ViTModel", "DINOv3ViTConfig", settings, fields, layers="model.layer",
-        finish=end_with("norm", "pooler_output"),
+        finish=end_with_both("norm"),
         dropped=("mask_token", "rope_embed.periods", "local_cls_norm."),
     )  # fmt: skip
     tensors = rename(theirs.tensors)

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tests.parity.judges import Judge, fill, own
+from tests.parity.judges import Judge, fill, join_readouts, own
 from vitrail.core.text import Pair
 
 SIZES = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 3, "num_heads": 4}
@@ -34,15 +34,15 @@ def perception(offset: float, reference: int) -> dict[str, Any]:
 def naver(*, mixed: bool) -> dict[str, Any]:
     shared = {"coordinates": "index", "layout": "pairs", "order": "xy", "offset": 0.0, "reference": None}
     rotary = {"mixed": mixed, "base": 10.0 if mixed else 100.0, **shared}
-    return {"layer_scale": 1e-5, "rotary": rotary, "position_prefix": False}
+    return {"layer_scale": 1e-5, "rotary": rotary}
 
 
 DINOV3: dict[str, Any] = {
-    "position": "none", "registers": 4, "layer_scale": 1e-5, "norm_eps": 1e-5, "pool": "mean",
+    "position": "none", "registers": 4, "layer_scale": 1e-5, "norm_eps": 1e-5, "pool": "token+mean",
     "rotary": {"mixed": False, "base": 100.0, "coordinates": "unit", "layout": "halves", "order": "yx"},
 }  # fmt: skip
 SAM: dict[str, Any] = {
-    **NO_CLASS, "position_bias": "decomposed", "norm_final": False, "neck": 24, "pool": "mean",
+    **NO_CLASS, "position_bias": "decomposed", "norm_final": False, "neck": 24, "pool": "mean", "norm_eps": 1e-5,
     "windows": {"size": 3, "whole": (1,)},
 }  # fmt: skip
 
@@ -77,10 +77,11 @@ def build(
         settings=json.loads(json.dumps(settings)),
         expected={**sizes, "channels": 3, "classes": classes, **PLAIN, **expected, "head": head},
         call=network.forward_features if hasattr(network, "neck") else network,
-        finish=finish,
+        finish=finish_both if expected.get("pool") == "token+mean" else finish,
         native=size,
         other=(48, 32) if grows else None,
         fixed="" if grows else "timm's BEiT has no forward pass for another size",
+        resample="" if expected.get("position_resample", "bicubic") == "bicubic" else "bicubic",
     )
 
 
@@ -90,28 +91,37 @@ def finish(network: nn.Module, last: Tensor, out: Any) -> dict[str, Any]:
     return {"tokens": network.norm(last), "output": out}
 
 
+def finish_both(network: nn.Module, last: Tensor, _out: Any) -> dict[str, Any]:
+    tokens = network.norm(last)
+    return {"tokens": tokens, "output": join_readouts(tokens, network.num_prefix_tokens)}
+
+
 def row(architecture: str, expected: dict[str, Any], **args: Any) -> tuple[str, dict[str, Any], dict[str, Any]]:
     return architecture, expected, args
 
 
 ROWS = {
-    "augreg": row("vit_base_patch16_224", {"pool": "token"}),
+    "augreg": row("vit_base_patch16_224", {"pool": "token", "position_resample": "reference"}),
     "deit distilled": row(
         "deit_small_distilled_patch16_224",
         {"head": "distilled", "registers": 1, "register_positions": True, "pool": "token"},
     ),
     "deit3": row("deit3_small_patch16_224", {"layer_scale": 1e-6, "position_prefix": False, "pool": "token"}),
-    "mae": row("vit_base_patch16_224", {"pool": "mean", "norm_after_pool": True}, global_pool="avg"),
+    "mae": row(
+        "vit_base_patch16_224",
+        {"pool": "mean", "norm_after_pool": True, "position_resample": "reference"},
+        global_pool="avg",
+    ),
     "ijepa": row("vit_huge_patch14_gap_224", {**NO_CLASS, "pool": "mean", "norm_after_pool": False}, classes=0),
-    "dinov2": row("vit_small_patch14_dinov2", {"layer_scale": 1e-5, "pool": "token"}, classes=0),
+    "dinov2": row("vit_small_patch14_dinov2", {"layer_scale": 1e-5, "pool": "token+mean"}, classes=0),
     "dinov2 reg4": row(
         "vit_small_patch14_reg4_dinov2",
-        {"layer_scale": 1e-5, "registers": 4, "position_prefix": False, "pool": "token"},
+        {"layer_scale": 1e-5, "registers": 4, "position_prefix": False, "pool": "token+mean"},
         classes=0,
     ),
     "dinov2 giant": row(
         "vit_giant_patch14_dinov2",
-        {"layer_scale": 1e-5, "gated": True, "mlp_width": 96, "pool": "token"},
+        {"layer_scale": 1e-5, "gated": True, "mlp_width": 96, "pool": "token+mean"},
         classes=0,
         mlp_ratio=3.0,
     ),
@@ -130,7 +140,9 @@ ROWS = {
         classes=0,
         mlp_ratio=2.75,
     ),
-    "flexivit": row("flexivit_small", {"position_prefix": False, "pool": "token"}),
+    "flexivit": row(
+        "flexivit_small", {"position_prefix": False, "pool": "token", "position_resample": "bilinear"}
+    ),
     "eva02": row(
         "eva02_base_patch14_224", {**EVA02, "norm_inner_mlp": True, "pool": "mean", "norm_after_pool": True}
     ),
@@ -174,8 +186,8 @@ ROWS = {
     ),
     "rope axial": row("vit_small_patch16_rope_224", {**naver(mixed=False), "position": "none"}),
     "rope mixed": row("vit_small_patch16_rope_mixed_224", {**naver(mixed=True), "position": "none"}),
-    "rope axial ape": row("vit_small_patch16_rope_ape_224", naver(mixed=False)),
-    "rope mixed ape": row("vit_small_patch16_rope_mixed_ape_224", naver(mixed=True)),
+    "rope axial ape": row("vit_small_patch16_rope_ape_224", {**naver(mixed=False), "position_prefix": False}),
+    "rope mixed ape": row("vit_small_patch16_rope_mixed_ape_224", {**naver(mixed=True), "position_prefix": False}),
     "beit": row("beit_base_patch16_224", {**BEIT, "layer_scale": 0.1}, grows=False),
     "beit oblong": row("beit_base_patch16_224", {**BEIT, "layer_scale": 0.1}, grows=False, size=(48, 32)),
     "beit shared": row(
@@ -188,6 +200,13 @@ ROWS = {
     ),
     "beitv2": row("beitv2_base_patch16_224", {**BEIT, "layer_scale": 1e-5}, grows=False),
     "beitv2 oblong": row("beitv2_base_patch16_224", {**BEIT, "layer_scale": 1e-5}, grows=False, size=(32, 56)),
+    "beit3": row(
+        "beit3_base_patch16_224",
+        {
+            "norm_inner_attention": True, "norm_inner_mlp": True, "norm_eps": 1e-5, "pool": "mean",
+            "norm_after_pool": True,
+        },
+    ),
     "samvit": row(
         "samvit_base_patch16", SAM, classes=0, window_size=3, global_attn_indexes=[1], neck_chans=24
     ),

@@ -8,7 +8,8 @@ from pathlib import Path
 from vitrail.checkpoint import formats
 from vitrail.checkpoint.formats.format import Format, Settings
 from vitrail.checkpoint.formats.key_table import Tensors
-from vitrail.core.errors import ExportRefused, MismatchedWeights, unknown_name
+from vitrail.checkpoint.formats.strangers import refuse_stranger
+from vitrail.core.errors import MismatchedWeights, unknown_name
 from vitrail.models.family import ModelConfig
 
 
@@ -25,29 +26,22 @@ SHORT = {"hf": "huggingface", "google": "npz", "bit": "npz-bit"}
 def find_format(name: str, config: ModelConfig | None = None) -> Format:
     """A format by name. The name of a library means that one of its formats that claims the network."""
     name = SHORT.get(name, name)
-    rows = [row for row in FORMATS.values() if row.library == name]
-    if name not in FORMATS and not rows:
+    if name not in FORMATS:
         raise unknown_name("weight format", name, ["vitrail", *FORMATS, *SHORT])
-    claimed = [row for row in rows if config is not None and row.claims(config)]
-    return claimed[0] if claimed else FORMATS.get(name) or rows[-1]
-
-
-def format_of(known: Format, config: ModelConfig) -> Format:
-    """The format of a recognised file whose config is known: tensor names alone may fit several of a library."""
-    try:
-        known.table(config)
-    except ExportRefused:
-        return find_format(known.library, config)
-    return known
+    if config is None:
+        return FORMATS[name]
+    rows = (row for row in FORMATS.values() if row.library == name and row.claims(config))
+    return next(rows, FORMATS[name])
 
 
 def recognise(path: Path, tensors: Tensors, settings: Settings = None) -> tuple[Format, Tensors]:
     """The format whose names these are, and the tensors under that format's modern names."""
+    refuse_stranger(path, tensors, settings)
     for known in FORMATS.values():
         modern = known.modern(tensors, settings)
         if known.recognises(set(modern), settings):
             return known, modern
-    model_type: object = (settings or {}).get("model_type")
-    kind = f" of model_type {model_type!r}" if model_type else ""
+    stated = {name: (settings or {}).get(name) for name in ("model_type", "architecture")}
+    kind = next((f" of {name} {value!r}" for name, value in stated.items() if value), "")
     named = f"tensors like {', '.join(list(tensors)[:3])}{kind}"
     raise MismatchedWeights(f"{path}: {named} are of no format that vitrail knows")
