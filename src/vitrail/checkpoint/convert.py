@@ -168,7 +168,7 @@ def _write_settings(bundle: Bundle, folder: Path, known: Format) -> None:
 def _find_lost_fields(bundle: Bundle, draft: Path) -> list[str]:
     """Fields that a reader of the bare format gets wrong, or needs as an argument (a non-square grid, heads)."""
     mine = bundle.config
-    for given in ((), ("image",), ("heads",), ("image", "heads")):
+    for given in ((), ("image",), ("heads",), ("image", "heads"), ("heads", "rotary")):
         try:
             seen = read_bundle(draft, **{name: getattr(mine, name) for name in given if hasattr(mine, name)})
         except WeightsError:

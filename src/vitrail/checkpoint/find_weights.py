@@ -14,7 +14,7 @@ from vitrail.checkpoint.files.read_weights import RawWeights, read_weights
 from vitrail.checkpoint.formats import huggingface, timm
 from vitrail.checkpoint.formats.format import Format
 from vitrail.checkpoint.formats.key_table import TensorShapes, copy, expected_shapes, import_tensors
-from vitrail.checkpoint.formats.registry import recognise
+from vitrail.checkpoint.formats.registry import format_of, recognise
 from vitrail.checkpoint.known_weights import BUNDLED, bundled_file, is_bundled
 from vitrail.core.atomic_files import similar_paths
 from vitrail.core.errors import ConfigError, ExportRefused, MismatchedWeights, WeightsNotFound, unknown_name
@@ -59,6 +59,8 @@ def _foreign(raw: RawWeights, settings: dict[str, Any] | None, folder: Path | No
     inferred = None
     if sidecar := read_sidecar(raw.path):
         config, card = sidecar
+        known = format_of(known, config)
+        tensors = known.modern(raw.tensors, settings)
     else:
         config = known.infer(TensorShapes(path=raw.path, tensors=tensors, settings=settings, facts=facts))
         card = name_imagenet(_card(known, config, settings, folder), config.classes)

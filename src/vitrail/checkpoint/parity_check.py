@@ -19,15 +19,14 @@ from torch import Tensor, nn
 from vitrail.checkpoint.bundle import Bundle
 from vitrail.checkpoint.files.checks import shorten
 from vitrail.checkpoint.files.read_weights import read_weights
-from vitrail.checkpoint.formats.registry import FORMATS
-from vitrail.checkpoint.formats.timm import architecture
+from vitrail.checkpoint.formats.registry import FORMATS, find_format
 from vitrail.checkpoint.transformers_network import load_with_transformers
 from vitrail.checkpoint.weights import build_network
 from vitrail.core.errors import ConfigError, ExportRefused
 from vitrail.models.build import Model
 from vitrail.models.family import ModelConfig
 from vitrail.models.resnet_config import ResNetConfig
-from vitrail.models.vit_config import vit_config
+from vitrail.models.vit_config import ViTConfig, vit_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +60,36 @@ def build_timm(config: ModelConfig, target: Path) -> ReferenceModel:
 
     file = target / "model.safetensors" if target.is_dir() else target
     network: Any
-    with torch.device("meta"):  # its own weights would be drawn only to be overwritten
+    # Its own weights would be drawn only to be overwritten; other modules than the plain ViT compute tables, too.
+    bare = find_format("timm", config).name == "timm"
+    with torch.random.fork_rng(devices=[]), torch.device("meta" if bare else "cpu"):
         if isinstance(config, ResNetConfig):
             network = build_timm_bit(config)
         else:
-            name, given = architecture(config)
+            name, given = describe_for_timm(config)
             args: Any = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
             network = timm.create_model(name, pretrained=False, **args)
     network.load_state_dict(_floats(file), strict=True, assign=True)
     staged = hasattr(network, "stages")
     units = [block for stage in network.stages for block in stage.blocks] if staged else list(network.blocks)
-    return ReferenceModel(f"timm {timm.__version__}", network.eval(), units)
+    tokens = nn.Flatten(1, 2) if hasattr(network, "neck") else nn.Identity()  # SAM's stand on their grid
+    return ReferenceModel(f"timm {timm.__version__}", network.eval(), units, open_pooling(network, config), tokens)
+
+
+def describe_for_timm(config: ModelConfig) -> tuple[str, dict[str, Any]]:
+    """A name of timm's and the arguments for `create_model`; refused where timm has no such network."""
+    describe = find_format("timm", config).settings
+    assert describe is not None
+    settings = describe(config)
+    return settings["architecture"], settings["model_args"]
+
+
+def open_pooling(network: Any, config: ModelConfig) -> Callable[[Any], Tensor] | None:
+    """Takes a pooling that the library does not have, class token and mean side by side, from all its tokens."""
+    if not isinstance(config, ViTConfig) or config.pool != "token+mean":
+        return None
+    network.global_pool = ""
+    return lambda tokens: torch.cat([tokens[:, 0], tokens[:, config.prefix :].mean(dim=1)], dim=1)
 
 
 def load_with_timm(name: str, args: dict[str, Any], target: Path) -> nn.Module:

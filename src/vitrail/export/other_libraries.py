@@ -18,7 +18,6 @@ from vitrail.checkpoint.bundle import Bundle
 from vitrail.checkpoint.convert import Conversion
 from vitrail.checkpoint.find_weights import read_bundle
 from vitrail.checkpoint.formats.registry import find_format
-from vitrail.checkpoint.formats.timm import architecture
 from vitrail.checkpoint.weights import build_network
 from vitrail.core.errors import ExportFailed, ExportRefused, unknown_name
 from vitrail.core.text import Pair
@@ -37,6 +36,7 @@ NAMED: Final[dict[tuple[int, int, int], tuple[str, tuple[int, ...]]]] = {
     (192, 12, 3): ("tiny", (16,)), (384, 12, 6): ("small", (16, 32)), (768, 12, 12): ("base", (8, 16, 32)),
     (1024, 24, 16): ("large", (16, 32)), (1280, 32, 16): ("huge", (14,)),
 }  # fmt: skip
+PLAIN: Final = "vit_base_patch16_224"
 USUAL: Final[dict[str, Any]] = {
     "img_size": [224, 224], "qkv_bias": True, "class_token": True, "no_embed_class": False, "reg_tokens": 0,
     "global_pool": "token", "act_layer": "gelu", "in_chans": 3, "num_classes": 1000,
@@ -87,7 +87,8 @@ def check_written(
         network, logits = built.network, built.logits
         if call is not None:
             with torch.random.fork_rng(devices=[]):  # its own weights are drawn before ours are read
-                network, logits = peers.load_with_timm(*call, draft), None
+                network = peers.load_with_timm(*call, draft)
+            peers.open_pooling(network, bundle.config)
         forward = lambda images: (network(images) if logits is None else logits(network(images))).flatten(1)  # noqa: E731
         against, candidate = built.library, forward
     image = bundle.config.image
@@ -102,9 +103,12 @@ def check_written(
 
 def timm_call(config: ModelConfig) -> tuple[str, dict[str, Any]]:
     """A name of timm's and what differs from it, for `timm.create_model`; refused where timm has no such network."""
-    name, args = architecture(config)
+    name, args = peers.describe_for_timm(config)
     if not config.tokens:
         return name, {field: value for field, value in args.items() if USUAL.get(field) != value}
+    if name != PLAIN and "_r50_" not in name:  # whose own defaults are others; timm passes over None
+        given = {field: value for field, value in args.items() if value is not None}
+        return name, {field: tuple(value) if isinstance(value, list) else value for field, value in given.items()}
     config = vit_config(config, "a network of timm's")
     size, patches = NAMED.get((config.width, config.depth, config.heads), ("", ()))
     square = config.patch[0] == config.patch[1] and config.mlp_width == 4 * config.width
@@ -114,7 +118,7 @@ def timm_call(config: ModelConfig) -> tuple[str, dict[str, Any]]:
             args.pop(field)
     elif int(config.width * (ratio := config.mlp_width / config.width)) == config.mlp_width:
         args["mlp_ratio"] = ratio
-    if config.pool == "token":
+    if config.pool != "mean":
         args.pop("fc_norm")  # else it follows the pooling
     args = {field: value for field, value in args.items() if field not in USUAL or USUAL[field] != value}
     if "img_size" in args and config.image[0] == config.image[1]:

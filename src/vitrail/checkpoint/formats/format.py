@@ -34,9 +34,9 @@ def big_vision_crop(config: ModelConfig) -> Preprocessing:
     return replace(google_squash(config), resize=resize, interpolation="area")
 
 
-def imagenet_crop(config: ModelConfig) -> Preprocessing:
-    """ImageNet's mean and deviation and a bicubic centre crop: timm's and torchvision's habit."""
-    resize = round(min(config.image) * 256 / 224)
+def imagenet_crop(config: ModelConfig, share: float = 224 / 256) -> Preprocessing:
+    """ImageNet's mean and deviation and a bicubic centre crop of this share: timm's and torchvision's habit."""
+    resize = round(min(config.image) / share)
     said: Any = {"resize": resize, "interpolation": "bicubic", "mean": IMAGENET_MEAN, "std": IMAGENET_STD}
     return Preprocessing(image=config.image, **said)
 
@@ -45,6 +45,11 @@ def clip_crop(config: ModelConfig) -> Preprocessing:
     """CLIP's mean and deviation; the shorter side goes to the size, bicubic, and the centre is cut out."""
     said: Any = {"resize": min(config.image), "interpolation": "bicubic", "mean": CLIP_MEAN, "std": CLIP_STD}
     return Preprocessing(image=config.image, **said)
+
+
+def half_crop(config: ModelConfig) -> Preprocessing:
+    """Pixels to [-1, 1]; the shorter side goes to the size, bicubic, and the centre is cut out: SigLIP in timm."""
+    return replace(clip_crop(config), mean=HALF, std=HALF)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -192,12 +192,16 @@ PAPER = ViTConfig(width=64, depth=1, mlp_width=64, heads=1)  # plain: what forma
 HEADS = {(width, mlp): heads for width, _, mlp, heads in (SHAPES | SMALL_SHAPES).values()}
 
 
+# Of later families with heads of another width than 64: so400m, SigLIP's giant-opt, EVA-02-E, PE's G.
+LATER_HEADS = {(1152, 4304): 16, (1536, 6144): 16, (1792, 15360): 16, (1536, 8960): 16}
+
+
 def infer_heads(shapes: TensorShapes, width: int, mlp_width: int) -> int:
     """Heads as given, by the published shape, else 64 dimensions a head; a fused matrix does not tell."""
     if "heads" in shapes.facts:
         return int(shapes.facts["heads"])
-    if (width, mlp_width) in HEADS:
-        return HEADS[width, mlp_width]
+    if found := (HEADS | LATER_HEADS).get((width, mlp_width)):
+        return found
     if width % 64:
         raise MismatchedWeights(f"{shapes.path}: width {width} is not a published shape; pass heads=")
     return width // 64
@@ -217,13 +221,14 @@ def infer_sizes(
     return sizes | {"classes": classes, "head": "linear" if classes else "none", "gelu": "erf"}
 
 
-def infer_image(shapes: TensorShapes, rows: int, patch: Pair, class_token: bool) -> tuple[Pair, int]:
-    """The image that a position table is for, and how many of its rows belong to the class token."""
-    for prefix in (1, 0) if class_token else (0,):
-        side = max(1, math.isqrt(max(rows - prefix, 0)))
+def infer_image(shapes: TensorShapes, rows: int, patch: Pair, prefix: int) -> tuple[Pair, int]:
+    """The image that a position table is for, and how many of its rows belong to the `prefix`, class token and the
+    like: all of it or none."""
+    for count in (int(prefix), 0) if prefix else (0,):
+        side = max(1, math.isqrt(max(rows - count, 0)))
         image = shapes.image or (side * patch[0], side * patch[1])
-        if (image[0] // patch[0]) * (image[1] // patch[1]) == rows - prefix:
-            return image, prefix
+        if (image[0] // patch[0]) * (image[1] // patch[1]) == rows - count:
+            return image, count
     fault = "make no square grid; pass image=(height, width) of the training images"
     if shapes.image is not None:
         fault = f"do not fit {format_size(shapes.image)} pixels at patch {format_size(patch)}"
@@ -234,8 +239,9 @@ def require_plain(format_name: str, config: ModelConfig, *, free: tuple[str, ...
     """The config as a plain ViT, or a refusal that names the first field the format has no place for."""
     if not isinstance(config, ViTConfig):
         raise ExportRefused(f"{format_name} holds ViTs; this network is a {config.title}")
-    rules = {name: [getattr(PAPER, name)] for name in (*PLAIN, "qkv_bias") if name not in free}
-    rules["head"] = ["none", "linear", "tanh"]
+    plain = (*PLAIN, "qkv_bias", *(name for name in PAPER.parts if name != "position_resample"))
+    rules = {name: [getattr(PAPER, name)] for name in plain if name not in free}
+    rules |= {"head": ["none", "linear", "tanh"]} | ({"pool": ["token", "mean"]} if "pool" in free else {})
     for rule, allowed in rules.items():
         if (value := getattr(config, rule)) not in allowed:
             name = "placement" if rule == "entry" else rule

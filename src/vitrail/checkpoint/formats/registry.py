@@ -9,7 +9,7 @@ from vitrail.checkpoint import formats
 from vitrail.checkpoint.formats.format import Format, Settings
 from vitrail.checkpoint.formats.key_table import Tensors
 from vitrail.checkpoint.formats.strangers import refuse_stranger
-from vitrail.core.errors import MismatchedWeights, unknown_name
+from vitrail.core.errors import ExportRefused, MismatchedWeights, unknown_name
 from vitrail.models.family import ModelConfig
 
 
@@ -26,12 +26,20 @@ SHORT = {"hf": "huggingface", "google": "npz", "bit": "npz-bit"}
 def find_format(name: str, config: ModelConfig | None = None) -> Format:
     """A format by name. The name of a library means that one of its formats that claims the network."""
     name = SHORT.get(name, name)
-    if name not in FORMATS:
+    rows = [row for row in FORMATS.values() if row.library == name]
+    if name not in FORMATS and not rows:
         raise unknown_name("weight format", name, ["vitrail", *FORMATS, *SHORT])
-    if config is None:
-        return FORMATS[name]
-    rows = (row for row in FORMATS.values() if row.library == name and row.claims(config))
-    return next(rows, FORMATS[name])
+    claimed = [row for row in rows if config is not None and row.claims(config)]
+    return claimed[0] if claimed else FORMATS.get(name) or rows[-1]
+
+
+def format_of(known: Format, config: ModelConfig) -> Format:
+    """The format of a recognised file whose config is known: tensor names alone may fit several of a library."""
+    try:
+        known.table(config)
+    except ExportRefused:
+        return find_format(known.library, config)
+    return known
 
 
 def recognise(path: Path, tensors: Tensors, settings: Settings = None) -> tuple[Format, Tensors]:

@@ -1,59 +1,94 @@
-"""timm's state dicts: ViTs (`vit_*`, `deit_*`), hybrids (`vit_*_r50_s*`) and BiT ResNets (`resnetv2_*_bit`).
+"""timm's state dicts: the ViTs of vision_transformer.py and deit.py (`vit_*`, `deit*`, `flexivit_*`, `aimv2_*`,
+`beit3_*`), hybrids (`vit_*_r50_s*`) and BiT ResNets (`resnetv2_*_bit`).
 
-timm computes with the exact GELU, and standardises kernels by sqrt(var + 1e-8) in both families.
+timm computes with the exact GELU, and standardises kernels by sqrt(var + 1e-8) in both families. A state dict names no
+activation, so files of OpenAI's CLIP and of later SigLIPs need their config.json or gelu="quick", gelu="tanh".
 """
 
+import re
 from dataclasses import replace
 from typing import Any, get_args
 
 from vitrail.checkpoint.formats import key_table as keys
-from vitrail.checkpoint.formats.format import Format, Settings, imagenet_crop
-from vitrail.checkpoint.formats.key_table import KeyEntry, TensorShapes, copy, weight_and_bias
-from vitrail.core.errors import ExportRefused, MismatchedWeights
+from vitrail.checkpoint.formats import timm_parts as parts
+from vitrail.checkpoint.formats.format import Format, Settings, clip_crop, half_crop, imagenet_crop
+from vitrail.checkpoint.formats.key_table import KeyEntry, Tensors, TensorShapes, copy, weight_and_bias
+from vitrail.core.errors import ExportRefused
 from vitrail.core.text import Pair
 from vitrail.data.preprocessing import Interpolation, Preprocessing
 from vitrail.models.family import ModelConfig
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import ViTConfig, vit_config
+from vitrail.models.zoo import HYBRID, VIT
 
 NAME = "timm"
-BLOCK = keys.name_layers("norm1", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2") | {"attention.qkv": "attn.qkv"}
 DOWNSAMPLE = {"project": "downsample.conv", "norm_project": "downsample.norm"}
+FREE = (
+    "backbone", "register_positions", "layer_scale", "gated", "norm", "norm_order", "norm_stem", "norm_final",
+    "norm_qk", "norm_inner_attention", "norm_inner_mlp", "out_bias", "mlp_bias", "patch_bias", "map_mlp_width",
+    "projection",
+)  # fmt: skip
+# What the name of an architecture says and no tensor does.
+NUMERICS: tuple[tuple[str, dict[str, Any]], ...] = (
+    (r"_quickgelu_", {"gelu": "quick"}),
+    (r"_clip_|^beit3_|^aimv2_", {"norm_eps": 1e-5}),
+    (r"_patch32_siglip|large_patch16_siglip_(gap_)?512|so400m_patch16_siglip|giantopt", {"gelu": "tanh"}),
+    (r"_rpn_", {"norm_order": "res-post"}),
+    (r"^flexivit", {"position_resample": "bilinear"}),
+)
 
 
 def recognises(names: set[str], settings: Settings) -> bool:
-    return "patch_embed.proj.weight" in names or {"stem.conv.weight", "stages.0.blocks.0.conv1.weight"} <= names
+    return parts.STEM in names or {"stem.conv.weight", "stages.0.blocks.0.conv1.weight"} <= names
+
+
+def modernise(tensors: Tensors, settings: Settings) -> Tensors:
+    """Gates are stacked as in DINOv2, or apart as in AIMv2, whose norms have no biases; a distillation token without
+    its head is a register."""
+    if parts.STEM not in tensors:
+        return dict(tensors)
+    out = parts.store_gates(tensors, split="blocks.0.norm1.bias" not in tensors)
+    if "dist_token" in out and "head_dist.weight" not in out:
+        out["reg_token"] = out.pop("dist_token")
+    return out
 
 
 def infer(shapes: TensorShapes) -> ModelConfig:
     """The config behind a timm state dict, with timm's numerics."""
-    if "patch_embed.proj.weight" not in shapes:
+    if parts.STEM not in shapes:
         classes = shapes.get("head.fc.weight", 4)[0] if "head.fc.weight" in shapes else 0
         return replace(_infer_trunk(shapes, ""), classes=classes)
-    args: dict[str, Any] = dict((shapes.settings or {}).get("model_args") or {})
-    heads, act = args.get("num_heads"), args.get("act_layer", "gelu")
-    if act not in ("gelu", "gelu_tanh"):
-        raise MismatchedWeights(f"{shapes.path}: act_layer {act!r} is not a GELU; known: gelu, gelu_tanh")
-    heads = heads if type(heads) is int else None
-    sizes = keys.infer_sizes(shapes, "patch_embed.proj", "blocks.{}.", BLOCK, "head", heads)
-    token, after, (high, wide) = "cls_token" in shapes, "fc_norm.weight" in shapes, sizes["patch"]
+    args, name = parts.read_args(shapes), parts.read_architecture(shapes)
+    fields = parts.infer_layers(shapes)
     hybrid = "patch_embed.backbone.stem.conv.weight" in shapes
     backbone = _infer_trunk(shapes, "patch_embed.backbone.") if hybrid else None
+    if "head_dist.weight" in shapes:
+        fields |= {"head": "distilled", "registers": shapes.get("dist_token", 3)[1]}
+    if "patch_embed.norm.weight" in shapes:
+        fields |= {"norm_stem": "patches"}
     stride = backbone.stride if backbone else 1
-    size, prefix = keys.infer_image(shapes, shapes.get("pos_embed", 3)[1], (high * stride, wide * stride), token)
-    sizes |= {"gelu": "tanh"} if act == "gelu_tanh" else {}
+    ground = {"patch": (fields["patch"][0] * stride, fields["patch"][1] * stride)}
+    fields |= parts.infer_positions(shapes, fields | ground)
+    fields |= {"gelu": parts.read_gelu(shapes, args), "norm_eps": 1e-5 if _has_wide_eps(fields) else 1e-6}
+    seen = fields["class_token"] and fields["layer_scale"] and (fields.get("position_prefix") or fields["registers"])
+    fields |= {"pool": parts.infer_pool(shapes, fields, "token+mean" if seen else "")}
     if backbone is not None:
-        sizes |= {"backbone": replace(backbone, image=size), "channels": backbone.channels}
-    return ViTConfig(
-        **sizes,
-        image=size,
-        class_token=token,
-        position_prefix=bool(prefix) or not token,
-        pool="mean" if after or not token or args.get("global_pool") == "avg" else "token",
-        norm_after_pool=after,
-        registers=shapes.get("reg_token", 3)[1] if "reg_token" in shapes else 0,
-        qkv_bias="blocks.0.attn.qkv.bias" in shapes,
-    )
+        fields |= {"backbone": replace(backbone, image=fields["image"]), "channels": backbone.channels}
+    said: dict[str, Any] = {
+        field: value for form, said in NUMERICS if re.search(form, name) for field, value in said.items()
+    }
+    said |= {"gelu": fields["gelu"]} if "act_layer" in args else {}
+    config = ViTConfig(**fields | said)
+    # The paper's networks keep the reference's own way, whoever stores them.
+    paper = config.pool != "map" and (not name or bool(VIT.fullmatch(name) or HYBRID.fullmatch(name)))
+    plain = paper and all(getattr(config, part) == getattr(keys.PAPER, part) for part in config.parts)
+    return config if plain or "position_resample" in said else replace(config, position_resample="bicubic")
+
+
+def _has_wide_eps(fields: dict[str, Any]) -> bool:
+    """Whether published networks with these layers have eps=1e-5: CLIP, BEiT-3, AIMv2."""
+    clip, aim = fields["norm_stem"] == "tokens", fields["norm"] == "rms" and fields["gated"]
+    return clip or aim or (fields["norm_inner_attention"] and fields["norm_inner_mlp"])
 
 
 def build_table(config: ModelConfig) -> list[KeyEntry]:
@@ -61,26 +96,28 @@ def build_table(config: ModelConfig) -> list[KeyEntry]:
         rows = _trunk_table(config, "trunk.", "")
         rows += weight_and_bias("norm", "norm") if config.unit == "preactivation" else []
         return rows + (_head_table() if config.classes else [])
-    if not isinstance(config, ViTConfig):
-        raise ExportRefused(f"timm has no such network: {config.title}")
-    c = config
-    if c.head in ("tanh", "patches"):
-        kind = "hidden tanh layer" if c.head == "tanh" else "head on patches"
-        raise ExportRefused(f"timm has no {kind}: field head={c.head!r} cannot be held; use head='linear' or vitrail's")
-    if c.position != "learned" or c.entry != "stem" or c.attention != "full":
-        field = f"position={c.position!r} at {c.entry!r}" if c.attention == "full" else f"attention={c.attention!r}"
-        raise ExportRefused(f"timm's ViT has learned positions at the stem and full attention, not field {field}")
-    if c.registers and c.class_token and c.position_prefix:
+    c = parts.require_fields("timm's ViT", config, free=FREE)
+    if c.registers and c.class_token and c.position_prefix and not c.register_positions and c.position == "learned":
         raise ExportRefused("timm gives registers the class token's position, so not field position_prefix=True")
-    rows = [copy("class_token", "cls_token")] if c.class_token else []
-    rows += [copy("registers", "reg_token")] if c.registers else []
-    rows += [copy("position.tables.0.table", "pos_embed")]
-    rows += _trunk_table(c.backbone, "embedding.backbone.", "patch_embed.backbone.") if c.backbone else []
-    rows += weight_and_bias("embedding.projection", "patch_embed.proj")
-    blocks = keys.block_entries(c.depth, "blocks.{}.", BLOCK)
-    rows += [entry for entry in blocks if c.qkv_bias or not entry.ours.endswith("qkv.bias")]
-    rows += weight_and_bias("norm", "fc_norm" if c.norm_after_pool else "norm")
-    return rows + (weight_and_bias("head.classifier", "head") if c.classes else [])
+    if c.projection and c.classes:
+        raise ExportRefused(
+            f"timm's ViT has one matrix behind pooling: field projection={c.projection} leaves no classes"
+        )
+    names = parts.NAMES | {"norm": "fc_norm" if c.norm_after_pool else "norm"}
+    names |= {"norm_stem": "patch_embed.norm"} if c.norm_stem == "patches" else {}
+    names |= {"registers": "dist_token", "head.distilled": "head_dist"} if c.head == "distilled" else {}
+    names |= {"projection": "head"} if c.projection else {}
+    trunk = [] if c.backbone is None else _trunk_table(c.backbone, "embedding.backbone.", "patch_embed.backbone.")
+    known = {entry.ours: entry for entry in trunk}
+    names |= {ours: entry.names[0] for ours, entry in known.items()}
+
+    def special(ours: str, theirs: str) -> KeyEntry | None:
+        if ours == "projection.weight":  # CLIP's, which timm keeps as a head with a bias of zeros
+            bias = theirs.replace("weight", "bias")
+            return KeyEntry(ours, (theirs, bias), lambda t: (t, t.new_zeros(t.shape[0])), lambda ts: ts[0])
+        return parts.split_gate(ours, theirs) if c.gated and c.norm == "rms" else None
+
+    return parts.named_entries("timm's ViT", c, names, special)
 
 
 def _head_table() -> list[KeyEntry]:
@@ -128,25 +165,71 @@ def architecture(config: ModelConfig) -> tuple[str, dict[str, Any]]:
             raise ExportRefused(f"timm has no name for a BiT of field {fields}; write a file instead")
         return f"resnetv2_{depth}x{config.factor:.0f}_bit", common
     c = vit_config(config, "timm")
+    common |= {"num_classes": c.projection} if c.projection else {}
     args: dict[str, Any] = {"img_size": list(c.image), "embed_dim": c.width, "depth": c.depth, "num_heads": c.heads}
     args |= {"qkv_bias": c.qkv_bias, "class_token": c.class_token, "reg_tokens": c.registers}
+    hidden = 2 * c.mlp_width if c.gated and c.norm == "layer" else c.mlp_width
+    uncovered = bool(c.registers) and not c.register_positions
     args |= {
-        "mlp_ratio": (c.mlp_width + 0.5) / c.width,  # timm rounds the product down
-        "no_embed_class": bool(c.registers) or (c.class_token and not c.position_prefix),
-        "global_pool": "token" if c.pool == "token" else "avg",
+        "mlp_ratio": (hidden + 0.5) / c.width,  # timm rounds the product down
+        "no_embed_class": uncovered or (c.class_token and not c.position_prefix),
+        "global_pool": {"mean": "avg", "map": "map"}.get(c.pool, "token"),
         "fc_norm": c.norm_after_pool,
-        "act_layer": "gelu" if c.gelu == "erf" else "gelu_tanh",
+        "act_layer": "silu" if c.gated else {"erf": "gelu", "tanh": "gelu_tanh", "quick": "quick_gelu"}[c.gelu],
     }
-    if c.backbone is None:
-        patch = c.patch[0] if c.patch[0] == c.patch[1] else list(c.patch)
-        return "vit_base_patch16_224", {**args, "patch_size": patch, **common}
-    if c.backbone.blocks not in HYBRID_NAMES:
-        raise ExportRefused(f"timm has no name for a hybrid of field blocks={c.backbone.blocks}; write a file instead")
-    return HYBRID_NAMES[c.backbone.blocks], {**args, **common}
+    if c.backbone is not None:
+        if c.backbone.blocks not in HYBRID_NAMES:
+            listed = f"blocks={c.backbone.blocks}"
+            raise ExportRefused(f"timm has no name for a hybrid of field {listed}; write a file instead")
+        return HYBRID_NAMES[c.backbone.blocks], {**args, **common}
+    patch = c.patch[0] if c.patch[0] == c.patch[1] else list(c.patch)
+    name, more = _name_later(c)
+    for field in ("reg_tokens", "class_token", "fc_norm") if c.head == "distilled" else ():
+        del args[field]
+    return name, {**args, **more, "patch_size": patch, **common}
+
+
+def _name_later(c: ViTConfig) -> tuple[str, dict[str, Any]]:
+    """An architecture whose layers are those of the network, since a config.json cannot name classes, and the other
+    arguments that later families need."""
+    rules: dict[str, bool] = {
+        "patch_bias": c.patch_bias == (c.norm_stem == "tokens"),  # timm has one or the other
+        "mlp_bias": c.mlp_bias != c.out_bias,
+        "map_mlp_width": c.pool == "map" and c.map_mlp_width not in (0, c.mlp_width),
+    }
+    for field in (field for field, wrong in rules.items() if wrong):
+        raise ExportRefused(
+            f"timm's ViT cannot be built with field {field}={getattr(c, field)!r}; write a file instead"
+        )
+    name = "vit_base_patch16_224" if c.norm_eps < 5e-6 or c.norm == "rms" else "vit_base_patch32_clip_224"
+    if c.gated:
+        name = "vit_giant_patch14_dinov2" if c.norm == "layer" else "aimv2_large_patch14_224"
+    name = "deit_tiny_distilled_patch16_224" if c.head == "distilled" else name
+    name = "vit_base_patch16_rpn_224" if c.norm_order == "res-post" else name
+    norm = {"layer": "layernorm", "rms": "rmsnorm"}[c.norm]
+    aim = name.startswith("aimv2")
+    given: dict[str, tuple[bool, Any]] = {  # where it is not the architecture's own value
+        "init_values": (
+            bool(c.layer_scale) or name.startswith(("vit_giant", "vit_base_patch16_rpn")),
+            c.layer_scale or None,
+        ),
+        "pre_norm": ((c.norm_stem == "tokens") != ("_clip_" in name), c.norm_stem == "tokens"),
+        "final_norm": (not c.norm_final, False),
+        "qk_norm": (c.norm_qk, True),
+        "scale_attn_norm": (c.norm_inner_attention, True),
+        "scale_mlp_norm": (c.norm_inner_mlp, True),
+        "proj_bias": (c.out_bias == aim, c.out_bias),
+        "pos_embed": (c.position == "none", "none"),
+        "norm_layer": (c.norm == "rms" and not aim, norm),
+        "embed_norm_layer": ((c.norm_stem == "patches") != aim, norm if c.norm_stem == "patches" else None),
+    }
+    return name, {argument: value for argument, (differs, value) in given.items() if differs}
 
 
 def network_settings(config: ModelConfig) -> dict[str, Any]:
     name, args = architecture(config)
+    if isinstance(config, ViTConfig) and config.pool == "token+mean":
+        del args["global_pool"]  # timm has none such; without one its own default stands
     return {"architecture": name, "model_args": args}
 
 
@@ -187,6 +270,18 @@ def read_labels(settings: dict[str, Any], classes: int) -> tuple[str, ...] | Non
     return tuple(str(n) for n in names) if isinstance(names, list) and len(names) == classes else None
 
 
+def prepare(config: ModelConfig) -> Preprocessing:
+    """The habit of the family that has such layers: CLIP's and AIMv2's mean, SigLIP's, or ImageNet's."""
+    if not isinstance(config, ViTConfig):
+        return imagenet_crop(config)
+    if config.norm_stem != "none":
+        return clip_crop(config)
+    if config.pool == "map":
+        return half_crop(config)
+    whole = bool(config.layer_scale)  # DINOv2 and DeiT III crop nothing off
+    return imagenet_crop(config, 1.0) if whole else imagenet_crop(config)
+
+
 FORMATS = (
     Format(
         name=NAME,
@@ -195,7 +290,8 @@ FORMATS = (
         recognises=recognises,
         table=build_table,
         infer=infer,
-        preprocessing=imagenet_crop,
+        modern=modernise,
+        preprocessing=prepare,
         settings=network_settings,
     ),
 )

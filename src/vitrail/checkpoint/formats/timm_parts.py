@@ -1,0 +1,221 @@
+"""What timm's ViT modules have in common, vision_transformer.py, eva.py, beit.py and vision_transformer_sam.py: the
+names of layers, and what their tensors and a folder's config.json say of the network. Meta's own files are named alike.
+
+A state dict does not state everything. What `model_args` in the config.json says is taken first, then what the name of
+the architecture there stands for, then what published weights with such tensors have; a caller's facts replace it all.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from typing import Any, TypeAlias, cast
+
+import torch
+from torch import Tensor
+
+from vitrail.checkpoint.formats import key_table as keys
+from vitrail.checkpoint.formats.key_table import KeyEntry, Tensors, TensorShapes, copy
+from vitrail.core.errors import ExportRefused, MismatchedWeights
+from vitrail.core.text import Pair, pair
+from vitrail.models.build import tensor_shapes
+from vitrail.models.family import ModelConfig
+from vitrail.models.vit_config import ViTConfig
+
+STEM = "patch_embed.proj.weight"
+# Ours to theirs; {} is the number of a layer.
+NAMES = {
+    "class_token": "cls_token", "registers": "reg_token", "position.tables.0.table": "pos_embed",
+    "embedding.projection": "patch_embed.proj", "norm_stem": "norm_pre", "norm": "norm",
+    "blocks.{}.norm_attention": "blocks.{}.norm1", "blocks.{}.attention.qkv": "blocks.{}.attn.qkv",
+    "blocks.{}.attention.norm_q": "blocks.{}.attn.q_norm", "blocks.{}.attention.norm_k": "blocks.{}.attn.k_norm",
+    "blocks.{}.attention.norm": "blocks.{}.attn.norm", "blocks.{}.attention.out": "blocks.{}.attn.proj",
+    "blocks.{}.scale_attention.gamma": "blocks.{}.ls1.gamma", "blocks.{}.scale_mlp.gamma": "blocks.{}.ls2.gamma",
+    "blocks.{}.norm_mlp": "blocks.{}.norm2", "blocks.{}.mlp.norm": "blocks.{}.mlp.norm",
+    "blocks.{}.mlp.expand": "blocks.{}.mlp.fc1", "blocks.{}.mlp.contract": "blocks.{}.mlp.fc2",
+    "map_pool.query": "attn_pool.latent", "map_pool.q": "attn_pool.q", "map_pool.kv": "attn_pool.kv",
+    "map_pool.out": "attn_pool.proj", "map_pool.norm": "attn_pool.norm", "map_pool.mlp.expand": "attn_pool.mlp.fc1",
+    "map_pool.mlp.contract": "attn_pool.mlp.fc2", "head.classifier": "head",
+}  # fmt: skip
+GAMMAS = {"blocks.{}.scale_attention.gamma": "blocks.{}.gamma_1", "blocks.{}.scale_mlp.gamma": "blocks.{}.gamma_2"}
+GELU = {"gelu": "erf", "gelu_tanh": "tanh", "quick_gelu": "quick"}
+DINO = re.compile(r"dinov[23]|tips|lingbot|eupe")
+Change: TypeAlias = Callable[[Tensor], Tensor]
+Special: TypeAlias = Callable[
+    [str, str], KeyEntry | None
+]  # for a tensor of ours and its name there, where it is no mere copy
+
+
+def named_entries(
+    library: str, config: ViTConfig, names: dict[str, str], special: Special = lambda ours, theirs: None
+) -> list[KeyEntry]:
+    """An entry for each tensor that the network has, by the names of layers; refused where one has no name."""
+    rows: list[KeyEntry] = []
+    for ours in tensor_shapes(config):
+        form, layer = re.sub(r"^blocks\.\d+\.", "blocks.{}.", ours), "".join(re.findall(r"^blocks\.(\d+)\.", ours))
+        stem, part = (form, "") if form in names else (form.rpartition(".")[0], "." + form.rpartition(".")[2])
+        if stem not in names:
+            raise ExportRefused(f"{library} has no place for tensor {ours!r}; write a vitrail file instead")
+        theirs = names[stem].format(layer) + part
+        rows.append(special(ours, theirs) or copy(ours, theirs))
+    return rows
+
+
+def require_fields(library: str, config: ModelConfig, *, free: Iterable[str]) -> ViTConfig:
+    """The config as a ViT that differs from the paper's in `free` fields alone, or a refusal that names another."""
+    if not isinstance(config, ViTConfig):
+        raise ExportRefused(f"{library} has no such network: {config.title}")
+    defaults = {field.name: field.default for field in fields(config)}
+    always = {"position_resample", *free}
+    for name in ("attention", "backbone", *config.parts):
+        if name not in always and (value := getattr(config, name)) != defaults[name]:
+            raise ExportRefused(f"{library} has no place for field {name}={value!r}; write a vitrail file instead")
+    if config.entry != "stem" or config.position not in ("learned", "none"):
+        field = f"position={config.position!r} at {config.entry!r}"
+        raise ExportRefused(f"{library} has learned positions at the stem or none, not field {field}")
+    if config.head in ("tanh", "patches"):
+        kind = "hidden tanh layer" if config.head == "tanh" else "head on patches"
+        remedy = "use head='linear' or vitrail's"
+        raise ExportRefused(f"{library} has no {kind}: field head={config.head!r} cannot be held; {remedy}")
+    if config.pool == "token+mean" and config.classes:
+        raise ExportRefused(f"{library} has no classifier on token and mean: field pool='token+mean' cannot be held")
+    return config
+
+
+def read_args(shapes: TensorShapes) -> dict[str, Any]:
+    """The constructor's arguments in the folder's config.json."""
+    args = (shapes.settings or {}).get("model_args")
+    return dict(cast(dict[str, Any], args)) if isinstance(args, dict) else {}
+
+
+def read_architecture(shapes: TensorShapes) -> str:
+    name = (shapes.settings or {}).get("architecture", "")
+    return name if isinstance(name, str) else ""
+
+
+def read_gelu(shapes: TensorShapes, args: dict[str, Any], default: str = "erf") -> str:
+    act = args.get("act_layer")
+    if act is None or act == "silu":
+        return default
+    if act not in GELU:
+        raise MismatchedWeights(f"{shapes.path}: act_layer {act!r} is not a GELU; known: {', '.join(GELU)}")
+    return GELU[act]
+
+
+def infer_layers(shapes: TensorShapes) -> dict[str, Any]:
+    """The fields that the first block, the stem and the head show."""
+    args, inside = read_args(shapes), {name.removeprefix("blocks.0.") for name in shapes.tensors}
+    width, channels, *patch = shapes.get(STEM, 4)
+    mlp_width = shapes.get("blocks.0.mlp.fc2.weight", 2)[1]
+    gated = "mlp.fc1_g.weight" in inside or shapes.get("blocks.0.mlp.fc1.weight", 2)[0] == 2 * mlp_width
+    norm = "layer" if "norm1.bias" in inside else "rms"
+    biases = bool(inside & {"attn.qkv.bias", "attn.q_bias", "attn.q_proj.bias"})
+    classes = shapes.get("head.weight", 2)[0] if "head.weight" in shapes else 0
+    scaled = bool(inside & {"ls1.gamma", "gamma_1"})
+    start = args.get("init_values")
+    pooled = "attn_pool.latent" in shapes
+    inner = shapes.get("attn_pool.mlp.fc1.weight", 2)[0] if pooled else mlp_width
+    return {
+        "width": width, "channels": channels, "patch": (patch[0], patch[1]), "mlp_width": mlp_width, "gated": gated,
+        "depth": shapes.count("blocks.{}.norm1.weight"), "classes": classes, "head": "linear" if classes else "none",
+        "heads": infer_heads(shapes, width, mlp_width, gated and norm == "rms"),
+        "class_token": "cls_token" in shapes,
+        "registers": shapes.get("reg_token", 3)[1] if "reg_token" in shapes else 0,
+        "qkv_bias": biases, "key_bias": not biases or bool(inside & {"attn.qkv.bias", "attn.k_proj.bias"}),
+        "out_bias": "attn.proj.bias" in inside, "mlp_bias": "mlp.fc2.bias" in inside,
+        "patch_bias": "patch_embed.proj.bias" in shapes, "norm": norm, "norm_qk": "attn.q_norm.weight" in inside,
+        "norm_inner_attention": "attn.norm.weight" in inside, "norm_inner_mlp": "mlp.norm.weight" in inside,
+        "norm_stem": "tokens" if "norm_pre.weight" in shapes else "none",
+        "layer_scale": (float(start) if isinstance(start, int | float) and start > 0 else 1e-5) if scaled else 0.0,
+        "norm_final": "norm.weight" in shapes or "fc_norm.weight" in shapes,
+        "norm_after_pool": "fc_norm.weight" in shapes, "map_mlp_width": inner if inner != mlp_width else 0,
+    }  # fmt: skip
+
+
+def infer_heads(shapes: TensorShapes, width: int, mlp_width: int, wide: bool) -> int:
+    """As stated, by the q/k norms, or by published shapes; `wide` heads have 128 dimensions (AIMv2)."""
+    stated = read_args(shapes).get("num_heads")
+    if "heads" not in shapes.facts:
+        if type(stated) is int and stated > 0:
+            return stated
+        if "blocks.0.attn.q_norm.weight" in shapes:
+            return max(1, width // shapes.get("blocks.0.attn.q_norm.weight", 1)[0])
+        if wide and not width % 128:
+            return width // 128
+    return keys.infer_heads(shapes, width, mlp_width)
+
+
+def infer_positions(shapes: TensorShapes, fields: dict[str, Any], default: int = 224) -> dict[str, Any]:
+    """The image, and which tokens in front of the patches have positions: all or none. Where there is no table, the
+    image is as the config.json says or of the default size."""
+    token, patch = int(fields["class_token"]), cast(Pair, fields["patch"])
+    if "pos_embed" not in shapes:
+        size = shapes.image or read_image(shapes) or pair(default)
+        return {"image": size, "position": "none"}
+    size, prefix = infer_grid(shapes, shapes.get("pos_embed", 3)[1], patch, token + fields["registers"])
+    covered = bool(prefix) and bool(fields["registers"])
+    return {"image": size, "position_prefix": bool(prefix) or not token, "register_positions": covered}
+
+
+def infer_grid(shapes: TensorShapes, rows: int, patch: Pair, prefix: int) -> tuple[Pair, int]:
+    """The image of a position table, and how many of its rows belong to the tokens in front of the patches."""
+    said = read_image(shapes)
+    counts = (0,) if read_args(shapes).get("no_embed_class") is True else (prefix, 0)
+    if shapes.image is None and said is not None:
+        for count in counts:
+            if (said[0] // patch[0]) * (said[1] // patch[1]) == rows - count:
+                return said, count
+    return keys.infer_image(shapes, rows, patch, counts[0])
+
+
+def read_image(shapes: TensorShapes) -> Pair | None:
+    """The image size that the folder's config.json states."""
+    cfg: Any = (shapes.settings or {}).get("pretrained_cfg")
+    size = read_args(shapes).get("img_size") or (cfg.get("input_size") if isinstance(cfg, dict) else None)
+    numbers = [size, size] if type(size) is int else list(cast(list[Any], size))[-2:] if isinstance(size, list) else []
+    if [type(n) for n in numbers] != [int, int] or not 0 < min(numbers) <= max(numbers) < 2**16:
+        return None
+    return pair(cast(list[int], numbers))
+
+
+def infer_pool(shapes: TensorShapes, fields: dict[str, Any], default: str = "") -> str:
+    """As stated; attention pooling where it has weights; both readouts where a file without a head is of DINO's kind;
+    else the class token, or the mean where there is none or the norm stands behind it."""
+    if "attn_pool.latent" in shapes:
+        return "map"
+    if fields["norm_after_pool"] or not fields["class_token"]:
+        return "mean"
+    stated = {"avg": "mean", "token": "token"}.get(str(read_args(shapes).get("global_pool", "")))
+    dino = bool(DINO.search(read_architecture(shapes)))
+    if not fields["classes"] and fields["norm_final"] and (dino or default == "token+mean") and stated is None:
+        return "token+mean"
+    return stated or ("token" if default in ("", "token+mean") else default)
+
+
+def store_gates(tensors: Tensors, *, split: bool) -> Tensors:
+    """Gated MLPs in one form: gate and value `split` into fc1_g and fc1_x, or stacked in that order in fc1."""
+    out = dict(tensors)
+    for name, tensor in tensors.items():
+        if split and (found := re.fullmatch(r"(blocks\.\d+\.mlp\.fc1)\.(weight|bias)", name)):
+            narrow = tensors.get(f"{found[1][:-1]}2.weight")
+            if narrow is not None and narrow.ndim == 2 and tensor.ndim and tensor.shape[0] == 2 * narrow.shape[1]:
+                gate, value = out.pop(name).chunk(2)
+                out |= {f"{found[1]}_g.{found[2]}": gate, f"{found[1]}_x.{found[2]}": value}
+        elif not split and (found := re.fullmatch(r"(blocks\.\d+\.mlp\.fc1)_g\.(weight|bias)", name)):
+            value = tensors.get(f"{found[1]}_x.{found[2]}")
+            if value is not None and (value.shape, value.dtype) == (tensor.shape, tensor.dtype) and tensor.ndim:
+                del out[name], out[f"{found[1]}_x.{found[2]}"]
+                out[f"{found[1]}.{found[2]}"] = torch.cat([tensor, value])
+    return out
+
+
+def split_gate(ours: str, theirs: str) -> KeyEntry | None:
+    """Gate and value stacked here, two layers there."""
+    if not re.match(r"blocks\.\d+\.mlp\.expand\.", ours):
+        return None
+    names = (theirs.replace("mlp.fc1.", "mlp.fc1_g."), theirs.replace("mlp.fc1.", "mlp.fc1_x."))
+    return KeyEntry(ours, names, lambda t: t.chunk(2), torch.cat)
+
+
+def reshape(ours: str, theirs: str, out: Change, back: Change) -> KeyEntry:
+    """One tensor for one, in another shape."""
+    return KeyEntry(ours, (theirs,), lambda t: (out(t),), lambda ts: back(ts[0]))
