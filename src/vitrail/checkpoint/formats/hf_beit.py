@@ -35,12 +35,12 @@ def name_beit(c: ViTConfig) -> dict[str, Place]:
     return {**name_vit(c, BEIT_BLOCK), "position_bias.table": f"encoder.{_BIAS}", "norm": norm}
 
 
-def read_beit(get: ConfigReader, found: dict[str, Any], prefix: str = "beit.") -> dict[str, Any]:
+def read_beit(get: ConfigReader, found: dict[str, Any]) -> dict[str, Any]:
     each, shared = (get.flag(f"use_{kind}relative_position_bias", default=False) for kind in ("", "shared_"))
     if each and shared:
         raise get.refuse("config.json has relative position biases both shared and of each layer")
     absolute = get.flag("use_absolute_position_embeddings", default=False)
-    after, before = (f"{prefix}{norm}.weight" in get.shapes for norm in ("pooler.layernorm", "layernorm"))
+    after, before = (get.has(f"{norm}.weight") for norm in ("pooler.layernorm", "layernorm"))
     head = read_head(BEIT_HEADS, get)
     token = not get.flag("use_mean_pooling", default=True)
     return {
@@ -78,6 +78,7 @@ BEIT_KEYS: Final[Keys] = {
 BEIT: Final = Family(
     model_type="beit",
     prefix="beit.",
+    bare=True,
     names=name_beit,
     outer=CLASSIFIER,
     heads=BEIT_HEADS,
@@ -100,6 +101,5 @@ DATA2VEC: Final = replace(
     BEIT,
     model_type="data2vec-vision",
     prefix="data2vec_vision.",
-    read=lambda get, found: read_beit(get, found, "data2vec_vision."),
     written=False,
 )

@@ -22,8 +22,12 @@ Keys: TypeAlias = Mapping[str, tuple[str, Any]]
 class ConfigReader:
     """The values of a config.json, next to the tensors that they describe."""
 
-    def __init__(self, shapes: TensorShapes, values: dict[str, Any]):
-        self.shapes, self.values = shapes, values
+    def __init__(self, shapes: TensorShapes, values: dict[str, Any], prefix: str = ""):
+        self.shapes, self.values, self.prefix = shapes, values, prefix
+
+    def has(self, name: str) -> bool:
+        """Whether there is a tensor of that name in the base model, whose names all begin with `prefix`."""
+        return self.prefix + name in self.shapes
 
     def refuse(self, cause: str) -> MismatchedWeights:
         return MismatchedWeights(f"{self.shapes.path}: {cause}")

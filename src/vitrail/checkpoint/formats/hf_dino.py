@@ -81,10 +81,11 @@ def unpack_dinov2(tensors: Tensors, values: dict[str, Any]) -> Tensors:
     return out
 
 
-def add_mask_token(tensors: Tensors, prefix: str, axes: int) -> Tensors:
+def add_mask_token(tensors: Tensors, axes: int) -> Tensors:
     """The mask token that transformers' classes have, whether or not anything is masked."""
-    like = tensors[f"{prefix}embeddings.cls_token"]
-    return {**tensors, f"{prefix}embeddings.mask_token": torch.zeros_like(like[0] if axes == 2 else like)}
+    name = next(name for name in tensors if name.endswith("embeddings.cls_token"))
+    like = tensors[name][0] if axes == 2 else tensors[name]
+    return {**tensors, name.replace("cls_token", "mask_token"): torch.zeros_like(like)}
 
 
 DINOV2_KEYS: Final[Keys] = {
@@ -94,6 +95,7 @@ DINOV2_KEYS: Final[Keys] = {
 DINOV2: Final = Family(
     model_type="dinov2",
     prefix="dinov2.",
+    bare=True,
     layer="encoder.layer.{}.norm1",
     names=lambda c: name_vit(c, {**DINO_BLOCK, **DINOV2_MLP[c.gated]}),
     outer=CLASSIFIER,
@@ -110,7 +112,7 @@ DINOV2: Final = Family(
     write=lambda c: {"mlp_ratio": find_ratio(c)},
     check=lambda c: [] if find_ratio(c) and c.layer_scale else ["mlp_width" if c.layer_scale else "layer_scale"],
     unpack=unpack_dinov2,
-    pack=lambda tensors, c: add_mask_token(tensors, "dinov2.", 2),
+    pack=lambda tensors, c: add_mask_token(tensors, 2),
     preprocessing=imagenet_crop,
 )
 
@@ -124,7 +126,6 @@ DINOV2_REGISTERS: Final = replace(
     keys={**DINOV2.keys, "patch": ("patch_size", 16), "registers": ("num_register_tokens", 4)},
     constants={"position_resample": "bicubic"},
     check=lambda c: [*DINOV2.check(c), *(() if c.registers else ("registers",))],
-    pack=lambda tensors, c: add_mask_token(tensors, f"{_REGISTERS}.", 2),
 )
 
 DINOV3_MLP: Final = (
@@ -183,7 +184,7 @@ def check_dinov3(c: ViTConfig) -> list[str]:
 
 
 def pack_dinov3(tensors: Tensors, c: ViTConfig) -> Tensors:
-    out = add_mask_token(tensors, "", 3)
+    out = add_mask_token(tensors, 3)
     if not c.registers:
         out["embeddings.register_tokens"] = out["embeddings.cls_token"][:, :0].clone()
     return out

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, get_args
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +22,7 @@ from vitrail.core.errors import ExportRefused
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.build import tensor_shapes
 from vitrail.models.family import ModelConfig
-from vitrail.models.vit_config import ViTConfig, vit_config
+from vitrail.models.vit_config import Numerics, ViTConfig, vit_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,7 @@ class Family:
     model_type: str
     whole: str = ""  # the model_type of image and text towers together, whose config.json has a vision_config
     prefix: str = ""
+    bare: bool = False  # whether the base model alone goes without the prefix
     prefixes: tuple[str, ...] = ()  # others that files may have in its place
     layer: str = "encoder.layer.{}.layernorm_before"  # a layer that each block has
     names: Callable[[ViTConfig], Names]
@@ -82,8 +83,9 @@ class Family:
     preprocessing: Callable[[ModelConfig], Preprocessing] = half_squash
 
 
+RESAMPLE: Final = "position_resample"  # a key of ours in config.json, where a network has not the family's own way
 # Fields that only matter in training or at other sizes; the sidecar keeps them.
-LOOSE: Final = ("dropout", "attention_dropout", "stochastic_depth", "position_resample", "head", "classes", "pool")
+LOOSE: Final = ("dropout", "attention_dropout", "stochastic_depth", RESAMPLE, "head", "classes", "pool")
 
 
 def build_format(family: Family, order: int) -> Format:
@@ -119,7 +121,8 @@ def modernise(family: Family, tensors: Tensors, settings: Settings) -> Tensors:
     if settings is None or not is_of(family, settings):
         return tensors
     drop, renames = [re.compile(rule) for rule in family.drop], [(re.compile(old), new) for old, new in family.renames]
-    outer = {re.split(r"[.]", name)[0] for place in family.outer.values() for name in place_names(place)}
+    outer = {name.split(".")[0] for place in family.outer.values() for name in place_names(place)}
+    prefix = find_prefix(family, headless=outer.isdisjoint(name.split(".")[0] for name in tensors))
     out: Tensors = {}
     for name, tensor in tensors.items():
         if any(rule.search(name) for rule in drop):
@@ -129,9 +132,14 @@ def modernise(family: Family, tensors: Tensors, settings: Settings) -> Tensors:
             name = name.removeprefix(found)
             for old, new in renames:
                 name = old.sub(new, name)
-            name = family.prefix + name
+            name = prefix + name
         out[name] = tensor
     return family.unpack(out, tower_values(settings))
+
+
+def find_prefix(family: Family, *, headless: bool) -> str:
+    """What the names of the base model's tensors begin with."""
+    return "" if family.bare and headless else family.prefix
 
 
 def place_names(place: Place) -> tuple[str, ...]:
@@ -141,10 +149,14 @@ def place_names(place: Place) -> tuple[str, ...]:
 def infer(family: Family, shapes: TensorShapes) -> ViTConfig:
     """The config that a folder's `config.json` states; tensors are held against it afterwards."""
     assert shapes.settings is not None
-    get = ConfigReader(shapes, tower_values(shapes.settings))
+    outer = [name for place in family.outer.values() for name in place_names(place)]
+    prefix = find_prefix(family, headless=not any(f"{name}.weight" in shapes for name in outer))
+    get = ConfigReader(shapes, tower_values(shapes.settings), prefix)
     found = {**family.constants, **get.fields(family.keys)}
     found |= family.read(get, found)
-    if found["depth"] != (layers := shapes.count(f"{family.prefix}{family.layer}.weight")):
+    if (own := get.values.get(RESAMPLE)) in get_args(Numerics):
+        found[RESAMPLE] = own
+    if found["depth"] != (layers := shapes.count(f"{prefix}{family.layer}.weight")):
         raise get.refuse(f"config.json says num_hidden_layers={found['depth']}, the tensors make {layers}")
     return ViTConfig(**found)
 
@@ -159,9 +171,10 @@ def read_head(family_heads: Mapping[str, Head], get: ConfigReader, layer: str = 
 def build_table(family: Family, config: ModelConfig) -> list[KeyEntry]:
     c = vit_config(config, NAME)
     inner, outer = family.names(c), family.outer
+    base = find_prefix(family, headless=not c.classes)
     rows: list[KeyEntry] = []
     for ours in tensor_shapes(c):
-        for names, prefix in ((inner, family.prefix), (outer, "")):
+        for names, prefix in ((inner, base), (outer, "")):
             if (found := _find_place(names, ours)) is not None:
                 rows.append(_entry(c, ours, prefix, *found))
                 break
@@ -194,6 +207,8 @@ def build_settings(family: Family, config: ModelConfig) -> dict[str, Any]:
     c = vit_config(config, NAME)
     kind = "projected" if c.projection else c.head
     values = {**write_fields(c, family.keys), **family.write(c)}
+    if c.position_resample != family.constants.get(RESAMPLE, _plain(RESAMPLE)):
+        values[RESAMPLE] = c.position_resample
     if c.classes and family.whole:  # classifiers are of the class for both towers
         inner = {"model_type": family.model_type, **values}
         return {"model_type": family.whole, "architectures": [family.heads[kind].architecture], "vision_config": inner}

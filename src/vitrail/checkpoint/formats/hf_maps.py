@@ -1,10 +1,6 @@
 """SAM's encoder and ViTDet in Hugging Face folders: maps of patches from end to end, windows, decomposed positions."""
 
-import math
 from typing import Any, Final
-
-import torch
-import torch.nn.functional as F
 
 from vitrail.checkpoint.formats.hf_config import ConfigReader, Keys
 from vitrail.checkpoint.formats.hf_grammar import (
@@ -29,7 +25,6 @@ from vitrail.checkpoint.formats.hf_names import (
     read_ratio,
     write_ratio,
 )
-from vitrail.checkpoint.formats.key_table import Tensors
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.vit_parts import Windows
 
@@ -131,39 +126,29 @@ def read_vitdet(get: ConfigReader, found: dict[str, Any]) -> dict[str, Any]:
         raise get.refuse("config.json has residual_block_indices: convolutions behind blocks are not in the network")
     size, inside = get.integer("window_size", 0, least=0), get.integers("window_block_indices", ())
     whole = tuple(layer for layer in range(found["depth"]) if layer not in inside)
+    absolute = get.flag("use_absolute_position_embeddings", default=True)
+    first, patch = get.size("pretrain_image_size", 224), found["patch"]
+    grid, own = (tuple(n // p for n, p in zip(image, patch, strict=True)) for image in (first, found["image"]))
     return {
         **_read_grid(
-            absolute=get.flag("use_absolute_position_embeddings", default=True),
+            absolute=absolute,
             relative=get.flag("use_relative_position_embeddings", default=False),
             windows=Windows(size=size, whole=whole) if size and inside else None,
         ),
         **read_ratio(get, found),
+        "position_grid": grid if absolute and grid != own else None,
     }
 
 
 def write_vitdet(c: ViTConfig) -> dict[str, Any]:
     return {
         **write_ratio(c),
-        "pretrain_image_size": c.image[0],
+        "pretrain_image_size": c.patch[0] * (c.position_grid or c.grid)[0],
         "use_absolute_position_embeddings": c.position == "learned",
         "use_relative_position_embeddings": c.position_bias == "decomposed",
         "window_size": c.windows.size if c.windows else 0,
         "window_block_indices": [layer for layer in range(c.depth) if c.window_of(layer)],
     }
-
-
-def unpack_vitdet(tensors: Tensors, values: dict[str, Any]) -> Tensors:
-    """Positions of the images of pre-training at the size of the network's own, as its forward pass makes them."""
-    name, sizes = "embeddings.position_embeddings", [values.get(key, 224) for key in ("image_size", "patch_size")]
-    table = tensors.get(name)
-    if table is None or table.ndim != 3 or not all(type(size) is int and size > 0 for size in sizes):
-        return tensors
-    old, new = math.isqrt(max(table.shape[1] - 1, 0)), sizes[0] // sizes[1]
-    if old == new or old * old != table.shape[1] - 1 or not 0 < new < 1024:
-        return tensors
-    grid = table[:, 1:].float().unflatten(1, (old, old)).permute(0, 3, 1, 2)
-    resized = F.interpolate(grid, size=(new, new), mode="bicubic", align_corners=False).flatten(2).transpose(1, 2)
-    return {**tensors, name: torch.cat([table[:, :1], resized.to(table.dtype)], dim=1)}
 
 
 VITDET_KEYS: Final[Keys] = {
@@ -179,10 +164,13 @@ VITDET: Final = Family(
     heads={"none": Head("VitDetModel", ("mean",))},
     keys=VITDET_KEYS,
     constants={**GRID, **SHARP},
-    free=GRID_FREE,
+    free=(*GRID_FREE, "position_grid"),
     read=read_vitdet,
     write=write_vitdet,
-    check=lambda c: [*check_grid(c), *check_ratio(c)],
-    unpack=unpack_vitdet,
+    check=lambda c: [
+        *check_grid(c),
+        *check_ratio(c),
+        *(["position_grid"] if len({*(c.position_grid or (1,))}) > 1 else []),
+    ],
     preprocessing=imagenet_squash,
 )

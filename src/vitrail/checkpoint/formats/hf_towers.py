@@ -141,7 +141,7 @@ def siglip_heads(name: str) -> dict[str, Head]:
 
 def read_siglip(get: ConfigReader, found: dict[str, Any]) -> dict[str, Any]:
     """A classifier reads the mean of the patches, not what attention pools."""
-    pool = "map" if f"{TOWER}head.probe" in get.shapes else "mean"
+    pool = "map" if get.has("head.probe") else "mean"
     return {**read_head(siglip_heads(""), get), "pool": pool}
 
 
@@ -256,7 +256,7 @@ def name_aim(c: ViTConfig) -> dict[str, Place]:
 def read_aim(get: ConfigReader, found: dict[str, Any]) -> dict[str, Any]:
     get.require("hidden_act", "silu")
     get.require("is_native", False)  # sine positions of its own, which are in no file
-    pool = "map" if "head.cls_token" in get.shapes else "mean"
+    pool = "map" if get.has("head.cls_token") else "mean"
     projection = "visual_projection.weight"
     length = get.shapes.get(projection, 2)[0] if projection in get.shapes else 0
     head = {"head": "none", "classes": 0, "pool": pool, "projection": length}

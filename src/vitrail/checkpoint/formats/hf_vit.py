@@ -36,7 +36,7 @@ VIT_HEADS: Final = {
 
 def read_vit(get: ConfigReader, found: dict[str, Any]) -> dict[str, Any]:
     head = read_head(VIT_HEADS, get)
-    if "vit.pooler.dense.weight" not in get.shapes:
+    if not get.has("pooler.dense.weight"):
         return head
     if (act := get.values.get("pooler_act", "tanh")) != "tanh":
         raise get.refuse(f"pooler_act {act!r} is not the paper's tanh")
@@ -50,7 +50,7 @@ VIT: Final = Family(
     outer=CLASSIFIER,
     heads=VIT_HEADS,
     keys=VIT_KEYS,
-    constants={},
+    constants=SHARP,
     free=("position_prefix",),
     renames=FROM_FIVE,
     drop=(MASK, r"^decoder\."),
@@ -70,7 +70,7 @@ def read_deit(get: ConfigReader, found: dict[str, Any]) -> dict[str, Any]:
     head = read_head(DEIT_HEADS, get)
     if "distillation_classifier.weight" in get.shapes:
         return {**head, "head": "distilled"}
-    return {**head, "head": "tanh"} if "deit.pooler.dense.weight" in get.shapes else head
+    return {**head, "head": "tanh"} if get.has("pooler.dense.weight") else head
 
 
 def unpack_deit(tensors: Tensors, values: dict[str, Any]) -> Tensors:
@@ -87,6 +87,7 @@ def pack_deit(tensors: Tensors, c: ViTConfig) -> Tensors:
 DEIT: Final = Family(
     model_type="deit",
     prefix="deit.",
+    bare=True,
     names=lambda c: {**name_vit(c), "registers": "embeddings.distillation_token"},
     outer={**CLASSIFIER, "head.distilled": "distillation_classifier"},
     heads=DEIT_HEADS,
@@ -107,7 +108,6 @@ MAE: Final = replace(
     VIT,
     model_type="vit_mae",
     heads=MAE_HEADS,
-    constants=SHARP,
     read=lambda get, found: read_head(MAE_HEADS, get),
     written=False,  # its own forward pass leaves out three patches of four; the encoder is a ViT
     preprocessing=imagenet_crop,
@@ -119,7 +119,6 @@ MSN: Final = replace(
     model_type="vit_msn",
     heads=MSN_HEADS,
     keys={**VIT_KEYS, "norm_eps": ("layer_norm_eps", 1e-6)},
-    constants=SHARP,
     read=lambda get, found: read_head(MSN_HEADS, get),
     written=False,
     preprocessing=imagenet_crop,
@@ -130,8 +129,10 @@ IJEPA: Final = replace(
     VIT,
     model_type="ijepa",
     prefix="ijepa.",
+    bare=True,
     heads=IJEPA_HEADS,
     constants={"class_token": False, **SHARP},
+    drop=(MASK, r"(^|\.)pooler\."),
     read=lambda get, found: read_head(IJEPA_HEADS, get),
     preprocessing=imagenet_crop,
 )
