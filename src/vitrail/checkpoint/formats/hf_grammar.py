@@ -179,7 +179,7 @@ def build_table(family: Family, config: ModelConfig) -> list[KeyEntry]:
                 rows.append(_entry(c, ours, prefix, *found))
                 break
         else:
-            raise ExportRefused(f"{NAME} has no place for tensor {ours!r} in a {family.model_type} folder")
+            raise ExportRefused(f"{NAME} has no place for tensor {ours!r} under model_type {family.model_type}")
     return rows
 
 
@@ -268,12 +268,13 @@ def _plain(field: str) -> Any:
 def refuse_nearest(families: Iterable[Family], config: ViTConfig) -> ExportRefused:
     """The refusal of a network that no family holds, by the first field that keeps it from the nearest."""
     found = [(find_misfits(family, config), family.model_type) for family in families if family.written]
-    wrong, model_type = min(found, key=lambda row: len(row[0]))
+    outside = {"image", "patch", "mlp_width", "head", "pool"}  # of the blocks, which say what family a network is of
+    wrong, model_type = min(found, key=lambda row: (len({*row[0]} - outside), len(row[0])))
     value = getattr(config, wrong[0])
     if wrong[0] == "head" and value == "tanh":
         return ExportRefused(f"{NAME} has no classifier behind a tanh layer: field head='tanh' goes with classes=0")
     more = f", nor for {', '.join(wrong[1:])}" if len(wrong) > 1 else ""
-    fault = f"has no place for field {wrong[0]}={value!r} in a {model_type} folder{more}"
+    fault = f"has no place for field {wrong[0]}={value!r} under model_type {model_type}{more}"
     return ExportRefused(f"{NAME} {fault}; write a vitrail file instead")
 
 
