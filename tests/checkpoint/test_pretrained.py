@@ -15,8 +15,8 @@ from torch import Tensor
 
 import vitrail
 from tests.models.tiny import awake
-from vitrail.checkpoint.formats import timm
 from vitrail.checkpoint.formats.key_table import export_tensors
+from vitrail.checkpoint.formats.registry import find_format
 from vitrail.checkpoint.known_weights import find_public_weights
 from vitrail.checkpoint.weights import create_model, load
 from vitrail.core.errors import ConfigError, CorruptWeights, UnknownName, VitrailError, WeightsNotFound
@@ -25,7 +25,7 @@ from vitrail.models.family import ModelConfig
 from vitrail.models.positions import resize_position
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import ViTConfig
-from vitrail.models.zoo import hybrid_backbone, model_config
+from vitrail.models.zoo import hybrid_backbone, model_config, slug
 
 # Width and MLP of ViT-Ti, so that a state dict says its heads; one layer on a 4x4 grid keeps it small.
 TI = ViTConfig(width=192, depth=1, mlp_width=768, heads=3, image=(64, 64), classes=7, gelu="tanh")
@@ -41,6 +41,7 @@ class Hub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.files: dict[str, bytes] = {}
         self.requests: list[str] = []
+        self.missing = 404
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -49,7 +50,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.server.requests.append(self.path)
         content = self.server.files.get(self.path)
-        self.send_response(404 if content is None else 200)
+        self.send_response(self.server.missing if content is None else 200)
         if content is not None:
             self.send_header("X-Linked-Etag", f'"{hashlib.sha256(content).hexdigest()}"')
         self.send_header("Content-Length", str(len(content or b"")))
@@ -82,7 +83,8 @@ def serve(hub: Hub) -> Serve:
         torch.manual_seed(0)
         tensors = {name: tensor.detach() for name, tensor in awake(config, torch.float32).state_dict().items()}
         entry = find_public_weights(model, tag)
-        hub.files[f"/{entry.repo}/resolve/main/{entry.file}"] = save(export_tensors(timm.build_table(config), tensors))
+        table = find_format("timm", config).table(config)
+        hub.files[f"/{entry.repo}/resolve/main/{entry.file}"] = save(export_tensors(table, tensors))
         return tensors
 
     return put
@@ -188,6 +190,72 @@ def test_what_the_card_says_goes_into_a_file(serve: Serve, tmp_path: Path) -> No
     vitrail.save(model, tmp_path / "model.safetensors")
     back = vitrail.load(tmp_path / "model.safetensors")
     assert (back.card, back.config) == (model.card, model.config)
+
+
+def small(name: str, **changes: Any) -> ViTConfig:
+    """A network of a family as its public weights have it, of one layer and few tokens."""
+    config = model_config(name, classes=0, depth=1, image_size=64 if "/16" in name else 56, **changes)
+    assert isinstance(config, ViTConfig)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("name", "tag"),
+    [
+        ("DINOv2-S/14", "lvd142m"),
+        ("DINOv2-reg-S/14", "lvd142m"),
+        ("DeiT-III-S/16", "fb_in1k"),
+        ("SigLIP-B/16", "webli"),
+        ("CLIP-B/16", "openai"),
+        ("CLIP-B/16", "laion2b"),
+        ("BEiT-B/16", "in22k_ft_in22k_in1k"),
+        ("EVA-02-Ti/14", "mim_in22k"),
+        ("EVA-02-B/14", "mim_in22k"),
+        ("PE-Core-S/16", "fb"),
+        ("PE-Spatial-S/16", "fb"),
+        ("AIMv2-L/14", "apple_pt"),
+        ("DINOv3-S/16", "lvd1689m"),
+        ("DINOv3-S+/16", "lvd1689m"),
+        ("DINOv3-S/16", "lvd1689m_qkvb"),
+    ],
+)
+def test_weights_of_later_families_come_with_their_numerics(name: str, tag: str, serve: Serve, hub: Hub) -> None:
+    entry = find_public_weights(slug(name), tag)
+    config = small(name, **entry.numerics)
+    tensors = serve(slug(name), tag, config)
+    model = vitrail.load(f"{name}:{tag}", image=config.image)
+    assert model.config == config
+    assert_same(model.state_dict(), tensors)
+    assert (model.card.preprocessing.mean, model.card.preprocessing.std) == (entry.mean, entry.std)
+    assert model.card.provenance["licence"] == entry.licence
+    assert hub.requests == [f"/{entry.repo}/resolve/main/model.safetensors"]
+
+
+def test_terms_are_named_at_load_and_travel(serve: Serve, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    serve("vit_b_16", "mae", TI)
+    model = vitrail.load("MAE-B/16:mae")
+    warned = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
+    assert len(warned) == 1
+    assert "vit_b_16:mae is non-commercial (cc-by-nc-4.0)" in warned[0]
+    vitrail.save(model, tmp_path / "model.safetensors")
+    kept = vitrail.load(tmp_path / "model.safetensors").card.provenance
+    assert kept["licence"] == "cc-by-nc-4.0"
+    assert "not for commercial use" in kept["terms"]
+    serve("vit_ti_16", "augreg_in21k", TI)
+    vitrail.load("vit_ti_16:augreg_in21k")
+    assert "warning" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_gate_says_how_it_is_opened(status: int, hub: Hub) -> None:
+    hub.missing = status
+    with pytest.raises(WeightsNotFound) as caught:
+        vitrail.load("dinov3_s_16:lvd1689m")
+    for words in ("gated", "accept the terms", "timm/vit_small_patch16_dinov3.lvd1689m", "HF_TOKEN"):
+        assert words in str(caught.value)
+    with pytest.raises(WeightsNotFound, match="HF_TOKEN") as caught:
+        vitrail.load("vit_ti_16:augreg_in21k")
+    assert "gated" not in str(caught.value)
 
 
 def test_a_file_that_is_not_there(hub: Hub) -> None:

@@ -1,4 +1,7 @@
-"""The table of weight families: its networks and published counts, names and aliases, and what is said of them."""
+"""The table of weight families: its networks and published counts, names and aliases, and what is said of them.
+
+Names and shapes of the published files are in tests/checkpoint/test_published_files.py.
+"""
 
 import re
 from collections.abc import Iterator
@@ -42,16 +45,16 @@ def test_published_counts(family: str) -> None:
         assert (entry.config.image, entry.config.classes) == ((entry.image, entry.image), entry.classes), entry.name
 
 
-@pytest.mark.parametrize("name", [name for family in WEIGHT_FAMILIES.values() for name in family.networks])
+def every_network() -> Iterator[object]:
+    """The first network of each family, which is its smallest, and in the slow lane the others."""
+    for family in WEIGHT_FAMILIES.values():
+        for index, name in enumerate(family.networks):
+            yield pytest.param(name, marks=pytest.mark.slow) if index else name
+
+
+@pytest.mark.parametrize("name", list(every_network()))
 def test_a_network_is_what_its_config_says(name: str) -> None:
     assert count_parameters(ZOO[name]) == ZOO[name].parameters
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", WEIGHT_FAMILIES)
-def test_published_counts_of_networks_on_the_meta_device(family: str) -> None:
-    for entry in of_family(family):
-        assert count_parameters(entry.config) == entry.parameters, entry.name
 
 
 @pytest.mark.parametrize("family", WEIGHT_FAMILIES.values(), ids=lambda family: family.name)

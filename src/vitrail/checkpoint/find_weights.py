@@ -111,7 +111,7 @@ def find_weights(text: str | Path, **facts: Any) -> Bundle:
 def load_public(name: str, tag: str, **facts: Any) -> Bundle:
     """Public weights as a bundle, with the numerics they were trained in and the preprocessing they expect."""
     entry = registry.find_public_weights(slug(resolve_name(name)), tag)
-    bundle = read_bundle(hub.fetch(hub.apply_pin(entry)), **{**_trained_numerics(entry), **facts})
+    bundle = read_bundle(hub.fetch(hub.apply_pin(entry)), **{**trained_numerics(entry), **facts})
     resize = None if entry.crop is None else max(round(entry.image / entry.crop), entry.image)
     look: Any = {"mean": entry.mean, "std": entry.std, "interpolation": entry.interpolation, "resize": resize}
     preprocessing = Preprocessing(image=(entry.image, entry.image), **look)
@@ -127,13 +127,13 @@ def name_licence(bundle: Bundle, entry: registry.PublicWeights) -> Bundle:
     return replace(bundle, card=replace(bundle.card, provenance=bundle.card.provenance | licence))
 
 
-def _trained_numerics(entry: registry.PublicWeights) -> dict[str, Any]:
-    """What the tensors do not show. Google's hybrids have their own standardisation, which timm's names hide."""
+def trained_numerics(entry: registry.PublicWeights) -> dict[str, Any]:
+    """What the tensors do not show. timm's names hide that Google's hybrids have their own standardisation, and that
+    what it keeps as a head of CLIP is a projection."""
     config, numerics = ZOO[entry.network], dict(entry.numerics)
-    if isinstance(config, ViTConfig):
-        if config.backbone is not None:
-            numerics["backbone"] = hybrid_backbone(config.backbone.blocks)
-        shows_size = config.position != "none" or config.position_bias != "none"
-    else:
-        shows_size = False
-    return numerics if shows_size else numerics | {"image": (entry.image, entry.image)}
+    shows_size = isinstance(config, ViTConfig) and (config.position != "none" or config.position_bias != "none")
+    numerics |= {} if shows_size else {"image": (entry.image, entry.image)}
+    numerics |= {"classes": 0} if numerics.get("projection") else {}
+    if isinstance(config, ViTConfig) and config.backbone is not None:
+        numerics["backbone"] = hybrid_backbone(config.backbone.blocks)
+    return numerics

@@ -6,7 +6,7 @@ module in checkpoint/formats where their names are new; the zoo and the table of
 
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import resources
 from typing import Any, Final, Literal, TypeAlias, cast
 
@@ -17,24 +17,31 @@ from vitrail.models.vit_config import ViTConfig
 Access: TypeAlias = Literal["open", "gated", "non-commercial"]
 Row: TypeAlias = dict[str, Any]
 
-# What a file shows by the shapes of its tensors; all other fields of a network have to be known.
-VISIBLE: Final = ("width", "depth", "mlp_width", "image", "patch", "projection", "map_mlp_width", "neck")
+# What a file shows by its tensors, and what is for training; all other fields of a network have to be known.
+VISIBLE: Final = (
+    "width", "depth", "mlp_width", "image", "patch", "channels", "classes", "head", "map_mlp_width", "neck",
+    "dropout", "attention_dropout", "stochastic_depth",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NamedNetwork:
-    """A network of a family. `numerics` are those of its fields that no tensor shows; `slug` is empty where it follows
-    from the name."""
+    """A network of a family; `slug` is empty where it follows from the name."""
 
     config: ViTConfig
-    numerics: Row
     slug: str = ""
+
+    @property
+    def numerics(self) -> Row:
+        """Those of its fields that no tensor shows."""
+        names = (field.name for field in fields(self.config))
+        return {name: getattr(self.config, name) for name in names if name not in VISIBLE}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightFamily:
-    """One family. `config` holds the fields that it adds to the networks of others; `weights` are rows of one public
-    file each, complete with what their release and the family say of all."""
+    """One family. `aliases` are its names for networks that are the paper's; `weights` are rows of one public file
+    each, complete with what their release and the family say of all."""
 
     name: str
     about: str
@@ -63,13 +70,10 @@ def read_families() -> dict[str, WeightFamily]:
     return families
 
 
-def _network(fields: Row) -> NamedNetwork:
-    slug = fields.pop("slug", "")
-    sizes = {key: pair(fields[key]) for key in ("image", "patch") if key in fields}
-    config = cast(ViTConfig, from_dict({"family": "vit", **fields, **sizes}))
-    return NamedNetwork(
-        config=config, numerics={key: getattr(config, key) for key in fields if key not in VISIBLE}, slug=slug
-    )
+def _network(row: Row) -> NamedNetwork:
+    slug = row.pop("slug", "")
+    sizes = {key: pair(row[key]) for key in ("image", "patch") if key in row}
+    return NamedNetwork(config=cast(ViTConfig, from_dict({"family": "vit", **row, **sizes})), slug=slug)
 
 
 def _weights(

@@ -10,6 +10,7 @@ that both have: `vit_base_patch16_224`, `num_classes`.
 import re
 from dataclasses import fields, replace
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import Any, Final, NamedTuple
 
 from vitrail.core.errors import ConfigError, UnknownName, unknown_name
@@ -172,8 +173,17 @@ def adapt_config(
 def network_name(config: ModelConfig) -> str:
     """The paper's notation where a network has the shape of one with a name, whatever its head or pooling; else a
     description of its shape. Of several with that shape, the one with the same tokens and pooling, or the first."""
-    found = [name for name, known in ZOO.items() if known.shape == config.shape]
-    return max(found, key=lambda name: _count_alike(ZOO[name], config), default=config.title)
+    return max(
+        _names_by_shape().get(config.shape, ()), key=lambda name: _count_alike(ZOO[name], config), default=config.title
+    )
+
+
+@cache
+def _names_by_shape() -> dict[tuple[object, ...], list[str]]:
+    found: dict[tuple[object, ...], list[str]] = {}
+    for name, known in ZOO.items():
+        found.setdefault(known.shape, []).append(name)
+    return found
 
 
 def _count_alike(one: ModelConfig, other: ModelConfig) -> int:

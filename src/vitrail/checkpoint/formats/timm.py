@@ -99,10 +99,7 @@ def build_table(config: ModelConfig) -> list[KeyEntry]:
     c = parts.require_fields("timm's ViT", config, free=FREE)
     if c.registers and c.class_token and c.position_prefix and not c.register_positions and c.position == "learned":
         raise ExportRefused("timm gives registers the class token's position, so not field position_prefix=True")
-    if c.projection and c.classes:
-        raise ExportRefused(
-            f"timm's ViT has one matrix behind pooling: field projection={c.projection} leaves no classes"
-        )
+    parts.refuse_second_matrix("timm's ViT", c)
     names = parts.NAMES | {"norm": "fc_norm" if c.norm_after_pool else "norm"}
     names |= {"norm_stem": "patch_embed.norm"} if c.norm_stem == "patches" else {}
     names |= {"registers": "dist_token", "head.distilled": "head_dist"} if c.head == "distilled" else {}
@@ -112,9 +109,8 @@ def build_table(config: ModelConfig) -> list[KeyEntry]:
     names |= {ours: entry.names[0] for ours, entry in known.items()}
 
     def special(ours: str, theirs: str) -> KeyEntry | None:
-        if ours == "projection.weight":  # CLIP's, which timm keeps as a head with a bias of zeros
-            bias = theirs.replace("weight", "bias")
-            return KeyEntry(ours, (theirs, bias), lambda t: (t, t.new_zeros(t.shape[0])), lambda ts: ts[0])
+        if ours == "projection.weight":
+            return parts.join_projection(ours, theirs)
         return parts.split_gate(ours, theirs) if c.gated and c.norm == "rms" else None
 
     return parts.named_entries("timm's ViT", c, names, special)

@@ -32,6 +32,7 @@ ENORMOUS: Final = (1792, 15360)  # width and MLP of EVA-02-E, the one network he
 FREE = (
     "register_positions", "rotary", "layer_scale", "gated", "norm_order", "norm_stem", "norm_final", "norm_qk",
     "norm_inner_attention", "norm_inner_mlp", "key_bias", "patch_bias", "map_heads", "map_mlp_width",
+    "projection",
 )  # fmt: skip
 FAMILIES = {
     r"dinov3|lingbot|eupe": "dinov3", r"vit_pe_": "pe", r"_rope_mixed": "mixed", r"_rope_(reg\d_)?gap": "eva02",
@@ -186,7 +187,8 @@ def build_table(config: ModelConfig) -> list[KeyEntry]:
     if c.registers and c.class_token and c.position_prefix and not c.register_positions and c.position == "learned":
         raise ExportRefused("timm gives registers the class token's position, so not field position_prefix=True")
     names = parts.NAMES | parts.GAMMAS | {"norm": "fc_norm" if c.norm_after_pool else "norm"}
-    names |= {"rotary.frequencies": "rope.freqs"}
+    parts.refuse_second_matrix("timm's Eva", c)
+    names |= {"rotary.frequencies": "rope.freqs", **({"projection": "head"} if c.projection else {})}
     split_heads, split_gates = _splits_heads(c), _splits_gates(c)
 
     def special(ours: str, theirs: str) -> KeyEntry | None:
@@ -199,6 +201,8 @@ def build_table(config: ModelConfig) -> list[KeyEntry]:
             form = "{}_proj.bias" if split_heads else "{}_bias"
             apart = tuple(theirs.replace("qkv.bias", form.format(letter)) for letter in "qv")
             return KeyEntry(ours, apart, lambda t: t.chunk(2), torch.cat)
+        if ours == "projection.weight":
+            return parts.join_projection(ours, theirs)
         return parts.split_gate(ours, theirs) if split_gates else None
 
     return parts.named_entries("timm's Eva", c, names, special)
@@ -231,7 +235,8 @@ def network_settings(config: ModelConfig) -> dict[str, Any]:
         raise ExportRefused(f"timm's Eva cannot be built with field {field}={getattr(c, field)!r}")
     both = c.qkv_bias and c.key_bias
     args: dict[str, Any] = {
-        "img_size": list(c.image), "patch_size": list(c.patch), "in_chans": c.channels, "num_classes": c.classes,
+        "img_size": list(c.image), "patch_size": list(c.patch), "in_chans": c.channels,
+        "num_classes": c.projection or c.classes,
         "embed_dim": c.width, "depth": c.depth, "num_heads": c.heads, "mlp_ratio": (c.mlp_width + 0.5) / c.width,
         "qkv_bias": c.qkv_bias, "qkv_fused": not _splits_heads(c), "attn_type": "rope" if both else "eva",
         "swiglu_mlp": c.gated, "swiglu_align_to": int(_splits_gates(c) and not c.norm_inner_mlp),

@@ -216,6 +216,23 @@ def split_gate(ours: str, theirs: str) -> KeyEntry | None:
     return KeyEntry(ours, names, lambda t: t.chunk(2), torch.cat)
 
 
+def join_projection(ours: str, theirs: str) -> KeyEntry:
+    """A projection without bias, of CLIP and of PE, which timm keeps as a head with a bias of zeros."""
+
+    def drop_zeros(parts: tuple[Tensor, ...]) -> Tensor:
+        if parts[1].count_nonzero():
+            raise ExportRefused("the bias of its head is not zero, so it is no projection; pass projection=0")
+        return parts[0]
+
+    both = (theirs, theirs.replace("weight", "bias"))
+    return KeyEntry(ours, both, lambda t: (t, t.new_zeros(t.shape[0])), drop_zeros)
+
+
+def refuse_second_matrix(what: str, c: ViTConfig) -> None:
+    if c.projection and c.classes:
+        raise ExportRefused(f"{what} has one matrix behind pooling: field projection={c.projection} leaves no classes")
+
+
 def reshape(ours: str, theirs: str, out: Change, back: Change) -> KeyEntry:
     """One tensor for one, in another shape."""
     return KeyEntry(ours, (theirs,), lambda t: (out(t),), lambda ts: back(ts[0]))
