@@ -34,10 +34,12 @@ import torch
 
 import vitrail
 from tests.data.datasets import tables as data_tables
+from tests.models import tables as family_tables
 from tests.train import tables as train_tables
 from vitrail.checkpoint import convert
 from vitrail.checkpoint import known_weights as registry
 from vitrail.checkpoint import parity_check as peers
+from vitrail.checkpoint.bundle import Bundle
 from vitrail.checkpoint.formats import huggingface
 from vitrail.checkpoint.formats.registry import FORMATS
 from vitrail.checkpoint.weights import build_fresh, to_bundle
@@ -283,6 +285,18 @@ def anchors(page: Path) -> set[str]:
 def test_every_config_field_is_explained(config: type[Any]) -> None:
     rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "models.md").read_text("utf-8"), flags=re.MULTILINE)
     assert {field.name for field in fields(config)} <= set(rows)
+
+
+def test_families_that_set_a_part_are_named() -> None:
+    """The last column of the tables in "The parts"."""
+    section = (ROOT / "docs" / "models.md").read_text("utf-8").partition("\n## The parts\n")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \|[^|]*\|[^|]*\| ([^|]+) \|$", section, flags=re.MULTILINE))
+    assert set(rows) == set(ViTConfig.parts)
+    every = [family.name for family in family_tables.TRANSFORMERS]
+    for field, told in rows.items():
+        found = family_tables.families_with(field)
+        rest = [name for name in every if name not in found]
+        assert told in (", ".join(found) or "none", f"all but {', '.join(rest)}"), field
 
 
 def test_every_module_of_a_network_is_on_the_map() -> None:
@@ -565,10 +579,38 @@ def field_table(config: ModelConfig, lines: dict[str, dict[str, Any]], targets: 
     return markdown(["field", *targets], rows)
 
 
+def family_formats() -> str:
+    """What becomes of a network of each family, in miniature, in the formats that later families have."""
+    targets = {name: TARGETS[name] for name in ("timm folder", "Hugging Face")}
+    rows: list[list[str]] = []
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        patch.setattr(peers, "build_reference", lambda *_: "not asked")
+        for name, config in family_tables.miniatures().items():
+            bundle = to_bundle(build_fresh(config))
+            cells = [family_fate(bundle, Path(folder) / target, to) for to, target in targets.values()]
+            rows.append([name, *cells])
+    return markdown(["family", *targets], rows)
+
+
+def family_fate(bundle: Bundle, target: Path, to: str) -> str:
+    try:
+        lost = convert.export(bundle, target, to).lost_fields
+    except ExportRefused as error:
+        field = re.search(r"field (\w+)", str(error))
+        return f"refused: `{field[1]}`" if field else "refused"
+    lost = [name for name in lost if name not in ("preprocessing", "heads", "image")]  # the miniature's own
+    return f"sidecar: {', '.join(map(code, lost))}" if lost else "held"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "vitrail models": lambda: model_table((224, 384)),
     "vitrail models, small": lambda: model_table((32, 64)),
+    "vitrail models, families": family_tables.network_table,
+    "weight families, side by side": family_tables.side_by_side,
     "public weights": public_table,
+    "families of public weights": family_tables.terms_table,
+    "preprocessing of public weights": family_tables.preprocessing_table,
+    "families and formats": family_formats,
     "names of a ViT, Google": google_keys,
     "names of a ViT, PyTorch": torch_keys,
     "names of a backbone": trunk_keys,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from vitrail.models.positions import resize_position
     from vitrail.models.resnet_config import ResNetConfig
     from vitrail.models.vit_config import ViTConfig
+    from vitrail.models.vit_parts import Rotary, Windows
     from vitrail.models.zoo import create_config, list_models
     from vitrail.predict.predictor import Predictor, predictor
     from vitrail.tasks.classification.prediction import Prediction
@@ -29,10 +30,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Evaluation", "Features", "PredictedMask", "Prediction", "Predictor", "ResNetConfig", "Trained", "ViTConfig",
-    "VitrailError", "convert", "create_config", "create_model", "evaluate", "extract_features", "find_nearest",
-    "finetune", "fit", "from_pretrained", "list_models", "load", "open_collection", "predictor", "push_to_hub",
-    "resize_position", "save", "save_pretrained", "train",
+    "Evaluation", "Features", "PredictedMask", "Prediction", "Predictor", "ResNetConfig", "Rotary", "Trained",
+    "ViTConfig", "VitrailError", "Windows", "convert", "create_config", "create_model", "evaluate", "extract_features",
+    "find_nearest", "finetune", "fit", "from_pretrained", "list_models", "load", "open_collection", "predictor",
+    "push_to_hub", "resize_position", "save", "save_pretrained", "train",
 ]  # fmt: skip
 
 _NAMES = {  # the names of each module
@@ -46,6 +47,7 @@ _NAMES = {  # the names of each module
     "vitrail.models.positions": "resize_position",
     "vitrail.models.resnet_config": "ResNetConfig",
     "vitrail.models.vit_config": "ViTConfig",
+    "vitrail.models.vit_parts": "Rotary Windows",
     "vitrail.models.zoo": "create_config list_models",
     "vitrail.predict.predictor": "Predictor predictor",
     "vitrail.tasks.classification.prediction": "Prediction",
