@@ -39,7 +39,8 @@ NUMERICS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def recognises(names: set[str], settings: Settings) -> bool:
-    return parts.STEM in names or {"stem.conv.weight", "stages.0.blocks.0.conv1.weight"} <= names
+    vit = {parts.STEM, "blocks.0.attn.proj.weight"} <= names
+    return vit or {"stem.conv.weight", "stages.0.blocks.0.conv1.weight"} <= names
 
 
 def modernise(tensors: Tensors, settings: Settings) -> Tensors:

@@ -92,6 +92,7 @@ def _splits_gates(c: ViTConfig) -> bool:
 
 
 def infer(shapes: TensorShapes) -> ModelConfig:
+    _refuse_few_keys(shapes)
     args, named = parts.read_args(shapes), _name_family(parts.read_architecture(shapes))
     fields = parts.infer_layers(shapes)
     kind = {"dinov3": "dinov3", "mixed": "mixed"}.get(str(args.get("rope_type")))
@@ -104,6 +105,15 @@ def infer(shapes: TensorShapes) -> ModelConfig:
     fields |= {"norm_order": "res-post" if post else "pre"}
     fields |= {"rotary": _infer_rotary(shapes, fields, family, args)}
     return ViTConfig(**fields | {"pool": parts.infer_pool(shapes, fields, _usual_pool(shapes, family, fields))})
+
+
+def _refuse_few_keys(shapes: TensorShapes) -> None:
+    for layer in range(shapes.count("blocks.{}.norm1.weight")):
+        queries, keys = (f"blocks.{layer}.attn.{letter}_proj.weight" for letter in "qk")
+        if queries in shapes and keys in shapes and shapes.get(queries, 2)[0] > shapes.get(keys, 2)[0]:
+            raise MismatchedWeights(
+                f"{shapes.path}: has fewer keys than queries (Sapiens2), which vitrail does not read"
+            )
 
 
 def _name_family(architecture: str) -> str:
