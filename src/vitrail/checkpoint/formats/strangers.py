@@ -15,10 +15,10 @@ STRANGERS: Final = {
     "BEiT-3 with its text (timm's files are read)": r"beit3\.",
     "CaiT": r"blocks_token_only\.0\.",
     "CLIP or PE in their own names (timm's and Hugging Face's are read)": r"(.*\.)?transformer\.resblocks\.",
-    "CoaT": r"patch_embed1\.proj|serial_blocks1\.",
+    "CoaT": r"serial_blocks1\.",
     "ConViT": r"blocks\.\d+\.attn\.gating_param$",
     "EdgeNeXt": IN_STAGES + r"(norm_)?xca\.",
-    "ConvNeXt": IN_STAGES + r"conv_dw\.weight$|downsample_layers\.\d+\.\d+\.weight$|.*\.(dwconv|depthwise_conv)\.weight$",
+    "ConvNeXt": IN_STAGES + r"conv_dw\.|downsample_layers\.\d|(.*\.)?stages\.\d+\.layers\.\d+\.(dw|depthwise_)conv\.",
     "CrossViT": r"(pos_embed|cls_token)_0$",
     "DaViT": IN_STAGES + r"\d+\.cpe1\.",
     "EfficientNet, MobileNet or kin": r"conv_stem\.",
@@ -61,7 +61,7 @@ def refuse_stranger(path: Path, tensors: Tensors, settings: Settings) -> None:
     """MismatchedWeights where the tensors are those of a family that vitrail does not read."""
     names = "\n".join(tensors)
     for family, pattern in STRANGERS.items():
-        if re.search(rf"^{pattern}", names, re.MULTILINE):
+        if re.search(rf"^(?:{pattern})", names, re.MULTILINE):
             stated = (settings or {}).get("architecture") or (settings or {}).get("model_type")
             also = f" ({stated})" if isinstance(stated, str) else ""
             found = f"these are weights of {family}{also}, which vitrail does not read"
