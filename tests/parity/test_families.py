@@ -149,7 +149,11 @@ def distance(found: Tensor, wanted: Tensor) -> float:
     return float((found - wanted).abs().max() / wanted.abs().max())
 
 
-@pytest.mark.parametrize("name", [one for one in JUDGES if not str(one).startswith("meta:")])
+# Files that hold more than the network: numbers of chunks, and biases of keys under a mask of zeros.
+LOSSY = ("meta:dinov2 chunked", "meta:dinov3")
+
+
+@pytest.mark.parametrize("name", rest_slow([n for n in names() if n not in LOSSY], *FAST))
 def test_tensors_come_back_bit_by_bit(name: str, folder: Path) -> None:
     theirs, bundle = seat(name), imported(name, folder)
     known = FORMATS[bundle.card.provenance["imported_from"]]
