@@ -218,6 +218,28 @@ def test_a_repository_of_the_registry_comes_as_its_tag(monkeypatch: pytest.Monke
     assert vitrail.from_pretrained(entry.repo).card == bundle.card
 
 
+def test_the_same_weights_elsewhere_carry_their_licence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = vitrail.save_pretrained(told(), tmp_path / "cache")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda repo, **rest: str(there))
+    provenance = vitrail.from_pretrained("facebook/dinov3-vitb16-pretrain-lvd1689m").card.provenance
+    assert provenance["licence"] == "dinov3-license"
+    assert "dinov3_b_16:lvd1689m is gated" in capsys.readouterr().err
+    assert vitrail.from_pretrained("facebook/dinov2-base").card.provenance["licence"] == "apache-2.0"
+    assert not capsys.readouterr().err
+
+
+def test_a_gated_repository_says_how_it_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    def snapshot(repo: str, **rest: Any) -> str:
+        raise OSError("403 Client Error")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    gate = r"\(403 Client Error\); these weights are gated: .*dinov3-vitb16-pretrain-lvd1689m.*HF_TOKEN"
+    with pytest.raises(WeightsNotFound, match=gate):
+        vitrail.from_pretrained("facebook/dinov3-vitb16-pretrain-lvd1689m")
+
+
 def test_a_repository_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def snapshot(repo: str, **rest: Any) -> str:
         raise OSError("401 Client Error\nmore")

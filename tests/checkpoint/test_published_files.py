@@ -1,6 +1,7 @@
 """Every public file of every weight family, as names and shapes: what the hub holds, on the meta device.
 
-No hub is asked: timm's networks of the same names say which tensors its files hold.
+No hub is asked: timm's networks of the same names say which tensors its files hold, and
+transformers' those of the others.
 """
 
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitrail.checkpoint.find_weights import trained_numerics
+from vitrail.checkpoint.find_weights import known_settings, trained_numerics
 from vitrail.checkpoint.formats.key_table import TensorShapes, export_tensors
 from vitrail.checkpoint.formats.registry import find_format, recognise
 from vitrail.checkpoint.known_weights import PUBLIC, PublicWeights
@@ -45,6 +46,29 @@ def our_tensors(entry: PublicWeights) -> dict[str, Tensor]:
 
 def shapes_of(tensors: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def transformers_tensors(entry: PublicWeights) -> dict[str, Tensor]:
+    """The tensors of transformers' network, whose class the table's config.json names."""
+    import transformers
+
+    settings = dict(known_settings(entry) or {})
+    kind = settings.pop("architectures")[0]
+    config = transformers.AutoConfig.for_model(**settings)
+    with torch.device("meta"):
+        return getattr(transformers, kind)(config).state_dict()
+
+
+@pytest.mark.slow
+def test_files_of_transformers_are_read_without_their_config() -> None:
+    pytest.importorskip("transformers")
+    others = [entry for entry in PUBLIC if not entry.repo.startswith("timm/")]
+    assert {entry.family for entry in others} == {"I-JEPA"}
+    for entry in others:
+        path, facts, settings = Path(entry.name), trained_numerics(entry), known_settings(entry)
+        known, tensors = recognise(path, transformers_tensors(entry), settings)
+        config = known.infer(TensorShapes(path=path, tensors=tensors, settings=settings, facts=facts))
+        assert adapt_config(config, **facts) == entry.config, entry.name
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import torch
 from vitrail.checkpoint.known_weights import PUBLIC, PublicWeights
 from vitrail.models.build import tensor_shapes
 from vitrail.models.families import WEIGHT_FAMILIES, WeightFamily
+from vitrail.models.family import ModelConfig
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import ALIASES, SLUGS, ZOO, model_config, network_name, resolve_name, slug
 
@@ -27,7 +28,7 @@ def of_family(family: str) -> Iterator[PublicWeights]:
     return (entry for entry in PUBLIC if entry.family == family)
 
 
-def count_parameters(config: ViTConfig) -> int:
+def count_parameters(config: ModelConfig) -> int:
     """By a network on the meta device."""
     return sum(torch.Size(shape).numel() for shape in tensor_shapes(config).values())
 

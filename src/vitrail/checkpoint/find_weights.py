@@ -14,7 +14,7 @@ from vitrail.checkpoint.files.read_weights import RawWeights, read_weights
 from vitrail.checkpoint.formats import huggingface, timm
 from vitrail.checkpoint.formats.format import Format
 from vitrail.checkpoint.formats.key_table import TensorShapes, copy, expected_shapes, import_tensors
-from vitrail.checkpoint.formats.registry import format_of, recognise
+from vitrail.checkpoint.formats.registry import find_format, format_of, recognise
 from vitrail.checkpoint.known_weights import BUNDLED, bundled_file, is_bundled
 from vitrail.core.atomic_files import similar_paths
 from vitrail.core.errors import ConfigError, ExportRefused, MismatchedWeights, WeightsNotFound, unknown_name
@@ -27,15 +27,15 @@ from vitrail.models.zoo import ZOO, adapt_config, hybrid_backbone, resolve_name,
 FOLDER_FILES = ("model.safetensors", "pytorch_model.bin", "model.npz", "best.safetensors", "last.safetensors")
 
 
-def read_bundle(path: str | Path, **facts: Any) -> Bundle:
-    """Config, tensors and card of any weights, by path or by the name of some that come with the package; `facts` are
-    config fields that the caller knows better than the file."""
+def read_bundle(path: str | Path, settings: dict[str, Any] | None = None, **facts: Any) -> Bundle:
+    """Config, tensors and card of any weights, by path or by the name of some that come with the package; `settings`
+    stand for the config.json of a file that lies alone, and `facts` are config fields that the caller knows better."""
     path = bundled_file(str(path)) if is_bundled(path) else Path(path)
     known = sorted({field.name for config in FAMILIES.values() for field in fields(config)})
     for name in facts:
         if name not in known:
             raise unknown_name("config field", name, known)
-    settings, folder = None, path if path.is_dir() else None
+    folder = path if path.is_dir() else None
     if folder is not None:
         path = next((folder / name for name in FOLDER_FILES if (folder / name).is_file()), folder)
         if path == folder:
@@ -111,7 +111,8 @@ def find_weights(text: str | Path, **facts: Any) -> Bundle:
 def load_public(name: str, tag: str, **facts: Any) -> Bundle:
     """Public weights as a bundle, with the numerics they were trained in and the preprocessing they expect."""
     entry = registry.find_public_weights(slug(resolve_name(name)), tag)
-    bundle = read_bundle(hub.fetch(hub.apply_pin(entry)), **{**trained_numerics(entry), **facts})
+    path = hub.fetch(hub.apply_pin(entry))
+    bundle = read_bundle(path, known_settings(entry), **{**trained_numerics(entry), **facts})
     resize = None if entry.crop is None else max(round(entry.image / entry.crop), entry.image)
     look: Any = {"mean": entry.mean, "std": entry.std, "interpolation": entry.interpolation, "resize": resize}
     preprocessing = Preprocessing(image=(entry.image, entry.image), **look)
@@ -125,6 +126,12 @@ def name_licence(bundle: Bundle, entry: registry.PublicWeights) -> Bundle:
         hub.write_line(f"warning: {entry.name} is {entry.access} ({entry.licence}): {entry.terms}")
     licence = {"licence": entry.licence, **({"terms": entry.terms} if entry.terms else {})}
     return replace(bundle, card=replace(bundle.card, provenance=bundle.card.provenance | licence))
+
+
+def known_settings(entry: registry.PublicWeights) -> dict[str, Any] | None:
+    """The config.json that files in the format of transformers are not read without; the table says as much."""
+    build = None if entry.repo.startswith("timm/") else find_format("huggingface", entry.config).settings
+    return None if build is None else build(entry.config)
 
 
 def trained_numerics(entry: registry.PublicWeights) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias, cast, get_args
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 from vitrail.core.errors import ConfigError, UnknownName, WeightsNotFound, unknown_name
 from vitrail.models.families import WEIGHT_FAMILIES, Access
@@ -107,9 +107,9 @@ class PublicWeights:
 
 def _public(row: dict[str, Any]) -> PublicWeights:
     """An entry from a row of a family."""
-    crop: Any = {"crop": None} if row.get("crop") == "squash" else {}
-    colours = {name: cast(Triple, tuple(row[name])) for name in ("mean", "std")}
-    return PublicWeights(**{**row, **colours, **crop})
+    changes: dict[str, Any] = {name: tuple(row[name]) for name in ("mean", "std")}
+    changes |= {"crop": None} if row.get("crop") == "squash" else {}
+    return PublicWeights(**{**row, **changes})
 
 
 PUBLIC: tuple[PublicWeights, ...] = tuple(_public(row) for one in WEIGHT_FAMILIES.values() for row in one.weights)

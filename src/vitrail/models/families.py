@@ -65,8 +65,8 @@ def read_families() -> dict[str, WeightFamily]:
         config: Row = row.pop("config", {})
         networks = {key: _network({**config, **own}) for key, own in row.pop("networks", {}).items()}
         weights = tuple(_weights(name, row, config, networks, colours, data["terms"]))
-        kept = {key: value for key, value in row.items() if key != "release"}
-        families[name] = WeightFamily(name=name, networks=networks, weights=weights, **{"aliases": {}, **kept})
+        about: Row = {"aliases": {}, **{key: value for key, value in row.items() if key != "release"}}
+        families[name] = WeightFamily(name=name, networks=networks, weights=weights, **about)
     return families
 
 

@@ -104,7 +104,8 @@ def infer(shapes: TensorShapes) -> ModelConfig:
     post = args.get("use_post_norm", family == "enormous")
     fields |= {"norm_order": "res-post" if post else "pre"}
     fields |= {"rotary": _infer_rotary(shapes, fields, family, args)}
-    return ViTConfig(**fields | {"pool": parts.infer_pool(shapes, fields, _usual_pool(shapes, family, fields))})
+    fields["pool"] = parts.infer_pool(shapes, fields, _usual_pool(shapes, family, fields))
+    return ViTConfig(**fields)
 
 
 def _refuse_few_keys(shapes: TensorShapes) -> None:
