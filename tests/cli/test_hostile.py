@@ -37,6 +37,8 @@ LINES = [
     "predict W P --topk 99999999999999999999999",
     "predict W P --image-size 1000000",
     "predict W P --image-size 0",
+    "predict W P --patch 1000000",
+    "predict W P --patch 0",
     f"predict {LONG} P",
     "serve W --port 0 --timeout nan",
     "serve W --port 0 --max-pixels 99999999999999999999999",

@@ -249,8 +249,10 @@ class Preprocessing:
 def normalise_pixels(pixels: "Tensor", mean: "Tensor", std: "Tensor") -> "Tensor":
     """uint8 [..., 3, H, W] to the floats that a network takes; mean and std are [C, 1, 1] on the same device. One
     channel is the luma of three."""
-    shares = pixels.float() / 255
-    if mean.shape[0] == 1 and pixels.shape[-3] == 3:
+    shares, wanted, given = pixels.float() / 255, mean.shape[0], pixels.shape[-3]
+    if wanted != given:
+        if (wanted, given) != (1, 3):
+            raise ConfigError(f"images of {given} channels for a network of {wanted}; give it tensors of its own")
         red, green, blue = (weight * shares.narrow(-3, at, 1) for at, weight in enumerate(LUMA))
         shares = red + green + blue
     return (shares - mean) / std
