@@ -26,7 +26,7 @@ MEANINGS = {
     "weights": "the pre-trained weights to start from; WEIGHTS sets it",
     "start": "the new head: at zero (3.2), or the [closed form](fit.md#in-every-fine-tuning)",
     "positions": "position embeddings at another image size: resized (3.2), or drawn again for comparison",
-    "patches": "patch sizes to draw from at every step: [FlexiViT](models.md#another-patch-size-or-other-channels)",
+    "patches": "patch sizes to train at, one drawn for every step: [several](#several-patch-sizes)",
     "objective": "what is learnt: labels, or the images alone (recipes `selfsup/...`); each has fields of its own",
     "objective.loss": "cross-entropy, summed over classes for sigmoid",
     "objective.smoothing": "label smoothing",

@@ -45,7 +45,8 @@ class PatchResize(NamedTuple):
 
     def apply(self, kernel: Tensor) -> Tensor:
         """[..., P, P] -> [..., p, p], with gradients; the result has the kernel's own type."""
-        return (self.rows @ kernel.to(self.rows.dtype) @ self.columns.mT).to(kernel.dtype)
+        with torch.autocast(kernel.device.type, enabled=False):  # the matrices have large entries of both signs
+            return (self.rows @ kernel.to(self.rows.dtype) @ self.columns.mT).to(kernel.dtype)
 
 
 @lru_cache(maxsize=64)
