@@ -85,7 +85,8 @@ def test_networks_with_other_heads(name: str, tmp_path: Path) -> None:
     kind, config, settings, what = NETWORKS[name]
     network = made(kind, config, settings)
     network.save_pretrained(tmp_path / "in")
-    model, images = load(tmp_path / "in"), pictures((32, 32))
+    model: Any = load(tmp_path / "in")
+    images = pictures((32, 32))
     wanted = answer(network, images, what, model.config.registers)
     with torch.no_grad():
         assert (model(images) - wanted).abs().max() < TOLERANCE * wanted.abs().max()
@@ -110,12 +111,9 @@ def test_transformers_finds_each_tensor_of_an_export(name: str, tmp_path: Path) 
 def test_pretrained_beit_is_read_without_its_tokens_of_images(tmp_path: Path) -> None:
     network = made("BeitForMaskedImageModeling", "BeitConfig", {**BEIT, "vocab_size": 11})
     network.save_pretrained(tmp_path / "in")
-    model, images = load(tmp_path / "in"), pictures((32, 32))
-    assert (model.config.position_bias, model.config.pool, model.config.norm_after_pool) == (
-        "shared-table",
-        "mean",
-        False,
-    )
+    model: Any = load(tmp_path / "in")
+    images, config = pictures((32, 32)), model.config
+    assert (config.position_bias, config.pool, config.norm_after_pool) == ("shared-table", "mean", False)
     with torch.no_grad():
         wanted = network.layernorm(network.beit(images).last_hidden_state)[:, 1:].mean(1)
         assert (model(images) - wanted).abs().max() < TOLERANCE * wanted.abs().max()

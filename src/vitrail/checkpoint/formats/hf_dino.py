@@ -159,7 +159,7 @@ def read_dinov3(get: ConfigReader, found: dict[str, Any]) -> dict[str, Any]:
         get.require("hidden_act", "silu", default="gelu")
     usual = {"shift": None, "jitter": None, "rescale": 2.0}
     said = {name: get.values.get(f"pos_embed_{name}", usual[name]) for name in VARIED}
-    varied = {name: get.number(f"pos_embed_{name}", 2.0) for name, value in said.items() if value is not None}
+    varied: Any = {name: get.number(f"pos_embed_{name}", 2.0) for name, value in said.items() if value is not None}
     rotary = Rotary(base=get.number("rope_theta", 100.0), coordinates="unit", **varied)
     gelu = "erf" if found["gated"] else get.activation("hidden_act", "gelu")
     return {**read_head(DINOV3_HEADS, get), "qkv_bias": query, "key_bias": key, "rotary": rotary, "gelu": gelu}
