@@ -16,7 +16,7 @@ from tests.parity.networks import TOLERANCE, Tensors, assert_same, pictures
 from vitrail.checkpoint.convert import convert, export
 from vitrail.checkpoint.find_weights import read_bundle
 from vitrail.checkpoint.weights import load, to_bundle
-from vitrail.core.errors import ExportRefused, MismatchedWeights
+from vitrail.core.errors import ExportRefused, MismatchedWeights, WeightsError
 from vitrail.data.preprocessing import HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from vitrail.models.build import build
 from vitrail.models.vit_config import ViTConfig
@@ -199,6 +199,38 @@ def test_an_export_names_the_field_that_no_folder_holds(fields: dict[str, Any], 
     with pytest.raises(ExportRefused, match=complaint):
         export(to_bundle(build(ViTConfig(**fields))), tmp_path / "out", "hf")
     assert not list(tmp_path.iterdir())
+
+
+def test_weights_in_several_files(tmp_path: Path) -> None:
+    network = made("Dinov2Model", "Dinov2Config", SIZES)
+    network.save_pretrained(tmp_path / "one")
+    network.save_pretrained(tmp_path / "many", max_shard_size="50KB")
+    assert len(list((tmp_path / "many").glob("*.safetensors"))) > 2
+    whole, pieces = read_bundle(tmp_path / "one"), read_bundle(tmp_path / "many")
+    assert pieces.config == whole.config
+    assert_same(pieces.tensors, whole.tensors)
+    next((tmp_path / "many").glob("*.safetensors")).unlink()
+    with pytest.raises(WeightsError):
+        read_bundle(tmp_path / "many")
+
+
+@pytest.mark.parametrize("listed", [{}, {"a": "../model.safetensors"}, {"a": 3}, []], ids=str)
+def test_an_index_that_leads_elsewhere(listed: Any, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": listed}), "utf-8")
+    with pytest.raises(MismatchedWeights, match=r"lists no \.safetensors files of this folder"):
+        read_bundle(tmp_path)
+
+
+def test_pixels_beyond_the_last_patch_are_cut_off(tmp_path: Path) -> None:
+    """SigLIP's so400m at patch 14 is published for 384 pixels, of which it sees 378."""
+    network = made("SiglipVisionModel", "SiglipVisionConfig", {**WIDE, "image_size": 36})
+    network.save_pretrained(tmp_path)
+    transformers.SiglipImageProcessor(size={"height": 36, "width": 36}).save_pretrained(tmp_path)
+    model, images = load(tmp_path), pictures((36, 36))
+    assert model.config.image == model.card.preprocessing.image == (32, 32)
+    wanted = answer(network, images, "pooler_output")
+    with torch.no_grad():
+        assert (model(images[:, :, :32, :32]) - wanted).abs().max() < TOLERANCE * wanted.abs().max()
 
 
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)

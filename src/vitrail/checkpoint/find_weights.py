@@ -3,9 +3,10 @@
 A file is recognised by its content: one of our own, or a foreign file or folder in any format of the registry.
 """
 
+import re
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from vitrail.checkpoint import download_weights as hub
 from vitrail.checkpoint import known_weights as registry
@@ -13,7 +14,7 @@ from vitrail.checkpoint.bundle import Bundle, Card, name_imagenet, parse_descrip
 from vitrail.checkpoint.files.read_weights import RawWeights, read_weights
 from vitrail.checkpoint.formats import huggingface, timm
 from vitrail.checkpoint.formats.format import Format
-from vitrail.checkpoint.formats.key_table import TensorShapes, copy, expected_shapes, import_tensors
+from vitrail.checkpoint.formats.key_table import Tensors, TensorShapes, copy, expected_shapes, import_tensors
 from vitrail.checkpoint.formats.registry import find_format, format_of, recognise
 from vitrail.checkpoint.known_weights import BUNDLED, bundled_file, is_bundled
 from vitrail.core.atomic_files import similar_paths
@@ -23,6 +24,7 @@ from vitrail.models.family import FAMILIES, ModelConfig
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import ZOO, adapt_config, hybrid_backbone, resolve_name, slug
 
+INDEX = "model.safetensors.index.json"  # of weights in several files
 # The last two are a run's: its folder stands for the best weights, or the last.
 FOLDER_FILES = ("model.safetensors", "pytorch_model.bin", "model.npz", "best.safetensors", "last.safetensors")
 
@@ -37,12 +39,12 @@ def read_bundle(path: str | Path, settings: dict[str, Any] | None = None, **fact
             raise unknown_name("config field", name, known)
     folder = path if path.is_dir() else None
     if folder is not None:
-        path = next((folder / name for name in FOLDER_FILES if (folder / name).is_file()), folder)
+        path = next((folder / name for name in (*FOLDER_FILES, INDEX) if (folder / name).is_file()), folder)
         if path == folder:
             names = ", ".join(FOLDER_FILES)
             raise MismatchedWeights(f"{folder}: no weight file in this folder; expected one of {names}")
         settings = read_json(folder / "config.json") if (folder / "config.json").is_file() else None
-    raw = read_weights(path)
+    raw = read_weights(path) if path.name != INDEX else _read_pieces(path)
     try:
         if raw.description is not None:
             config, card = parse_description(raw.description)
@@ -52,6 +54,22 @@ def read_bundle(path: str | Path, settings: dict[str, Any] | None = None, **fact
         return _foreign(raw, settings, folder, facts)
     except (ConfigError, ExportRefused) as error:
         raise MismatchedWeights(f"{path}: {error}") from None
+
+
+def _read_pieces(index: Path) -> RawWeights:
+    """Weights in several files next to an index, which says what is in which."""
+    listed: Any = read_json(index).get("weight_map")
+    places = cast(dict[str, Any], listed) if isinstance(listed, dict) else {}
+    files = sorted({str(file) for file in places.values()})
+    if not files or not all(re.fullmatch(r"[\w.-]+\.safetensors", file) for file in files):
+        raise MismatchedWeights(f"{index}: lists no .safetensors files of this folder")
+    tensors: Tensors = {}
+    for file in files:
+        piece = read_weights(index.parent / file).tensors
+        tensors |= {name: tensor for name, tensor in piece.items() if places.get(name) == file}
+    if left := places.keys() - tensors.keys():
+        raise MismatchedWeights(f"{index}: tensor {min(left)!r} is in none of its files; the folder is not whole")
+    return RawWeights(path=index, container="safetensors", tensors=tensors)
 
 
 def _foreign(raw: RawWeights, settings: dict[str, Any] | None, folder: Path | None, facts: dict[str, Any]) -> Bundle:
@@ -80,19 +98,18 @@ def _card(known: Format, config: ModelConfig, settings: dict[str, Any] | None, f
     labels = huggingface.read_labels(settings, config.classes) or timm.read_labels(settings, config.classes)
     prepared = timm.read_preprocessing(settings, config.image)
     if known.library == huggingface.NAME and (said := _read_processor(folder)) is not None:
-        prepared = huggingface.read_preprocessor(said, config.image)
+        prepared = huggingface.read_preprocessor(said, config.image, config.size_step)
     several = settings.get("problem_type") == huggingface.MULTI_LABEL and bool(config.classes)
     return Card(preprocessing=prepared or card.preprocessing, labels=labels, multi_label=several)
 
 
 def _read_processor(folder: Path) -> dict[str, Any] | None:
     """How a Hugging Face folder prepares images: a file of its own, or a part of one that prepares text, too."""
-    if (alone := folder / "preprocessor_config.json").is_file():
-        return read_json(alone)
-    inner: Any = (
-        read_json(both).get("image_processor") if (both := folder / "processor_config.json").is_file() else None
-    )
-    return inner if isinstance(inner, dict) else None
+    alone, both = folder / "preprocessor_config.json", folder / "processor_config.json"
+    if alone.is_file() or not both.is_file():
+        return read_json(alone) if alone.is_file() else None
+    inner: Any = read_json(both).get("image_processor")
+    return cast(dict[str, Any], inner) if isinstance(inner, dict) else None
 
 
 def find_weights(text: str | Path, **facts: Any) -> Bundle:

@@ -21,7 +21,7 @@ import torch
 from vitrail.checkpoint import known_weights as registry
 from vitrail.checkpoint.bundle import Bundle
 from vitrail.checkpoint.download_weights import explain_gate, is_offline
-from vitrail.checkpoint.find_weights import FOLDER_FILES, find_weights, load_public, name_licence, read_bundle
+from vitrail.checkpoint.find_weights import FOLDER_FILES, INDEX, find_weights, load_public, name_licence, read_bundle
 from vitrail.checkpoint.weights import build_network, replace_head_and_resize, to_bundle, write_bundle
 from vitrail.core.atomic_files import write_file
 from vitrail.core.errors import ConfigError, WeightsError, WeightsNotFound
@@ -182,7 +182,8 @@ def repository(repo: str, revision: str | None) -> Bundle:
     known = registry.find_repository(repo)
     if known is not None and known.repo == repo and revision is None:
         return load_public(known.model, known.tag)
-    hub, files = client(), [*FOLDER_FILES, "config.json", "preprocessor_config.json", "processor_config.json"]
+    hub, pieces = client(), [INDEX, "model-*-of-*.safetensors"]
+    files = [*FOLDER_FILES, *pieces, "config.json", "preprocessor_config.json", "processor_config.json"]
     try:
         folder = hub.snapshot_download(repo, revision=revision, allow_patterns=files, local_files_only=is_offline())
     except Exception as error:  # of the client's, which has a dozen kinds

@@ -34,12 +34,14 @@ class ConfigReader:
 
     def fields(self, keys: Keys) -> dict[str, Any]:
         """What the keys say, each read as the type of the value that stands for it where it is absent."""
-        return {field: self._field(field, *known) for field, known in keys.items()}
+        found = {field: self._field(field, *known) for field, known in keys.items()}
+        if "image" in found:  # pixels beyond the last patch are seen by none
+            cut = tuple(side - side % max(patch, 1) for side, patch in zip(found["image"], found["patch"], strict=True))
+            found["image"] = self.shapes.image or (cut if min(cut) else found["image"])
+        return found
 
     def _field(self, field: str, name: str, default: Any) -> Any:
-        if field == "image":
-            return self.shapes.image or self.size(name, default)
-        if field == "patch":
+        if field in ("image", "patch"):
             return self.size(name, default)
         if field == "gelu":
             return self.activation(name, default)

@@ -6,6 +6,7 @@ without a classifier.
 """
 
 import re
+from dataclasses import replace
 from typing import Any, Final, cast
 
 from vitrail.checkpoint.formats import hf_grammar as grammar
@@ -141,9 +142,9 @@ def build_preprocessor(p: Preprocessing, network: dict[str, Any] | None = None) 
     return {"image_processor_type": "BitImageProcessor", **crop, **common}
 
 
-def read_preprocessor(values: dict[str, Any], image: Pair) -> Preprocessing | None:
+def read_preprocessor(values: dict[str, Any], image: Pair, step: Pair = (1, 1)) -> Preprocessing | None:
     """What a `preprocessor_config.json` says, where it says what we can do; None otherwise. ConfigError where it asks
-    for something absurd."""
+    for something absurd. An image is cut off to multiples of `step`: pixels beyond the last patch are seen by none."""
     names = {number: name for name, number in RESAMPLE.items()}
     kind = str(values.get("image_processor_type") or values.get("feature_extractor_type") or "")
     try:
@@ -165,7 +166,9 @@ def read_preprocessor(values: dict[str, Any], image: Pair) -> Preprocessing | No
             return None
     except (KeyError, TypeError, AttributeError):
         return None
-    return Preprocessing.from_dict(said)
+    made = Preprocessing.from_dict(said)
+    cut = (made.image[0] - made.image[0] % step[0], made.image[1] - made.image[1] % step[1])
+    return made if min(cut) < 1 else replace(made, image=cut)
 
 
 def _read_box(size: Any, *, shortest: bool = False) -> dict[str, Any]:
