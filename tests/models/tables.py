@@ -181,7 +181,7 @@ def miniatures() -> dict[str, ViTConfig]:
         c = list_members(family)[0].config
         side = 4 * c.patch[0]
         small: dict[str, Any] = {"width": 48, "depth": 2, "mlp_width": 96, "heads": 3, "image": (side, side)}
-        small |= {"classes": 10} if c.classes else {}
+        small |= {"classes": 10} if c.classes and family.weights else {"classes": 0, "head": "none"}
         small |= {"map_heads": 4} if c.map_heads else {}
         small |= {"windows": Windows(size=2, whole=(1,))} if c.windows else {}
         found[family.name] = replace(c, **small)
