@@ -195,7 +195,7 @@ def read_sheets(folder: Path, out: Path) -> str:
             arrays[f"images_{split}"] = np.concatenate([read_sheet(folder, name) for name in names])
             labels = json.loads(next(folder.glob(f"{split}_la*s.json")).read_text())
             arrays[f"labels_{split}"] = np.array(labels, np.int64)
-        np.savez(made, **arrays)
+        np.savez(made, allow_pickle=False, **arrays)
     return str(made)
 
 

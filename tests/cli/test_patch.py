@@ -124,7 +124,7 @@ def test_fit_keeps_patch_and_channels(here: Path, tmp_path: Path, capsys: pytest
     text = said(capsys, "fit", "net.safetensors", "photos", "--out", out, *sizes, "--no-cache", *LOADING)
     network = load(out)
     assert (network.config.patch, network.config.channels) == ((8, 8), 1)  # type: ignore[union-attr]
-    assert network.card.preprocessing.mean == (0.5,)  # type: ignore[union-attr]
+    assert network.card.preprocessing.mean == (0.5,)
     accuracy = re.search(r"accuracy ([\d.]+)%", text)
     assert accuracy is not None
     found = vitrail.evaluate(out, "photos@test", device="cpu").top1

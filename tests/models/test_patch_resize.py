@@ -111,7 +111,7 @@ def test_a_network_at_another_patch_is_the_one_that_was_resized(kind: str, patch
     own, before = network(images), {name: tensor.clone() for name, tensor in network.state_dict().items()}
     other = adapt_config(config, patch=patch)
     resized = build_from(other, type(network).resize_tensors(network.state_dict(), config, other))
-    close: dict[str, float] = {"rtol": 1e-7, "atol": 1e-7 if kind == "sines" else 1e-10}  # sines are float32
+    close: Any = {"rtol": 1e-7, "atol": 1e-7 if kind == "sines" else 1e-10}  # sines are float32
     network.set_patch(patch)
     torch.testing.assert_close(network(images), resized(images), **close)
     torch.testing.assert_close(network.patch_map(images), resized.patch_map(images), **close)
@@ -126,7 +126,7 @@ def test_a_network_at_another_patch_is_the_one_that_was_resized(kind: str, patch
 
 
 def test_gradients_flow_to_the_stored_kernel_and_table() -> None:
-    network = awake(SQUARE, torch.float64)
+    network: Any = awake(SQUARE, torch.float64)
     weight = network.embedding.projection.weight
 
     def loss(kernel: Tensor) -> Tensor:

@@ -181,5 +181,5 @@ def test_a_grey_network_is_trained_on_the_luma(tmp_path: Path) -> None:
     out = train(run, out=tmp_path / "run", world=ALONE).folder
     network = vitrail.load(out)
     assert network.config.channels == 1
-    assert network.card.preprocessing.mean == (0.5,)  # type: ignore[union-attr]
+    assert network.card.preprocessing.mean == (0.5,)
     assert vitrail.evaluate(network, "digits@test", device="cpu").count == 360

@@ -60,9 +60,9 @@ def load(
     Any other keyword replaces a config field: what a bare state dict does not say (`heads=12`), or what training wants
     otherwise (`dropout=0.1`).
     """
-    kind, sizes = pop_head_kind(classes, facts), {"patch": patch, "channels": channels}
+    kind = pop_head_kind(classes, facts)
     bundle = find_weights(weights, **facts)
-    bundle = replace_head_and_resize(bundle, classes, image_size, numerics, kind=kind, **sizes)
+    bundle = replace_head_and_resize(bundle, classes, image_size, numerics, kind=kind, patch=patch, channels=channels)
     return build_network(bundle, dtype).train(bool(classes))
 
 

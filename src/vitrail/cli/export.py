@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -36,7 +37,7 @@ def run_export(options: ExportOptions) -> int:
     names = resolve_class_names(options.labels, options.rename, bundle.card.labels, bundle.config.classes)
     if names is not None:
         bundle = rename_classes(bundle, names)
-    sizes = {"image_size": options.image_size, "patch": options.patch, "channels": options.channels}
+    sizes: dict[str, Any] = {"image_size": options.image_size, "patch": options.patch, "channels": options.channels}
     bundle = replace_head_and_resize(bundle, **sizes)
     size, count = format_size(bundle.config.image), f"{format_millions(bundle.config.parameters)} parameters"
     print(f"{options.weights}: {network_name(bundle.config)}, {count}, {size} px")
