@@ -16,7 +16,7 @@ from tests.distributed.test_parallel import quick_compiler
 from tests.train.tiny import MODEL, tiny_run
 from vitrail.core.errors import ConfigError
 from vitrail.data.transforms.augmentation import Mix
-from vitrail.distributed.process_group import World
+from vitrail.distributed.process_group import World, join_world
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.objectives.mae import MAE
 from vitrail.optim.config import Optim, Schedule
@@ -174,6 +174,21 @@ def test_a_compiled_run_has_a_graph_for_every_patch(tmp_path: Path, precision: A
     wanted, room = weights(tmp_path / "plain"), 1e-4 if precision == "float32" else 0.05
     for name, tensor in weights(tmp_path / "compiled").items():
         torch.testing.assert_close(tensor, wanted[name], rtol=room, atol=room)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_every_patch_is_recorded_by_itself(tmp_path: Path) -> None:
+    """A recording of each learns what steps without one do."""
+    losses: dict[str, list[float]] = {}
+    for way in ("on", "graphs", "off", "recorded"):
+        run = flexible_run(micro=16, steps=60, precision="float32", log=10, compile=way)
+        with join_world() as world:
+            train(run, out=tmp_path / way, world=world)
+        rows = [json.loads(line) for line in (tmp_path / way / "metrics.jsonl").read_text().splitlines()]
+        losses[way] = [row["loss"] for row in rows if row["kind"] == "train"]
+    assert losses["graphs"] == pytest.approx(losses["on"], rel=1e-4)
+    assert losses["recorded"] == pytest.approx(losses["off"], rel=1e-4)
 
 
 def test_a_grey_network_is_trained_on_the_luma(tmp_path: Path) -> None:
