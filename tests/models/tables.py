@@ -151,9 +151,9 @@ def preprocessing_table() -> str:
     for family in TRANSFORMERS:
         members = list_members(family)
         public = [member for member in members if member.entry]
-        cells = [join_distinct(public, part) if public else "" for part in (name_colours, name_resize)]
+        cells = [join_distinct(public, part) if public else "" for part in (name_colours, name_crop)]
         rows.append([family.name, *cells, join_distinct(members, name_resample)])
-    return markdown(["family", "pixels", "resized", "positions resampled"], rows)
+    return markdown(["family", "pixels", "crop", "positions"], rows)
 
 
 def name_colours(member: Member) -> str:
@@ -161,11 +161,11 @@ def name_colours(member: Member) -> str:
     return COLOURS[member.entry.mean[0]]
 
 
-def name_resize(member: Member) -> str:
+def name_crop(member: Member) -> str:
+    """The share of the resized image that is kept."""
     assert member.entry is not None
-    crop = member.entry.crop
-    how = "squashed to the image size" if crop is None else f"the centre {crop:.0%}".replace("%", " %")
-    return f"{member.entry.interpolation}, {'the whole shorter side' if crop == 1 else how}"
+    assert member.entry.interpolation == "bicubic"
+    return "squashed" if member.entry.crop is None else f"{100 * member.entry.crop:.0f} %"
 
 
 def name_resample(member: Member) -> str:
