@@ -162,7 +162,13 @@ def read_dinov3(get: ConfigReader, found: dict[str, Any]) -> dict[str, Any]:
     varied: Any = {name: get.number(f"pos_embed_{name}", 2.0) for name, value in said.items() if value is not None}
     rotary = Rotary(base=get.number("rope_theta", 100.0), coordinates="unit", **varied)
     gelu = "erf" if found["gated"] else get.activation("hidden_act", "gelu")
-    return {**read_head(DINOV3_HEADS, get), "qkv_bias": query, "key_bias": key, "rotary": rotary, "gelu": gelu}
+    return {
+        **read_head(DINOV3_HEADS, get),
+        "qkv_bias": query,
+        "key_bias": key or not query,
+        "rotary": rotary,
+        "gelu": gelu,
+    }
 
 
 def write_dinov3(c: ViTConfig) -> dict[str, Any]:
