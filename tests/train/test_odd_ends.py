@@ -261,7 +261,7 @@ def test_what_was_chosen_for_other_processes_is_chosen_anew(tmp_path: Path) -> N
         ({"data": Data(source="digits", watch="none"), "evaluation": Scoring(patience=1)}, "data.dev=0.1"),
         ({"data": Data(source="digits", watch="test"), "evaluation": Scoring(patience=1)}, "data.dev=0.1"),
         ({"evaluation": Scoring(fewshot="digits", shots=(5, 5000))}, "5000 shots"),
-        ({"model": replace(MODEL, channels=1)}, "1 channels"),
+        ({"model": replace(MODEL, channels=5)}, "5 channels"),
     ],
 )
 def test_what_cannot_work_is_refused_before_there_is_a_folder(

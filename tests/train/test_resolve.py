@@ -67,7 +67,8 @@ def test_how_a_batch_is_taken_apart_is_said(micro: int, said: str) -> None:
         (replace(MODEL, patch=(4, 2)), "ViT of 2 layers, width 16, patch 4x2"),
         (model_config("mini-R11+ViT-Nano/4", depth=3), "hybrid ViT of 3 layers, width 96"),
         (replace(model_config("BiT-R50x1"), blocks=(1, 2)), "ResNet of 1+2 blocks, width factor 1"),
-        *((config, name) for name, config in ZOO.items() if name != "ViT-b/32"),  # which is ViT-S/32
+        # Of networks that are the same, the first is named: ViT-b/32 is ViT-S/32, SigLIP2-B/16 is SigLIP-B/16.
+        *({config.shape: (config, name) for name, config in reversed(ZOO.items())}.values()),
     ],
 )
 def test_a_network_is_called_by_its_shape(config: ModelConfig, name: str) -> None:

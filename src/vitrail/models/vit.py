@@ -67,6 +67,7 @@ class Block(nn.Module):
     def __init__(self, config: ViTConfig, layer: int):
         super().__init__()
         norm = partial(make_norm, config)
+        self.grid = config.grid
         self.norm_attention = norm(config.width)
         self.attention = Attention(
             config.width,
@@ -91,8 +92,10 @@ class Block(nn.Module):
     def _scale(self, config: ViTConfig) -> nn.Module:
         return LayerScale(config.width, config.layer_scale) if config.layer_scale else nn.Identity()
 
-    def forward(self, z: Tensor, places: Places, queries: int | None = None, taps: Taps | None = None) -> Tensor:
-        before = z
+    def forward(
+        self, z: Tensor, places: Places | None = None, queries: int | None = None, taps: Taps | None = None
+    ) -> Tensor:
+        before, places = z, places or Places(self.grid)
         attended = self.attend(self.norm_attention(z), places, queries, taps)
         z = z[:, :queries] + self.skip(self.scale_attention(self.dropout(attended)))  # Eq. 2
         z = z + self.skip(self.scale_mlp(self.transform(self.norm_mlp(z))))  # Eq. 3
@@ -115,8 +118,10 @@ class Block(nn.Module):
 class PostNormBlock(Block):
     """A layer that normalises what its branches give, in place of what they read (EVA-02's E)."""
 
-    def forward(self, z: Tensor, places: Places, queries: int | None = None, taps: Taps | None = None) -> Tensor:
-        before = z
+    def forward(
+        self, z: Tensor, places: Places | None = None, queries: int | None = None, taps: Taps | None = None
+    ) -> Tensor:
+        before, places = z, places or Places(self.grid)
         attended = self.norm_attention(self.dropout(self.attend(z, places, queries, taps)))
         z = z[:, :queries] + self.skip(self.scale_attention(attended))
         z = z + self.skip(self.scale_mlp(self.norm_mlp(self.transform(z))))
@@ -169,7 +174,9 @@ class AxialBlock(nn.Module):
         self.row = RowBlock(config, layer)
         self.column = ColumnBlock(config, layer)
 
-    def forward(self, z: Tensor, places: Places, queries: int | None = None, taps: Taps | None = None) -> Tensor:
+    def forward(
+        self, z: Tensor, places: Places | None = None, queries: int | None = None, taps: Taps | None = None
+    ) -> Tensor:
         return self.column(self.row(z, places, None, taps), places, queries, taps)
 
 

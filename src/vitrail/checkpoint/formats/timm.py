@@ -70,7 +70,10 @@ def infer(shapes: TensorShapes) -> ModelConfig:
     stride = backbone.stride if backbone else 1
     ground = {"patch": (fields["patch"][0] * stride, fields["patch"][1] * stride)}
     fields |= parts.infer_positions(shapes, fields | ground)
-    fields |= {"gelu": parts.read_gelu(shapes, args), "norm_eps": 1e-5 if _has_wide_eps(fields) else 1e-6}
+    fields |= {
+        "gelu": parts.read_gelu(shapes, args, gated=fields["gated"]),
+        "norm_eps": 1e-5 if _has_wide_eps(fields) else 1e-6,
+    }
     seen = fields["class_token"] and fields["layer_scale"] and (fields.get("position_prefix") or fields["registers"])
     fields |= {"pool": parts.infer_pool(shapes, fields, "token+mean" if seen else "")}
     if backbone is not None:

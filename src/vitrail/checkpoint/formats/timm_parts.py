@@ -92,10 +92,11 @@ def read_architecture(shapes: TensorShapes) -> str:
     return name if isinstance(name, str) else ""
 
 
-def read_gelu(shapes: TensorShapes, args: dict[str, Any], default: str = "erf") -> str:
+def read_gelu(shapes: TensorShapes, args: dict[str, Any], *, gated: bool) -> str:
+    """The activation that a folder states; a gated MLP has SiLU."""
     act = args.get("act_layer")
-    if act is None or act == "silu":
-        return default
+    if act is None or (act == "silu" and gated):
+        return "erf"
     if act not in GELU:
         raise MismatchedWeights(f"{shapes.path}: act_layer {act!r} is not a GELU; known: {', '.join(GELU)}")
     return GELU[act]
