@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from vitrail.checkpoint.known_weights import PUBLIC, PublicWeights
+from vitrail.core.errors import UnknownName
 from vitrail.models.build import tensor_shapes
-from vitrail.models.families import WEIGHT_FAMILIES, WeightFamily
+from vitrail.models.families import WEIGHT_FAMILIES, WeightFamily, parse_families
 from vitrail.models.family import ModelConfig
 from vitrail.models.vit_config import ViTConfig
+from vitrail.models.vit_parts import Rotary
 from vitrail.models.zoo import ALIASES, SLUGS, ZOO, model_config, network_name, resolve_name, slug
 
 NAMED = [
@@ -89,6 +91,44 @@ def test_a_sign_is_not_lost_in_a_slug() -> None:
     assert resolve_name("CLIP-G/14") == resolve_name("clip_gigantic_14") == "CLIP-G/14"
     assert resolve_name("clip_g_14") == "CLIP-g/14"
     assert resolve_name("r50+vit-b/16") == "R50+ViT-B/16"
+
+
+FAMILY = """
+[normalisation]
+half = { mean = [0.5, 0.5, 0.5], std = [0.5, 0.5, 0.5] }
+[terms]
+secret = "ask first"
+[family.New]
+about = "a test"
+paper = "Nobody et al."
+year = 2026
+licence = "secret"
+access = "gated"
+[family.New.config]
+registers = 2
+rotary = { base = 50.0, reference = [4, 4] }
+[family.New.networks]
+"New-S/8" = { width = 64, depth = 2, mlp_width = 128, heads = 4, patch = 8, image = 64 }
+[[family.New.release]]
+about = "nothing"
+normalisation = "half"
+config = { gelu = "erf" }
+[family.New.release.weights]
+"New-S/8:first_96" = { timm = "new_small_patch8.first", image = 96, classes = 3, crop = "squash", parameters = 1 }
+"""
+
+
+def test_a_family_is_a_few_lines_of_text() -> None:
+    family = parse_families(FAMILY)["New"]
+    config = family.networks["New-S/8"].config
+    assert (config.registers, config.patch, config.image) == (2, (8, 8), (64, 64))
+    assert config.rotary == Rotary(base=50.0, reference=(4, 4))
+    row = family.weights[0]
+    assert (row["network"], row["tag"], row["repo"]) == ("New-S/8", "first_96", "timm/new_small_patch8.first")
+    assert (row["image"], row["classes"], row["access"], row["terms"]) == (96, 3, "gated", "ask first")
+    assert (row["mean"], row["numerics"]["gelu"], row["numerics"]["registers"]) == ([0.5] * 3, "erf", 2)
+    with pytest.raises(UnknownName, match="unknown config field 'regsters'; did you mean registers"):
+        parse_families(FAMILY.replace("registers", "regsters"))
 
 
 @pytest.mark.slow

@@ -56,9 +56,9 @@ class WeightFamily:
     weights: tuple[Row, ...]
 
 
-def read_families() -> dict[str, WeightFamily]:
-    """All families by name, in the order of the file."""
-    data: Row = tomllib.loads(resources.files("vitrail.models").joinpath("families.toml").read_text("utf-8"))
+def parse_families(text: str) -> dict[str, WeightFamily]:
+    """The families of a file by name, in its order; a network with a field that there is not is refused."""
+    data: Row = tomllib.loads(text)
     colours: Row = data["normalisation"]
     families: dict[str, WeightFamily] = {}
     for name, row in cast(dict[str, Row], data["family"]).items():
@@ -95,4 +95,4 @@ def _weights(
             yield {key: value for key, value in row.items() if key != "config"}
 
 
-WEIGHT_FAMILIES: Final = read_families()
+WEIGHT_FAMILIES: Final = parse_families(resources.files("vitrail.models").joinpath("families.toml").read_text("utf-8"))
