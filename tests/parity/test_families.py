@@ -38,14 +38,6 @@ FAST = (
 JUDGES = rest_slow(names(), *FAST)
 
 
-@pytest.fixture(autouse=True)
-def quiet() -> None:
-    """transformers warns of a text tower's vocabulary, which no image sees."""
-    if "transformers" in PACKAGES.values():
-        transformers = pytest.importorskip("transformers")
-        transformers.utils.logging.set_verbosity_error()
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("judges")
