@@ -41,10 +41,10 @@ class Judge:
     """A network of another library as its files hold it, and what an importer is expected to make of it.
 
     `expected` holds fields of a ViTConfig; those of a nested dataclass (rotary, windows) stand in a dictionary.
-    `older` are the tensors by the names of transformers 4 where those differ. `dropped` are the beginnings of names
-    that an importer leaves out, and `parts` the names of tensors that it takes a part of. `other` is a second size,
-    not square, or None where the library has none, for the reason in `fixed`. `facts` are what the files do not say.
-    `resample` is how the library resizes positions where that is not how the family's own code does it.
+    `older` are the tensors by the names of an earlier generation of files, where those differ. `dropped` are the
+    beginnings of names that an importer leaves out, and `parts` cut out of a tensor what it keeps. `other` is a second
+    size, not square, or None where the library has none, for the reason in `fixed`. `facts` are what the files do not
+    say. `resample` is how the library resizes positions where that is not how the family's own code does it.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Judge:
     fixed: str = ""
     older: Tensors | None = None
     dropped: tuple[str, ...] = ()
-    parts: tuple[str, ...] = ()
+    parts: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     resample: str = ""
 

@@ -1,7 +1,7 @@
 """transformers' judges, with the tensor names of its version 5 and those of version 4, which most files have."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -55,7 +55,7 @@ def build(
     fixed: str = "",
     older: Callable[[nn.Module, Tensors], Tensors] | None = None,
     dropped: tuple[str, ...] = (),
-    parts: tuple[str, ...] = (),
+    parts: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
 ) -> Judge:
     """A judge from a class and its config; `grow` are the arguments with which it takes another size."""
     import transformers
@@ -83,7 +83,7 @@ def build(
         fixed=fixed,
         older=before if before.keys() != tensors.keys() else None,
         dropped=dropped,
-        parts=parts,
+        parts=parts or {},
     )
 
 
@@ -157,6 +157,11 @@ def in_patches(naflex: nn.Module, images: Tensor) -> Any:
     mask = torch.ones(patches.shape[:2], dtype=torch.long)
     shapes = torch.tensor([[rows, columns]]).expand(len(images), -1)
     return naflex(patches, pixel_attention_mask=mask, spatial_shapes=shapes)
+
+
+def without_first_row(table: Tensor) -> Tensor:
+    """ViTDet's position table has a row for a class token that the network has not."""
+    return table[:, 1:]
 
 
 def row(kind: str, config: str, settings: dict[str, Any], expected: dict[str, Any], **rest: Any) -> dict[str, Any]:
@@ -323,7 +328,7 @@ ROWS = {
         "VitDetBackbone", "VitDetConfig", {**WINDOWS, "pretrain_image_size": 32, "window_block_indices": [0, 2],
                                            "use_relative_position_embeddings": True},
         {**WINDOWED, "mlp_width": 256, "position_resample": "bicubic-sharp"},
-        layers="encoder.layer", finish=end_with_mean(""), parts=("embeddings.position_embeddings",),
+        layers="encoder.layer", finish=end_with_mean(""), parts={"embeddings.position_embeddings": without_first_row},
     ),
 }  # fmt: skip
 HUGGINGFACE: dict[str, Callable[[], Judge]] = {

@@ -79,7 +79,8 @@ def build_dinov2(name: str, *, registers: int = 0, gated: bool = False, chunked:
     tensors = rename(theirs.tensors, chunked)
     if gated:
         tensors = pack_gates(tensors)
-    return replace(theirs, library="meta", tensors=tensors, older=None, settings=None)
+    older = rename(theirs.tensors) if chunked else None
+    return replace(theirs, library="meta", tensors=tensors, older=older, settings=None)
 
 
 def pack_gates(tensors: Tensors) -> Tensors:
@@ -113,8 +114,13 @@ def build_dinov3(name: str, *, gated: bool = False, biased: bool = True) -> Judg
         tensors[f"blocks.{layer}.attn.qkv.bias_mask"] = torch.tensor([1.0, 0.0, 1.0]).repeat_interleave(128)
     if gated:
         tensors |= {f"local_cls_norm.{name}": tensors[f"norm.{name}"] + 1 for name in ("weight", "bias")}
-    facts = {"image": (32, 32)}
-    return replace(theirs, library="meta", tensors=tensors, older=None, settings=None, facts=facts)
+    parts = {f"blocks.{layer}.attn.qkv.bias": without_keys for layer in range(3 * biased)}
+    files: dict[str, Any] = {"tensors": tensors, "parts": parts, "settings": None, "older": None}
+    return replace(theirs, library="meta", facts={"image": (32, 32)}, **files)
+
+
+def without_keys(bias: Tensor) -> Tensor:
+    return bias.unflatten(0, (3, -1))[[0, 2]]
 
 
 META: dict[str, Callable[[], Judge]] = {
