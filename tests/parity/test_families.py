@@ -150,14 +150,10 @@ def test_tensors_come_back_bit_by_bit(name: str, folder: Path) -> None:
 
 
 def assert_same_as_published(written: Tensors, theirs: Judge) -> None:
-    """The names of one generation, and under each the same bits; without what an import leaves out. Hugging Face's
-    networks without a head may have the name of the network in front, as those with one have."""
-    base = f"{(theirs.settings or {}).get('model_type')}."
-    published = [tensors for tensors in (theirs.tensors, theirs.older) if tensors is not None]
-    published += [{base + name: tensor for name, tensor in tensors.items()} for tensors in published]
-    dropped = (*theirs.dropped, *(base + name for name in theirs.dropped))
-    *published, written = ({n: t for n, t in ts.items() if not n.startswith(dropped)} for ts in (*published, written))
-    wanted = next((tensors for tensors in published if tensors.keys() == written.keys()), published[0])
+    """The names of one generation, and under each the same bits; without what an import leaves out."""
+    both = [tensors for tensors in (written, theirs.tensors, theirs.older) if tensors is not None]
+    written, *published = ({n: t for n, t in one.items() if not n.startswith(theirs.dropped)} for one in both)
+    wanted = next((tensors for tensors in published if tensors.keys() == written.keys()), published[-1])
     for name, cut in theirs.parts.items():
         wanted, written = ({**tensors, name: cut(tensors[name])} for tensors in (wanted, written))
     assert_same(written, wanted)
