@@ -145,7 +145,7 @@ def see(encoder: nn.Module, images: Tensor) -> Any:
     return encoder(images)
 
 
-def see_only(pair: nn.Module, images: Tensor) -> Any:
+def see_only(pair: Any, images: Tensor) -> Any:
     """The half of an image-text pair that sees."""
     return pair.get_image_features(images, interpolate_pos_encoding=True)
 

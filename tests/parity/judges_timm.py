@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from tests.parity.judges import Judge, fill, join_readouts, own
 from vitrail.core.text import Pair
@@ -60,8 +60,8 @@ def build(
     """A judge from `create_model`'s own arguments; `grows` where timm has a forward pass for other sizes."""
     import timm
 
-    given = {**SIZES, "img_size": list(size) if size[0] != size[1] else size[0], **args}
-    dynamic = {"dynamic_img_size": True} if grows and "samvit" not in architecture else {}
+    given: dict[str, Any] = {**SIZES, "img_size": list(size) if size[0] != size[1] else size[0], **args}
+    dynamic: dict[str, Any] = {"dynamic_img_size": True} if grows and "samvit" not in architecture else {}
     network = fill(timm.create_model(architecture, pretrained=False, num_classes=classes, **given, **dynamic))
     cfg = {**network.pretrained_cfg, "input_size": (3, *size), "num_classes": classes}
     settings = {"architecture": architecture, "num_classes": classes, "model_args": given, "pretrained_cfg": cfg}
@@ -85,13 +85,13 @@ def build(
     )
 
 
-def finish(network: nn.Module, last: Tensor, out: Any) -> dict[str, Any]:
+def finish(network: Any, last: Tensor, out: Any) -> dict[str, Any]:
     if hasattr(network, "neck"):
         return {"tokens": last, "output": out.mean((2, 3)), "neck": out}
     return {"tokens": network.norm(last), "output": out}
 
 
-def finish_both(network: nn.Module, last: Tensor, _out: Any) -> dict[str, Any]:
+def finish_both(network: Any, last: Tensor, _out: Any) -> dict[str, Any]:
     tokens = network.norm(last)
     return {"tokens": tokens, "output": join_readouts(tokens, network.num_prefix_tokens)}
 
