@@ -40,7 +40,7 @@ from vitrail.checkpoint import convert
 from vitrail.checkpoint import known_weights as registry
 from vitrail.checkpoint import parity_check as peers
 from vitrail.checkpoint.bundle import Bundle
-from vitrail.checkpoint.formats import huggingface
+from vitrail.checkpoint.formats.huggingface import folder as huggingface
 from vitrail.checkpoint.formats.registry import FORMATS
 from vitrail.checkpoint.weights import build_fresh, to_bundle
 from vitrail.cli import networks as models

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.checkpoint.bundle import read_json
-from vitrail.checkpoint.formats.huggingface import find_family
+from vitrail.checkpoint.formats.huggingface.folder import find_family
 from vitrail.core.text import Pair
 from vitrail.models.family import ModelConfig
 from vitrail.models.layers import pool

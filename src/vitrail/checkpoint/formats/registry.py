@@ -14,9 +14,9 @@ from vitrail.models.family import ModelConfig
 
 
 def _collect() -> Iterator[Format]:
-    for module in pkgutil.iter_modules(formats.__path__):
-        if module.name != "registry":
-            yield from getattr(importlib.import_module(f"{formats.__name__}.{module.name}"), "FORMATS", ())
+    for module in pkgutil.walk_packages(formats.__path__, f"{formats.__name__}."):
+        if module.name != __name__:
+            yield from getattr(importlib.import_module(module.name), "FORMATS", ())
 
 
 FORMATS: dict[str, Format] = {row.name: row for row in sorted(_collect(), key=lambda row: (row.order, row.name))}

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.checkpoint.formats.format import Format, Settings, half_squash
-from vitrail.checkpoint.formats.hf_config import NAME, ConfigReader, Keys, write_fields
+from vitrail.checkpoint.formats.huggingface.config_json import NAME, ConfigReader, Keys, write_fields
 from vitrail.checkpoint.formats.key_table import PAPER, PLAIN, KeyEntry, Tensors, TensorShapes, copy
 from vitrail.core.errors import ExportRefused
 from vitrail.data.preprocessing import Preprocessing

@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Any, Final
 
 from vitrail.checkpoint.formats.format import imagenet_crop
-from vitrail.checkpoint.formats.hf_config import ConfigReader, Keys
-from vitrail.checkpoint.formats.hf_grammar import Family, Head, Names, read_head
-from vitrail.checkpoint.formats.hf_names import (
+from vitrail.checkpoint.formats.huggingface.config_json import ConfigReader, Keys
+from vitrail.checkpoint.formats.huggingface.grammar import Family, Head, Names, read_head
+from vitrail.checkpoint.formats.huggingface.names import (
     ACTIVATION,
     BARE,
     CLASSIFIER,
@@ -164,3 +164,4 @@ PIXIO: Final = Family(
     check=lambda c: [*check_ratio(c), *(() if c.class_tokens > 1 else ("class_tokens",))],
     preprocessing=imagenet_crop,
 )
+FAMILIES: Final = (DEIT, MAE, MSN, IJEPA, PIXIO)

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Any, Final
 
-from vitrail.checkpoint.formats.hf_config import ConfigReader, Keys
-from vitrail.checkpoint.formats.hf_grammar import Family, Head, Names, Place, read_head
-from vitrail.checkpoint.formats.hf_names import (
+from vitrail.checkpoint.formats.huggingface.config_json import ConfigReader, Keys
+from vitrail.checkpoint.formats.huggingface.grammar import Family, Head, Names, Place, read_head
+from vitrail.checkpoint.formats.huggingface.names import (
     ACTIVATION,
     BARE,
     CLASSIFIER,
@@ -103,3 +103,4 @@ DATA2VEC: Final = replace(
     prefix="data2vec_vision.",
     written=False,
 )
+FAMILIES: Final = (BEIT, DATA2VEC)

@@ -7,9 +7,9 @@ from typing import Any, Final
 import torch
 
 from vitrail.checkpoint.formats.format import imagenet_crop
-from vitrail.checkpoint.formats.hf_config import WRITTEN, ConfigReader, Keys
-from vitrail.checkpoint.formats.hf_grammar import Family, Head, Names, Place, in_blocks, read_head
-from vitrail.checkpoint.formats.hf_names import (
+from vitrail.checkpoint.formats.huggingface.config_json import WRITTEN, ConfigReader, Keys
+from vitrail.checkpoint.formats.huggingface.grammar import Family, Head, Names, Place, in_blocks, read_head
+from vitrail.checkpoint.formats.huggingface.names import (
     ACTIVATION,
     ATTENTION_DROPOUT,
     CLASSIFIER,
@@ -226,3 +226,4 @@ DINOV3: Final = Family(
     square=False,
     preprocessing=imagenet_squash,
 )
+FAMILIES: Final = (DINOV2, DINOV2_REGISTERS, DINOV3)

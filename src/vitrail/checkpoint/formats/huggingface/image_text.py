@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from vitrail.checkpoint.formats.format import clip_crop, half_squash
-from vitrail.checkpoint.formats.hf_config import ConfigReader, Keys
-from vitrail.checkpoint.formats.hf_grammar import (
+from vitrail.checkpoint.formats.huggingface.config_json import ConfigReader, Keys
+from vitrail.checkpoint.formats.huggingface.grammar import (
     Family,
     Head,
     Names,
@@ -19,7 +19,7 @@ from vitrail.checkpoint.formats.hf_grammar import (
     in_blocks,
     read_head,
 )
-from vitrail.checkpoint.formats.hf_names import (
+from vitrail.checkpoint.formats.huggingface.names import (
     ATTENTION_DROPOUT,
     CLASSIFIER,
     MLP,
@@ -323,3 +323,4 @@ AIM: Final = Family(
     pooled=lambda c: c.pool == "map",
     preprocessing=clip_crop,
 )
+FAMILIES: Final = (CLIP, METACLIP_2, SIGLIP_2, SIGLIP, AIM)

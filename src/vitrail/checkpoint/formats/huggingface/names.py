@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from vitrail.checkpoint.formats.format import half_squash
-from vitrail.checkpoint.formats.hf_config import ConfigReader, Keys
-from vitrail.checkpoint.formats.hf_grammar import Names, Place, in_blocks, pad_positions
+from vitrail.checkpoint.formats.huggingface.config_json import ConfigReader, Keys
+from vitrail.checkpoint.formats.huggingface.grammar import Names, Place, in_blocks, pad_positions
 from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from vitrail.models.family import ModelConfig
 from vitrail.models.vit_config import ViTConfig

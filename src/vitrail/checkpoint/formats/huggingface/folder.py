@@ -1,21 +1,24 @@
 """Hugging Face folders: `config.json`, `model.safetensors` or `pytorch_model.bin`, and `preprocessor_config.json`.
 
-Here are ViT and BiT and what all folders share: class names and how images are prepared. hf_families.py has the other
-families. `ViTModel` folders, whose tensors stand without the `vit.` in front, may carry a pooler: a hidden tanh layer
-without a classifier.
+Here are ViT and BiT and what all folders share: class names and how images are prepared. The other families are rows
+of the modules next to this one; grammar.py says what the columns are. `ViTModel` folders, whose tensors stand without
+the `vit.` in front, may carry a pooler: a hidden tanh layer without a classifier.
 """
 
+import importlib
+import pkgutil
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final, cast
 
-from vitrail.checkpoint.formats import hf_grammar as grammar
+from vitrail.checkpoint.formats import huggingface
 from vitrail.checkpoint.formats import key_table as keys
 from vitrail.checkpoint.formats.format import Format, Settings
-from vitrail.checkpoint.formats.hf_config import NAME, ConfigReader
-from vitrail.checkpoint.formats.hf_families import FAMILIES
-from vitrail.checkpoint.formats.hf_names import FIVE
-from vitrail.checkpoint.formats.hf_vit import VIT
+from vitrail.checkpoint.formats.huggingface import grammar
+from vitrail.checkpoint.formats.huggingface.config_json import NAME, ConfigReader
+from vitrail.checkpoint.formats.huggingface.names import FIVE
+from vitrail.checkpoint.formats.huggingface.vit import VIT
 from vitrail.checkpoint.formats.key_table import KeyEntry, Tensors, TensorShapes, weight_and_bias
 from vitrail.core.errors import ExportRefused, MismatchedWeights
 from vitrail.core.text import Pair
@@ -26,6 +29,15 @@ from vitrail.models.vit_config import ViTConfig
 
 __all__ = ["FIVE", "FORMATS", "MULTI_LABEL", "NAME", "build_preprocessor", "build_settings", "read_labels"]
 
+
+def _collect_families() -> Iterator[grammar.Family]:
+    """In the order in which they are tried for a network that is exported; ViT, the plainest, comes last."""
+    for module in pkgutil.iter_modules(huggingface.__path__):
+        if module.name != "folder":
+            yield from getattr(importlib.import_module(f"{huggingface.__name__}.{module.name}"), "FAMILIES", ())
+
+
+FAMILIES: Final = tuple(_collect_families())
 MULTI_LABEL = "multi_label_classification"  # what its config.json calls a problem of several labels
 PATCHES = re.compile(r"(^|\.)(embeddings\.(patch_embed|projection)|embedder\.convolution|vision_encoder\.patch_embed)")
 
@@ -179,6 +191,7 @@ def _read_box(size: Any, *, shortest: bool = False) -> dict[str, Any]:
 
 
 FORMATS = (
+    *(grammar.build_format(family, order) for order, family in enumerate(FAMILIES, start=20)),
     Format(
         name=NAME,
         library=NAME,

@@ -2,8 +2,8 @@
 
 from typing import Any, Final
 
-from vitrail.checkpoint.formats.hf_config import ConfigReader, Keys
-from vitrail.checkpoint.formats.hf_grammar import (
+from vitrail.checkpoint.formats.huggingface.config_json import ConfigReader, Keys
+from vitrail.checkpoint.formats.huggingface.grammar import (
     Family,
     Head,
     Names,
@@ -12,7 +12,7 @@ from vitrail.checkpoint.formats.hf_grammar import (
     in_blocks,
     pad_positions,
 )
-from vitrail.checkpoint.formats.hf_names import (
+from vitrail.checkpoint.formats.huggingface.names import (
     ACTIVATION,
     ATTENTION_DROPOUT,
     DROP_PATH,
@@ -174,3 +174,4 @@ VITDET: Final = Family(
     ],
     preprocessing=imagenet_squash,
 )
+FAMILIES: Final = (SAM, VITDET)
