@@ -15,7 +15,7 @@ from torch import Tensor
 from tests.models.tiny import VIT, awake, images
 from vitrail.core.errors import ConfigError, UnknownName
 from vitrail.models.build import build, build_from
-from vitrail.models.interpolation import resize_grid
+from vitrail.models.interpolation import resample_grid, resize_grid
 from vitrail.models.positions import resize_position, resize_positions
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import Numerics, ViTConfig
@@ -107,6 +107,30 @@ def test_each_numerics_against_its_definition(numerics: Numerics, old: tuple[int
     grid = grid_of(old)
     expected = np.einsum("ir,js,rsd->ijd", taps(old[0], new[0], numerics), taps(old[1], new[1], numerics), grid.numpy())
     np.testing.assert_allclose(resize_grid(grid, new, numerics).numpy(), expected, atol=1e-6, rtol=0)
+
+
+TORCHS: dict[Numerics, dict[str, Any]] = {
+    "bilinear": {"mode": "bilinear"},
+    "bilinear-antialias": {"mode": "bilinear", "antialias": True},
+    "bicubic": {"mode": "bicubic", "antialias": True},
+    "bicubic-sharp": {"mode": "bicubic"},
+    "bicubic-offset": {"mode": "bicubic"},
+}
+
+
+@pytest.mark.parametrize("numerics", TORCHS)
+@pytest.mark.parametrize(
+    ("old", "new"), [((14, 14), (24, 32)), ((24, 24), (14, 9)), ((7, 5), (5, 7)), ((5, 5), (5, 9)), ((4, 4), (3, 2))]
+)
+def test_what_other_libraries_do_with_torch(numerics: Numerics, old: tuple[int, int], new: tuple[int, int]) -> None:
+    """Meta's code for DINOv2 gives torch a factor, 0.1 patches too large, in place of the size."""
+    grid = grid_of(old)
+    scale = tuple((after + 0.1) / before for before, after in zip(old, new, strict=True))
+    size = {"scale_factor": scale} if numerics == "bicubic-offset" else {"size": new}
+    wanted = torch.nn.functional.interpolate(grid.permute(2, 0, 1)[None], **size, **TORCHS[numerics])
+    torch.testing.assert_close(resize_grid(grid, new, numerics), wanted[0].permute(1, 2, 0), atol=1e-9, rtol=0)
+    own = resample_grid(grid, old, numerics)
+    assert torch.equal(own, grid)
 
 
 def test_the_three_numerics_differ() -> None:

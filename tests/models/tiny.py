@@ -191,9 +191,17 @@ def small(config: ModelConfig) -> ModelConfig:
         width=width,
         depth=2,
         mlp_width=width * config.mlp_width // config.width,
-        classes=5,
+        classes=min(config.classes, 5),
         image=image if inner is None else inner.image,
         backbone=inner,
+        head_width=min(config.head_width, 4),
+        map_heads=min(config.map_heads, config.heads),
+        map_mlp_width=min(config.map_mlp_width, width),
+        projection=min(config.projection, 10),
+        neck=min(config.neck, 6),
+        windows=config.windows and Windows(size=2, whole=(1,)),
+        rotary=config.rotary and replace(config.rotary, shift=0.0, jitter=0.0, rescale=0.0),  # the same in training
+        position_grid=config.position_grid and (2, 2),
     )
 
 
@@ -217,7 +225,8 @@ def tiny(config: ModelConfig) -> ModelConfig:
     inner = None if config.backbone is None else _tiny_resnet(config.backbone)
     patch = (2, 3) if inner is None else (1, 1)
     image, depth = ((6, 12), 2) if inner is None else (inner.image, 1)
-    return replace(config, width=16, depth=depth, mlp_width=24, heads=2, patch=patch, image=image, backbone=inner)
+    sizes = {"width": 16, "depth": depth, "mlp_width": 24, "heads": 2, "patch": patch, "image": image}
+    return replace(config, **sizes, map_heads=min(config.map_heads, 2), backbone=inner)
 
 
 def _tiny_resnet(config: ResNetConfig) -> ResNetConfig:

@@ -112,9 +112,10 @@ def space_evenly(first: int, last: int, count: int) -> list[int]:
 
 
 def name_prefix_tokens(given: InspectionContext) -> list[str]:
-    first = ["class token"] if given.tokens.class_token else []
-    registers = given.tokens.prefix - len(first)
-    return first + [f"register {at + 1}" if registers > 1 else "register" for at in range(registers)]
+    classes, distilled = given.tokens.class_tokens, given.tokens.distilled
+    others = [(classes, "class token"), (int(distilled), "distillation token")]
+    others.append((given.tokens.prefix - classes - distilled, "register"))
+    return [f"{name} {at + 1}" if count > 1 else name for count, name in others for at in range(count)]
 
 
 def choose_portion(model: nn.Module) -> int:

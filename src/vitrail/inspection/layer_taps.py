@@ -19,12 +19,13 @@ from vitrail.models.vit import ViT
 
 @dataclass(frozen=True, slots=True)
 class TokenLayout:
-    """T = prefix + rows · columns: class token and registers first, then the patches in raster order."""
+    """T = prefix + rows · columns: class tokens and registers first, then the patches in raster order."""
 
     prefix: int
     grid: Pair
-    class_token: bool
+    class_tokens: int
     patch: Pair  # in pixels of the input; of a hybrid, the distance between its patches
+    distilled: bool = False  # whether the first register is a distillation token, which the head reads, too
 
     @property
     def patches(self) -> int:
@@ -46,7 +47,8 @@ def require_transformer(model: nn.Module) -> ViT:
 
 def get_token_layout(model: nn.Module) -> TokenLayout:
     config = require_transformer(model).config
-    return TokenLayout(config.prefix, config.grid, config.class_token, config.patch_pixels)
+    count, distilled = config.class_tokens * config.class_token, config.head == "distilled"
+    return TokenLayout(config.prefix, config.grid, count, config.patch_pixels, distilled)
 
 
 def to_grid(z: Tensor, tokens: TokenLayout, dim: int = -1) -> Tensor:
@@ -55,16 +57,31 @@ def to_grid(z: Tensor, tokens: TokenLayout, dim: int = -1) -> Tensor:
 
 
 def has_token_readout(model: nn.Module) -> bool:
-    """Whether the head reads the class token; otherwise it reads all patches."""
+    """Whether the head reads the class token, perhaps next to the mean of the patches; otherwise it reads all
+    patches."""
     config = require_transformer(model).config
-    return config.pool == "token" and not config.has_patch_head
+    return "token" in config.pool and not config.has_patch_head
 
 
 def select_output(z: Tensor, model: nn.Module) -> Tensor:
-    """The row that the head reads, [..., T, X] -> [..., X]: the class token's, or the mean over the patches."""
+    """The row that stands for the output, [..., T, X] -> [..., X]: the class token's, the mean of several, or the mean
+    over the patches."""
+    tokens = get_token_layout(model)
     if has_token_readout(model):
-        return z[..., 0, :]
-    return z[..., require_transformer(model).config.prefix :, :].mean(dim=-2)
+        first = tokens.class_tokens + tokens.distilled
+        return z[..., 0, :] if first == 1 else z[..., :first, :].mean(dim=-2)
+    return z[..., tokens.prefix :, :].mean(dim=-2)
+
+
+def read_output(rows: Tensor, last: Tensor, model: nn.Module) -> Tensor:
+    """As `select_output`, of rows for all tokens of each image [B, T, X] -> [B, X]. Attention pooling mixes them by how
+    much of each token z [B, T, D] it takes."""
+    network = require_transformer(model)
+    if network.map_pool is None or network.config.has_patch_head:
+        return select_output(rows, model)
+    with torch.no_grad():
+        share = network.map_pool.weights(network.norm(last)).mean(dim=1, keepdim=True)
+    return (share.to(rows.dtype) @ rows)[:, 0]
 
 
 def move_to_model(images: Tensor, model: nn.Module) -> Tensor:

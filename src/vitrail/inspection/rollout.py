@@ -2,7 +2,8 @@
 
 Each layer's weights are averaged over the heads, the identity is added for the residual, rows are divided by their sum
 (so a token keeps half of itself), and the matrices are multiplied: R_1 = Â_1, R_l = Â_l R_{l-1}. The map is the row
-that the head reads, without the class token and registers.
+that the head reads, without class tokens and registers; where attention pooling reads several, they are mixed by its
+weights.
 
 BiT ResNets have no attention; Grad-CAM (Selvaraju et al.) takes its place.
 """
@@ -49,22 +50,23 @@ def rollout(model: nn.Module, images: Tensor) -> Tensor:
     """The share of each patch that reaches the output: [B, C, H, W] prepared -> [B, rows, columns]. The shares of the
     class token and the registers are not part of the map, so it sums to less than 1."""
     (last,) = deque(_roll(model, images), maxlen=1)
-    return layer_taps.to_grid(layer_taps.select_output(last, model), layer_taps.get_token_layout(model))
+    return layer_taps.to_grid(layer_taps.read_output(*last, model), layer_taps.get_token_layout(model))
 
 
 def rollout_by_layer(model: nn.Module, images: Tensor) -> Tensor:
     """Rollout up to each layer (D.8): [B, C, H, W] prepared -> [B, L, rows, columns]."""
-    rows = [layer_taps.select_output(product, model) for product in _roll(model, images)]
+    rows = [layer_taps.read_output(product, z, model) for product, z in _roll(model, images)]
     return layer_taps.to_grid(torch.stack(rows, dim=1), layer_taps.get_token_layout(model))
 
 
-def _roll(model: nn.Module, images: Tensor) -> Iterator[Tensor]:
-    """R_l layer by layer; only the last one stays in memory."""
+def _roll(model: nn.Module, images: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """R_l and z_l layer by layer; only the last ones stay in memory."""
     product: Tensor | None = None
     for layer in layer_taps.iterate_layers(model, images):
-        product = roll_layer(layer_taps.to_float32(layer.attention.mean(dim=1)), product)
+        product = roll_layer(layer_taps.to_float32(layer.mean_attention), product)
+        after = layer.after
         del layer
-        yield product
+        yield product, after
 
 
 def class_attention(model: nn.Module, images: Tensor) -> Tensor:
@@ -100,8 +102,8 @@ def gradient_rollout(model: nn.Module, images: Tensor, classes: Tensor | None = 
                 inputs.append(last)
                 last = network.forward_blocks(last, first=block, last=block + 1)
         gradient = _class_gradient(network, last, classes)
-        eye = layer_taps.to_float32(torch.eye(last.shape[1]).to(last))
-        row = first = layer_taps.select_output(eye, network).expand(last.shape[0], -1)
+        eye = layer_taps.to_float32(torch.eye(last.shape[1]).to(last)).expand(last.shape[0], -1, -1)
+        row = first = layer_taps.read_output(eye, last, network)
         for block in reversed(range(len(inputs))):
             weights, gradient = _weigh_attention(network, block, inputs.pop(), gradient)
             for weight in reversed(weights):
@@ -113,10 +115,7 @@ def _class_gradient(network: ViT, last: Tensor, classes: Tensor | None) -> Tenso
     """∂y/∂z_L of each image's class: [B, T, D]."""
     with torch.enable_grad():
         z = last.detach().requires_grad_()
-        if network.config.has_patch_head:
-            outputs = network.forward_head(z if network.config.norm_after_pool else network.norm(z))
-        else:
-            outputs = network.head(network.read(z))
+        outputs = network.forward_head(z if network.config.norm_after_pool else network.norm(z))
         logits = layer_taps.mean_logits(outputs)
         picked = logits.gather(1, layer_taps.choose_classes(logits, classes)[:, None])
         return torch.autograd.grad(picked.sum(), z)[0]

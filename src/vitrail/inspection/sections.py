@@ -303,8 +303,12 @@ def check_probabilities(given: InspectionContext) -> str | None:
 
 
 def check_positions(given: InspectionContext) -> str | None:
-    position: str = getattr(given.model.config, "position", "")
-    return f"position={position!r} has no embedding per place" if position in ("none", "relative") else None
+    config: Any = given.model.config
+    if config.position not in ("none", "relative"):
+        return None
+    kinds = {"rotary positions have": config.rotary is not None, "position biases have": config.position_bias != "none"}
+    what = next((kind for kind, found in kinds.items() if found), f"position={config.position!r} has")
+    return f"{what} no embedding per place"
 
 
 def check_count(given: InspectionContext) -> str | None:

@@ -26,7 +26,7 @@ Layers: TypeAlias = int | list[int] | tuple[int, ...] | None  # how many of the 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionTap:
     """Inside one attention: q, k, v [S, k, t, D_h] and the weights [S, k, t, t] of S sequences whose tokens see each
-    other. Those are the images, or each row or column of them (D.6)."""
+    other. Those are the images, or each row, column (D.6) or window of them."""
 
     q: Tensor
     k: Tensor
@@ -49,6 +49,11 @@ class LayerTap:
     def attention(self) -> Tensor:
         """A of all heads over all tokens (Eq. 6), zero between two that do not see each other: [B, k, T, T]."""
         return self.spread(self.weights)
+
+    @property
+    def mean_attention(self) -> Tensor:
+        """The mean of all heads: [B, T, T]."""
+        return self.spread(self.weights.mean(dim=1, keepdim=True))[:, 0]
 
     @property
     def weights(self) -> Tensor:

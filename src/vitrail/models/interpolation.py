@@ -25,18 +25,28 @@ def resample_grid(table: Tensor, grid: Pair, numerics: Numerics = "reference") -
     not by a bit."""
     rows, columns, width = table.shape
     exact = table.to(torch.promote_types(table.dtype, torch.float32))
-    tall = interpolation_matrix(rows, grid[0], exact, numerics) @ exact.flatten(1)
-    return (interpolation_matrix(columns, grid[1], exact, numerics) @ tall.view(-1, columns, width)).to(table.dtype)
+    offset = _other_size(exact, grid) * 0.1 if numerics == "bicubic-offset" else None
+    tall = interpolation_matrix(rows, grid[0], exact, numerics, offset) @ exact.flatten(1)
+    wide = interpolation_matrix(columns, grid[1], exact, numerics, offset) @ tall.view(-1, columns, width)
+    return wide.to(table.dtype)
 
 
-def interpolation_matrix(old: int, new: int, like: Tensor, numerics: Numerics = "reference") -> Tensor:
-    """Weights [new, old] that bring `old` places to `new` ones."""
+def _other_size(table: Tensor, grid: Pair) -> Tensor:
+    """Whether a grid is not the table's own, 1 or 0. A tensor: in a graph with an open size it is not known."""
+    rows, columns = (torch.arange(length, device=table.device)[-1:] + 1 for length in grid)
+    return ((rows != table.shape[0]) | (columns != table.shape[1])).to(table.dtype)
+
+
+def interpolation_matrix(
+    old: int, new: int, like: Tensor, numerics: Numerics = "reference", offset: Tensor | None = None
+) -> Tensor:
+    """Weights [new, old] that bring `old` places to `new` ones. `offset` is what is added to the new size."""
     steps = torch.arange(new, device=like.device, dtype=like.dtype)[:, None]
     places = torch.arange(old, device=like.device, dtype=like.dtype)[None]
     if numerics == "reference":
         return _hat(steps * (old - 1) / steps[-1:].clamp_min(1) - places)
-    added = 0.1 if numerics == "bicubic-offset" else 0.0
-    scale = old / (steps[-1:] + 1 + added)  # a tensor: in a graph with an open size `new` is no number
+    size = steps[-1:] + 1  # a tensor, too, as `new` is no number there
+    scale = old / (size if offset is None else size + offset)
     centre = (steps + 0.5) * scale - 0.5
     if numerics in ("bilinear-antialias", "bicubic"):
         away = (centre - places) / scale.clamp_min(1)

@@ -144,11 +144,21 @@ class AttentionPool(nn.Module):
                 nn.init.zeros_(layer.bias)
 
     def forward(self, z: Tensor) -> Tensor:
+        mixed = F.scaled_dot_product_attention(*self.project_tokens(z))
+        y = self.out(mixed.transpose(1, 2).flatten(2))[:, 0]
+        return y if self.mlp is None or self.norm is None else y + self.mlp(self.norm(y))
+
+    def project_tokens(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q [B, k, 1, D_h] of the query, k and v [B, k, T, D_h] of the tokens."""
         query, both = self.query if self.q is None else self.q(self.query), self.kv(z)
         parts = (query.to(both.dtype).expand(z.shape[0], -1, -1), *both.chunk(2, dim=-1))
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
-        y = self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))[:, 0]
-        return y if self.mlp is None or self.norm is None else y + self.mlp(self.norm(y))
+        return q, k, v
+
+    def weights(self, z: Tensor) -> Tensor:
+        """How much of each token every head takes, for inspection: [B, T, D] -> [B, k, T]."""
+        q, k, _ = self.project_tokens(z)
+        return (q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1)).softmax(dim=-1)[:, :, 0]
 
 
 class ChannelNorm(nn.LayerNorm):

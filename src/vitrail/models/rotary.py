@@ -1,7 +1,7 @@
 """Rotary positions: the angles by which queries and keys are turned (`Rotary` in vit_parts.py lists the kinds).
 
-Angles are computed for each pass in float32 from the grid at hand, so images of any size are served by the same
-formula and no file holds them. Tokens in front of the patches are turned by nothing.
+Angles are computed for each pass, in float32 or finer, from the grid at hand, so images of any size are served by
+one formula and no file holds them. Tokens in front of the patches are turned by nothing.
 """
 
 import math
@@ -45,7 +45,8 @@ class RotaryPositions(nn.Module):
             turn = 2 * math.pi if self.rotary.coordinates == "unit" else 1.0
             angles = (turn * places[:, :, None] * frequencies(self.head_size, self.rotary.base, places)).flatten(1)
         else:
-            angles = torch.einsum("na,lahf->lhnf", places, self.frequencies.float())
+            exact = torch.promote_types(self.frequencies.dtype, places.dtype)
+            angles = torch.einsum("na,lahf->lhnf", places.to(exact), self.frequencies.to(exact))
         if keep is not None:
             angles = angles[..., None, :, :] if self.frequencies is None else angles[:, None]
             index = keep[:, None, :, None].expand(-1, -1, -1, angles.shape[-1])

@@ -87,7 +87,7 @@ class DINO(ObjectiveConfig):
     def macs_per_image(self, model: ModelConfig) -> float:
         """MACs of an image: all crops through the student, the global ones through the teacher without gradient."""
         config = replace(self.check_model(model), head="none", classes=0)
-        head = mlp_macs(config.width, self.hidden, self.hidden, self.bottleneck, self.outputs)
+        head = mlp_macs(config.features, self.hidden, self.hidden, self.bottleneck, self.outputs)
         wide = GLOBAL_CROPS * (config.macs + head)
         small = replace(config, image=self.local(config.image, config.patch)) if self.local_views else config
         return wide + wide / 3 + self.local_views * (small.macs + head)
@@ -109,7 +109,7 @@ class DINOObjective(ViTObjective):
 
     def __init__(self, network: Backbone, config: DINO, context: ObjectiveContext) -> None:
         super().__init__(network, config, context)
-        self.head = PrototypeHead(self.model.width, config.hidden, config.bottleneck, config.outputs)
+        self.head = PrototypeHead(self.model.features, config.hidden, config.bottleneck, config.outputs)
         self.teacher = Teacher(self.network, self.head)
         small = config.local(self.model.image, self.model.patch)
         self.at = PositionsAt(self.model, small) if config.local_views else None

@@ -52,7 +52,7 @@ class MoCo(ObjectiveConfig):
     def macs_per_image(self, model: ModelConfig) -> float:
         """MACs of an image: two views through the student, and through the teacher, whose gradient is not taken."""
         config = replace(self.check_model(model), head="none", classes=0)
-        project = mlp_macs(config.width, self.hidden, self.hidden, self.width)
+        project = mlp_macs(config.features, self.hidden, self.hidden, self.width)
         predict = mlp_macs(self.width, self.hidden, self.width)
         taught = config.macs + project
         return 2 * (taught + predict) + 2 * taught / 3
@@ -69,7 +69,7 @@ class MoCoObjective(ViTObjective):
 
     def __init__(self, network: Backbone, config: MoCo, context: ObjectiveContext) -> None:
         super().__init__(network, config, context)
-        self.projector = NormedMLP(self.model.width, config.hidden, config.hidden, config.width)
+        self.projector = NormedMLP(self.model.features, config.hidden, config.hidden, config.width)
         self.predictor = NormedMLP(config.width, config.hidden, config.width)
         if config.frozen_embedding:
             self.network.embedding.projection.requires_grad_(False)

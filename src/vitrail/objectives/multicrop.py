@@ -65,12 +65,13 @@ class PositionsAt(nn.Module):
     def __init__(self, config: ViTConfig, size: Pair) -> None:
         super().__init__()
         other = replace(config, image=size)
-        self.kind = config.position
+        self.kind, self.grid = config.position, other.grid
+        self.own_grid = config.position_grid is None
         if self.kind == "sincos2d":
             self.register_buffer("table", SineTable(other)().detach(), persistent=False)
-        elif self.kind != "none":
+        elif self.kind != "none" and self.own_grid:
             unit = torch.eye(config.patches, dtype=torch.float64)
-            rule = resize_grid(unit.unflatten(0, config.grid), other.grid).flatten(0, 1)
+            rule = resize_grid(unit.unflatten(0, config.grid), other.grid, config.position_resample).flatten(0, 1)
             self.register_buffer("rule", rule, persistent=False)  # [patches there, patches here]
 
     def forward(self, network: ViT) -> Tensor | None:
@@ -79,6 +80,8 @@ class PositionsAt(nn.Module):
             return None
         if self.kind == "sincos2d":
             return self.table
+        if not self.own_grid:
+            return network.position.tables[0](self.grid)
         whole: Tensor = network.position.tables[0]()
         prefix = network.config.prefix
         grid = self.rule @ whole[0, prefix:].to(self.rule.dtype)  # in float64, as weights are resized for good

@@ -1,8 +1,9 @@
 """Parameter groups: which parameters decay, at which rate each is updated, and which are frozen.
 
 Layers are counted as in the paper's figures: everything before the encoder's blocks (patch embedding, a hybrid's
-backbone, class token, registers, positions) is layer 0, block i is layer i + 1, and the last norm, the head and
-whatever an objective adds around its network come last. In a ResNet the stages are the blocks, the root the embedding.
+backbone, class token, registers, positions) is layer 0, block i is layer i + 1, and the last norm, pooling, the head
+and whatever an objective adds around its network come last. In a ResNet the stages are the blocks, the root the
+embedding.
 """
 
 import re
@@ -15,7 +16,7 @@ from vitrail.core.errors import ConfigError
 from vitrail.optim.config import Optim
 
 KERNELS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-LAST = ("norm", "head")  # names of the modules after the blocks
+LAST = ("norm", "neck", "map_pool", "projection", "head")  # names of the modules after the blocks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -31,7 +31,7 @@ def attention_shape(network: nn.Module) -> dict[str, Any]:
         return {}
     tokens = taps.get_token_layout(network)
     facts = {"grid": list(tokens.grid), "layers": network.depth, "heads": network.config.heads}
-    return {**facts, "class_token": tokens.class_token}
+    return {**facts, "class_token": bool(tokens.class_tokens)}
 
 
 def check_attention(network: nn.Module, layer: int | None, max_bytes: int) -> None:
@@ -42,7 +42,7 @@ def check_attention(network: nn.Module, layer: int | None, max_bytes: int) -> No
         raise RequestError(400, "no such layer", f"layer={layer}: this model has layers 0 to {network.depth - 1}")
     tokens, heads = taps.get_token_layout(network), network.config.heads
     weights = 4 * (tokens.prefix + tokens.patches) ** 2 * heads
-    maps = heads * (tokens.class_token + tokens.patches) * tokens.patches
+    maps = heads * (bool(tokens.class_tokens) + tokens.patches) * tokens.patches
     if weights > 16 * max_bytes:
         raise RequestError(409, "attention too large", f"{weights >> 20:,} MiB a layer; serve a smaller --image-size")
     if layer is not None and maps > max_bytes:
@@ -54,17 +54,20 @@ def compute_attention(network: nn.Module, images: Tensor, layer: int | None) -> 
     """Attention of one prepared image [1, C, H, W]. Rollout is scaled so that its largest patch is 1."""
     tokens = taps.get_token_layout(network)
     rollout: Tensor | None = None
+    last: Tensor | None = None
     maps: Tensor | None = None
     for view in taps.iterate_layers(network, images):
-        rollout = roll_layer(taps.to_float32(view.attention.mean(dim=1)), rollout)
+        rollout, last = roll_layer(taps.to_float32(view.mean_attention), rollout), view.after
         if view.layer == layer:
-            # How the class token and the patches attend to the patches: [k, T, T] -> [k, T', N].
-            heads = view.attention[0]
-            rows = [*([heads[:, :1]] if tokens.class_token else []), heads[:, tokens.prefix :]]
+            # How the class token, or the mean of several, and the patches attend to the patches: [k, T, T] -> [k, T',
+            # N]. Registers are not shown.
+            heads, first = view.attention[0], tokens.class_tokens
+            rows = [*([heads[:, :first].mean(1, keepdim=True)] if first else []), heads[:, tokens.prefix :]]
             maps = taps.to_float32(torch.cat(rows, dim=1)[:, :, tokens.prefix :])
         del view
     assert rollout is not None
-    weights = taps.to_grid(taps.select_output(rollout, network), tokens).flatten()
+    assert last is not None
+    weights = taps.to_grid(taps.read_output(rollout, last, network), tokens).flatten()
     answer = {**attention_shape(network), "layer": layer, "maps": None, "scale": None}
     answer["rollout"] = [round(value, 6) for value in scale_rows(weights).tolist()]
     if maps is not None:
