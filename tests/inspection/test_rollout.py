@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from tests.inspection.test_tokens import ATTENTIVE
-from tests.models.tiny import HYBRID, RESNET, VIT, awake, images
+from tests.models.tiny import FAMILIES, HYBRID, RESNET, VIT, awake, images
 from vitrail import inspection
 from vitrail.core.errors import ConfigError
-from vitrail.inspection.layer_taps import has_token_readout, iterate_layers
+from vitrail.inspection.layer_taps import has_token_readout, iterate_layers, read_output
 from vitrail.inspection.rollout import class_attention, combine_layers, gradient_rollout, rollout, rollout_by_layer
 from vitrail.models.build import build
 from vitrail.models.vit import ViT
@@ -43,12 +43,16 @@ def test_no_layers_are_refused() -> None:
 def test_a_network_is_its_layers_joined(name: str) -> None:
     config = ATTENTIVE[name]
     model, pictures = awake(config), images(config)
-    seen = [view.attention.mean(1) for view in iterate_layers(model, pictures)]
+    views = list(iterate_layers(model, pictures))
+    seen = [view.attention.mean(1) for view in views]
     maps = rollout_by_layer(model, pictures)
     assert maps.shape == (2, len(seen), *config.grid)
     for layer in range(len(seen)):
         whole = combine_layers(seen[: layer + 1])
-        row = whole[:, 0] if has_token_readout(model) else whole[:, config.prefix :].mean(1)
+        if config.pool == "map" or config.class_tokens > 1 or config.head == "distilled":
+            row = read_output(whole, views[layer].after, model)
+        else:
+            row = whole[:, 0] if has_token_readout(model) else whole[:, config.prefix :].mean(1)
         torch.testing.assert_close(maps[:, layer].flatten(1), row[:, config.prefix :])
     assert torch.equal(rollout(model, pictures), maps[:, -1])
     assert (maps > 0).all() or config.attention == "axial"
@@ -119,7 +123,10 @@ def test_for_a_class_it_is_the_formula(name: str) -> None:
     assert maps.min() >= 0
 
 
-@pytest.mark.parametrize("name", ["axial", "hybrid, axial", "relative, every", "relative with registers"])
+KINDS = ["axial", "hybrid, axial", "relative, every", "relative with registers"]
+
+
+@pytest.mark.parametrize("name", [*KINDS, *(name for name in FAMILIES if ATTENTIVE[name].classes)])
 def test_for_a_class_it_takes_every_kind_of_attention(name: str) -> None:
     config = ATTENTIVE[name]
     maps = gradient_rollout(awake(config), images(config))

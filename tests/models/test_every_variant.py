@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from tests.lanes import rest_slow
-from tests.models.tiny import FAMILIES, OTHERS, POSITIONS, RESNETS, VARIANTS, VIT, awake, images, small, tiny
+from tests.models.tiny import FAMILIES, LATER, OTHERS, POSITIONS, RESNETS, VARIANTS, VIT, awake, images, small, tiny
 from vitrail.models.build import Model, build
-from vitrail.models.families import WEIGHT_FAMILIES
 from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import ZOO
 
@@ -23,7 +22,6 @@ def distinct(configs: dict[str, ModelConfig]) -> dict[str, ModelConfig]:
     return {name: config for config, name in seen.items()}
 
 
-LATER = {name for family in WEIGHT_FAMILIES.values() for name in family.networks}
 SMALL = distinct({f"small {name}": small(config) for name, config in ZOO.items() if name not in LATER})
 TINY = distinct({f"tiny {name}": tiny(config) for name, config in ZOO.items() if name not in LATER})
 TINY_LATER = distinct({f"tiny {name}": tiny(config) for name, config in ZOO.items() if name in LATER})

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from tests.lanes import rest_slow
 from vitrail.models.build import Model, build
+from vitrail.models.families import WEIGHT_FAMILIES
 from vitrail.models.family import ModelConfig
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import ViTConfig
@@ -176,6 +177,7 @@ VARIANTS: dict[str, ModelConfig] = {
     **{name: replace(VIT, **changes) for name, changes in (OTHERS | FAMILIES).items()},
     **RESNETS,
 }
+LATER = {name for family in WEIGHT_FAMILIES.values() for name in family.networks}  # in the zoo, not in the paper
 SOME = rest_slow(VARIANTS, *FEW)  # the names, one of each kind in the fast lane
 
 

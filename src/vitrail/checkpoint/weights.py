@@ -15,7 +15,7 @@ from vitrail.core.errors import ConfigError
 from vitrail.core.text import Pair
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.backbone import unwrap_backbone
-from vitrail.models.build import Model, build, build_from, network_class
+from vitrail.models.build import Model, build, build_from, network_class, tensor_shapes
 from vitrail.models.family import ModelConfig
 from vitrail.models.vit_config import Numerics
 from vitrail.models.zoo import (
@@ -101,11 +101,9 @@ def replace_head_and_resize(
     old = bundle.config
     on_patches = old.has_patch_head if kind is None else kind == "patches"
     config = adapt_config(old, **(old.patch_head(classes) if on_patches else old.linear_head(classes)))
-    tensors = {name: tensor for name, tensor in bundle.tensors.items() if not name.startswith("head.")}
-    if config.classes:
-        like = next(iter(tensors.values()))
-        tensors[f"{old.head_layer}.weight"] = like.new_zeros(config.classes, old.features)
-        tensors[f"{old.head_layer}.bias"] = like.new_zeros(config.classes)
+    shapes, like = tensor_shapes(config), next(iter(bundle.tensors.values()))
+    new = {name: like.new_zeros(shape) for name, shape in shapes.items() if name.startswith("head.")}
+    tensors = {name: tensor for name, tensor in bundle.tensors.items() if name in shapes} | new
     card = bundle.card.without_labels(keep_task=old.has_patch_head and config.has_patch_head)
     return Bundle(config=config, tensors=tensors, card=card)
 

@@ -1,6 +1,7 @@
 """`vitrail models` and `vitrail trace`: networks by name and their shapes."""
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -165,13 +166,23 @@ def run_trace(options: TraceOptions) -> int:
 
 
 def fold_blocks(steps: list[CostStep]) -> list[CostStep]:
-    """The walk with blocks 2 to L-1 of an encoder in one line, where they are alike."""
-    first = [step for step in steps if step.name.startswith("block 1:")]
-    middle = [step for step in steps if step.name.startswith("block ") and not step.name.startswith("block 1:")]
-    if len(middle) <= len(first):
+    """The walk with the first block of each kind in full, and the others of its kind in one line."""
+    blocks: dict[str, list[CostStep]] = {}
+    for step in steps:
+        if found := re.match(r"block (\d+): ", step.name):
+            blocks.setdefault(found[1], []).append(step)
+    kinds: dict[object, list[str]] = {}
+    for number, found in blocks.items():
+        alike = tuple((step.name.partition(": ")[2], step.shape, step.params, step.macs) for step in found)
+        kinds.setdefault(alike, []).append(number)
+    if len(blocks) < 3 or len(kinds) == len(blocks):
         return steps
-    start, end = steps.index(middle[0]), steps.index(middle[-1])
-    last = middle[-1].name.split(":")[0].removeprefix("block ")
-    total = sum_steps(middle)
-    folded = CostStep(f"blocks 2-{last}: the same", total.shape, total.params, total.macs)
-    return [*steps[:start], folded, *steps[end + 1 :]]
+    shown = [step for numbers in kinds.values() for step in blocks[numbers[0]]]
+    for first, *others in kinds.values():
+        if others:
+            total = sum_steps(step for number in others for step in blocks[number])
+            name = f"blocks 2-{others[-1]}: the same" if len(kinds) == 1 else f"{len(others)} more like block {first}"
+            shown.append(CostStep(name, total.shape, total.params, total.macs))
+    of_blocks = [step for found in blocks.values() for step in found]
+    start, end = steps.index(of_blocks[0]), steps.index(of_blocks[-1])
+    return [*steps[:start], *shown, *steps[end + 1 :]]

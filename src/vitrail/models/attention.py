@@ -212,17 +212,23 @@ def expand_line_weights(weights: Tensor, grid: Pair, *, columns: bool) -> Tensor
     return whole.flatten(4, 5).flatten(2, 3)
 
 
+def count_windows(grid: Pair, size: int) -> Pair:
+    """Rows and columns of windows, the last ones perhaps padded. No number is below 0: runtimes round those otherwise
+    than Python."""
+    return (grid[0] + size - 1) // size, (grid[1] + size - 1) // size
+
+
 def split_windows(z: Tensor, grid: Pair, size: int) -> Tensor:
     """Every window of the grid as a sequence of its own, the last ones padded with zeros: [B, N, D] -> [B·windows,
     size·size, D]."""
-    below, right = (-length % size for length in grid)
-    z = F.pad(z.unflatten(1, grid), (0, 0, 0, right, 0, below))
+    rows, columns = count_windows(grid, size)
+    z = F.pad(z.unflatten(1, grid), (0, 0, 0, columns * size - grid[1], 0, rows * size - grid[0]))
     z = z.unflatten(2, (-1, size)).unflatten(1, (-1, size))  # [B, rows, size, columns, size, D]
     return z.transpose(2, 3).flatten(3, 4).flatten(0, 2)
 
 
 def merge_windows(z: Tensor, grid: Pair, size: int) -> Tensor:
-    rows, columns = (-(-length // size) for length in grid)
+    rows, columns = count_windows(grid, size)
     z = z.unflatten(0, (-1, rows, columns)).unflatten(3, (size, size)).transpose(2, 3)
     return z.flatten(3, 4).flatten(1, 2)[:, : grid[0], : grid[1]].flatten(1, 2)
 
@@ -230,7 +236,7 @@ def merge_windows(z: Tensor, grid: Pair, size: int) -> Tensor:
 def expand_window_weights(weights: Tensor, grid: Pair, size: int) -> Tensor:
     """Weights within windows as weights over all tokens, zero between windows: [B·windows, X, size², size²] -> [B, X,
     N, N] for X heads. What padding got is left out."""
-    rows, columns = (-(-length // size) for length in grid)
+    rows, columns = count_windows(grid, size)
     windows = torch.arange(rows * columns, device=weights.device)
     heads, inside = weights.shape[1], size * size
     own = weights.unflatten(0, (-1, rows * columns)).movedim(1, 0)  # [windows, B, X, size², size²]

@@ -195,6 +195,16 @@ class ModelConfig(Choice, ABC):
         return {"classes": classes}
 
     @property
+    def last_layers(self) -> tuple[str, ...]:
+        """The names, among the tensors, of the last layer, or of several that read the same and are averaged."""
+        return (self.head_layer,)
+
+    @property
+    def has_plain_head(self) -> bool:
+        """Whether a new linear head reads what the last layer reads now: no hidden layer or projection goes with it."""
+        return True
+
+    @property
     def fixed_bytes(self) -> int:
         """Memory of tables that no tensor of a file vouches for."""
         return 0

@@ -356,10 +356,19 @@ class ViTConfig(ModelConfig):
         return {"classes": classes, "head": "linear" if classes else "none", "projection": 0}
 
     def patch_head(self, classes: int) -> dict[str, Any]:
-        return {"classes": classes, "head": "patches" if classes else "none"}
+        pooled = {"pool": "mean", "projection": 0} if self.pool == "map" or self.projection else {}
+        return {"classes": classes, "head": "patches" if classes else "none", **pooled}
 
     def new_last_layer(self, classes: int) -> dict[str, Any]:
         return {"classes": classes, "head": self.head if self.head in ("tanh", "distilled") else "linear"}
+
+    @property
+    def last_layers(self) -> tuple[str, ...]:
+        return (self.head_layer, "head.distilled") if self.head == "distilled" else (self.head_layer,)
+
+    @property
+    def has_plain_head(self) -> bool:
+        return self.head not in ("tanh", "distilled") and not self.projection
 
     @property
     def fixed_bytes(self) -> int:

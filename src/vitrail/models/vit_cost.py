@@ -138,7 +138,8 @@ def _block(c: "ViTConfig", layer: int) -> Iterator[CostStep]:
             work += queries * sides * a
         q_k_v = _norm(c, d) + 3 * d * a + bias
         yield CostStep(f"{name}norm, q k v", (3, c.heads, t, inner), q_k_v, 3 * queries * d * a)
-        yield CostStep(f"{name}attention", (c.heads, t, inner), offsets, work)
+        what = "windowed attention" if c.window_of(layer - 1) else "attention"
+        yield CostStep(f"{name}{what}", (c.heads, t, inner), offsets, work)
         out = a * d + d * c.out_bias
         yield CostStep(f"{name}out, residual", (t, d), out + scale, queries * a * d)
         yield CostStep(f"{name}norm, MLP, residual", (t, d), _norm(c, d) + mlp + scale, t * (wide + m) * d)

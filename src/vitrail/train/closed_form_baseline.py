@@ -162,10 +162,10 @@ def score_head(split: str, head: RidgeHead, learnt: int, features: Tensor, label
 
 
 def load_frozen_network(run: ResolvedRun) -> Model:
-    """The weights at the run's image size. A hidden layer of the head is removed with the head (3.2); a linear head
+    """The weights at the run's image size. A hidden layer or projection is removed with the head (3.2); a linear head
     stays, so that features cached by other commands are found."""
     bundle = resize_like(find_weights(run.weights), run.model)
-    if getattr(bundle.config, "head", "") == "tanh":
+    if not bundle.config.has_plain_head:
         bundle = replace_head_and_resize(bundle, 0)
     return build_network(bundle)
 

@@ -302,8 +302,8 @@ def replace_head(
     """The network with another last layer; a hidden layer before it (the paper's pre-logits) stays."""
     bundle = to_bundle(network)
     config = adapt_config(bundle.config, **bundle.config.new_last_layer(len(classes)))
-    place = config.head_layer
     like = next(iter(bundle.tensors.values()))
-    layer = {f"{place}.weight": head.weight.to(like), f"{place}.bias": head.bias.to(like)}
+    parts = {"weight": head.weight.to(like), "bias": head.bias.to(like)}
+    layer = {f"{place}.{name}": part.clone() for place in config.last_layers for name, part in parts.items()}
     card = Card(preprocessing=bundle.card.preprocessing, labels=classes, provenance=provenance, multi_label=multi_label)
     return built(Bundle(config=config, tensors={**bundle.tensors, **layer}, card=card), like.dtype)
