@@ -55,7 +55,7 @@ def tensors_in(form: str, config: ViTConfig) -> Tensors:
     return export_tensors(FORMATS[form].table(config), bundle(config).tensors)
 
 
-def read(tensors: Tensors, folder: Path, **facts: Any) -> Bundle:
+def read(tensors: Tensors, folder: Path, **facts: Any) -> Any:
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "bare.safetensors")
     return read_bundle(folder / "bare.safetensors", **facts)
 

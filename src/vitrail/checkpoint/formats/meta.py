@@ -68,7 +68,8 @@ def infer(shapes: TensorShapes, version: int) -> ModelConfig:
         image, prefix = parts.infer_grid(alike, shapes.get("pos_embed", 3)[1], fields["patch"], 1)
         resample = "bicubic" if fields["registers"] else "bicubic-offset"
         fields |= {"image": image, "position_prefix": bool(prefix), "position_resample": resample}
-    return ViTConfig(**fields | {"pool": parts.infer_pool(alike, fields, "token+mean")})
+    fields |= {"pool": parts.infer_pool(alike, fields, "token+mean")}
+    return ViTConfig(**fields)
 
 
 def build_table(config: ModelConfig, version: int) -> list[KeyEntry]:

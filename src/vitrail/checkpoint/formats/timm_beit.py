@@ -46,7 +46,8 @@ def infer(shapes: TensorShapes) -> ModelConfig:
     if "pos_embed" in shapes:
         fields |= {"position": "learned"}
     fields |= {"position_bias": "table" if table == TABLE else "shared-table", "position_resample": "bicubic"}
-    return ViTConfig(**fields | {"pool": parts.infer_pool(shapes, fields)})
+    fields |= {"pool": parts.infer_pool(shapes, fields)}
+    return ViTConfig(**fields)
 
 
 def _infer_grid(shapes: TensorShapes, rows: int, patch: Pair) -> Pair:

@@ -92,29 +92,31 @@ def _splits_gates(c: ViTConfig) -> bool:
 
 
 def infer(shapes: TensorShapes) -> ModelConfig:
-    _refuse_few_keys(shapes)
+    _refuse_sapiens(shapes)
     args, named = parts.read_args(shapes), _name_family(parts.read_architecture(shapes))
     fields = parts.infer_layers(shapes)
     kind = {"dinov3": "dinov3", "mixed": "mixed"}.get(str(args.get("rope_type")))
     family = kind or named or _find_family(shapes)
-    fields |= parts.infer_positions(shapes, fields, 256 if family == "dinov3" else 224)
+    lone = fields["registers"] and "pos_embed" not in shapes  # DINOv3 and the SBB recipes: published at 256 px
+    fields |= parts.infer_positions(shapes, fields, 256 if lone else 224)
     fields |= _infer_heads(shapes, fields, family, args)
     fields |= {"gelu": "erf", "norm_eps": 1e-5 if (named or family) in ("dinov3", "pe") else 1e-6}
     fields |= {"position_resample": "bicubic"}
     post = args.get("use_post_norm", family == "enormous")
     fields |= {"norm_order": "res-post" if post else "pre"}
     fields |= {"rotary": _infer_rotary(shapes, fields, family, args)}
-    fields["pool"] = parts.infer_pool(shapes, fields, _usual_pool(shapes, family, fields))
+    fields |= {"pool": parts.infer_pool(shapes, fields, _usual_pool(shapes, family, fields))}
     return ViTConfig(**fields)
 
 
-def _refuse_few_keys(shapes: TensorShapes) -> None:
+def _refuse_sapiens(shapes: TensorShapes) -> None:
+    """Sapiens2 has fewer keys than queries in some layers, and scales one branch alone."""
+    lone = "blocks.0.gamma_1" in shapes and "blocks.0.gamma_2" not in shapes
     for layer in range(shapes.count("blocks.{}.norm1.weight")):
         queries, keys = (f"blocks.{layer}.attn.{letter}_proj.weight" for letter in "qk")
-        if queries in shapes and keys in shapes and shapes.get(queries, 2)[0] > shapes.get(keys, 2)[0]:
-            raise MismatchedWeights(
-                f"{shapes.path}: has fewer keys than queries (Sapiens2), which vitrail does not read"
-            )
+        few = queries in shapes and keys in shapes and shapes.get(queries, 2)[0] > shapes.get(keys, 2)[0]
+        if few or lone:
+            raise MismatchedWeights(f"{shapes.path}: these are weights of Sapiens2, which vitrail does not read")
 
 
 def _name_family(architecture: str) -> str:

@@ -45,7 +45,8 @@ def infer(shapes: TensorShapes) -> ModelConfig:
         grid = shapes.get("pos_embed", 4)[1:3]
     fields |= {"position": "learned" if "pos_embed" in shapes else "none", "gelu": "erf", "norm_eps": 1e-5}
     fields |= {"image": (grid[0] * fields["patch"][0], grid[1] * fields["patch"][1]), "position_resample": "bicubic"}
-    return ViTConfig(**fields | {"windows": _infer_windows(shapes, sides, (grid[0], grid[1]))})
+    fields |= {"windows": _infer_windows(shapes, sides, (grid[0], grid[1]))}
+    return ViTConfig(**fields)
 
 
 def _infer_sides(shapes: TensorShapes, layer: int) -> Pair:
