@@ -17,7 +17,7 @@ from vitrail.checkpoint import parity_check as certificate
 from vitrail.checkpoint.bundle import Bundle, sidecar_path
 from vitrail.checkpoint.convert import Conversion, convert, export, format_for
 from vitrail.checkpoint.find_weights import read_bundle
-from vitrail.checkpoint.formats.timm import architecture
+from vitrail.checkpoint.formats.timm.vit import architecture
 from vitrail.checkpoint.weights import load, save, to_bundle
 from vitrail.cli.app import main
 from vitrail.core.errors import ConfigError, ExportRefused, UnknownName, WeightsError, WeightsNotFound

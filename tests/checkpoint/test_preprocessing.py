@@ -9,8 +9,8 @@ import pytest
 import vitrail
 from vitrail.checkpoint.bundle import describe
 from vitrail.checkpoint.files.safetensors import write_sealed
-from vitrail.checkpoint.formats import timm
 from vitrail.checkpoint.formats.huggingface import folder as huggingface
+from vitrail.checkpoint.formats.timm import vit as timm
 from vitrail.checkpoint.weights import to_bundle
 from vitrail.cli.app import main
 from vitrail.core.errors import ConfigError, MismatchedWeights

@@ -357,7 +357,7 @@ def test_wrong_facts(facts: dict[str, Any], kind: type[Exception], complaint: st
 def foreign(tensors: Tensors, path: Path) -> None:
     """The same tensors under timm's names."""
     from vitrail.checkpoint.formats.key_table import export_tensors
-    from vitrail.checkpoint.formats.timm import build_table
+    from vitrail.checkpoint.formats.timm.vit import build_table
 
     config = replace(VIT, image=(6, 9), gelu="erf")
     names = {entry.ours: entry.names[0] for entry in build_table(config)}

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from tests.models.tiny import RESNET, SOME, VARIANTS, VIT, awake, images
-from vitrail.checkpoint.formats import timm as timm_format
 from vitrail.checkpoint.formats.key_table import export_tensors
+from vitrail.checkpoint.formats.timm import vit as timm_format
 from vitrail.core.errors import ConfigError
 from vitrail.models.backbone import Taps
 from vitrail.models.build import build

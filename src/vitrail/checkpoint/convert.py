@@ -14,11 +14,11 @@ from safetensors.torch import save_file
 
 from vitrail.checkpoint.bundle import Bundle, rename_classes, sidecar_path, write_sidecar
 from vitrail.checkpoint.find_weights import read_bundle
-from vitrail.checkpoint.formats import timm
 from vitrail.checkpoint.formats.format import Format
 from vitrail.checkpoint.formats.huggingface import folder as huggingface
 from vitrail.checkpoint.formats.key_table import Tensors, export_tensors
 from vitrail.checkpoint.formats.registry import find_format
+from vitrail.checkpoint.formats.timm import vit as timm
 from vitrail.checkpoint.parity_check import ParityReport, check_parity
 from vitrail.checkpoint.weights import write_bundle
 from vitrail.core.errors import ConfigError, ExportRefused, WeightsError

@@ -12,11 +12,11 @@ from vitrail.checkpoint import download_weights as hub
 from vitrail.checkpoint import known_weights as registry
 from vitrail.checkpoint.bundle import Bundle, Card, name_imagenet, parse_description, read_json, read_sidecar
 from vitrail.checkpoint.files.read_weights import RawWeights, read_weights
-from vitrail.checkpoint.formats import timm
 from vitrail.checkpoint.formats.format import Format
 from vitrail.checkpoint.formats.huggingface import folder as huggingface
 from vitrail.checkpoint.formats.key_table import Tensors, TensorShapes, copy, expected_shapes, import_tensors
 from vitrail.checkpoint.formats.registry import find_format, format_of, recognise
+from vitrail.checkpoint.formats.timm import vit as timm
 from vitrail.checkpoint.known_weights import BUNDLED, bundled_file, is_bundled
 from vitrail.core.atomic_files import similar_paths
 from vitrail.core.errors import ConfigError, ExportRefused, MismatchedWeights, WeightsNotFound, unknown_name

@@ -14,9 +14,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from vitrail.checkpoint.formats import timm_parts as parts
 from vitrail.checkpoint.formats.format import Format, Settings, imagenet_crop
 from vitrail.checkpoint.formats.key_table import KeyEntry, Tensors, TensorShapes
+from vitrail.checkpoint.formats.timm import parts
 from vitrail.core.errors import ExportRefused
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.family import ModelConfig

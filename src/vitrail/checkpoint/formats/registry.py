@@ -8,7 +8,7 @@ from pathlib import Path
 from vitrail.checkpoint import formats
 from vitrail.checkpoint.formats.format import Format, Settings
 from vitrail.checkpoint.formats.key_table import Tensors
-from vitrail.checkpoint.formats.strangers import refuse_stranger
+from vitrail.checkpoint.formats.unsupported_families import refuse_unsupported
 from vitrail.core.errors import ExportRefused, MismatchedWeights, unknown_name
 from vitrail.models.family import ModelConfig
 
@@ -44,7 +44,7 @@ def format_of(known: Format, config: ModelConfig) -> Format:
 
 def recognise(path: Path, tensors: Tensors, settings: Settings = None) -> tuple[Format, Tensors]:
     """The format whose names these are, and the tensors under that format's modern names."""
-    refuse_stranger(path, tensors, settings)
+    refuse_unsupported(path, tensors, settings)
     for known in FORMATS.values():
         modern = known.modern(tensors, settings)
         if known.recognises(set(modern), settings):

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from vitrail.checkpoint.formats import key_table as keys
-from vitrail.checkpoint.formats import timm_parts as parts
 from vitrail.checkpoint.formats.format import Format, Settings, clip_crop, half_crop, imagenet_crop
 from vitrail.checkpoint.formats.key_table import KeyEntry, Tensors, TensorShapes, copy, weight_and_bias
+from vitrail.checkpoint.formats.timm import parts
 from vitrail.core.errors import ExportRefused
 from vitrail.core.text import Pair
 from vitrail.data.preprocessing import Interpolation, Preprocessing

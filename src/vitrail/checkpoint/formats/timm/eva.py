@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import torch
 
-from vitrail.checkpoint.formats import timm_parts as parts
 from vitrail.checkpoint.formats.format import Format, Settings, clip_crop, half_squash, imagenet_crop
 from vitrail.checkpoint.formats.key_table import KeyEntry, Tensors, TensorShapes
+from vitrail.checkpoint.formats.timm import parts
 from vitrail.core.errors import ExportRefused, MismatchedWeights
 from vitrail.core.text import Pair, pair
 from vitrail.data.preprocessing import Preprocessing

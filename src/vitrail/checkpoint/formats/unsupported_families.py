@@ -57,7 +57,7 @@ STRANGERS: Final = {
 }  # fmt: skip
 
 
-def refuse_stranger(path: Path, tensors: Tensors, settings: Settings) -> None:
+def refuse_unsupported(path: Path, tensors: Tensors, settings: Settings) -> None:
     """MismatchedWeights where the tensors are those of a family that vitrail does not read."""
     names = "\n".join(tensors)
     for family, pattern in STRANGERS.items():

@@ -6,9 +6,9 @@ are of one size, it is every fourth of the depth, as in the published networks. 
 
 from typing import Any, Final
 
-from vitrail.checkpoint.formats import timm_parts as parts
 from vitrail.checkpoint.formats.format import Format, Settings, imagenet_crop
 from vitrail.checkpoint.formats.key_table import KeyEntry, TensorShapes
+from vitrail.checkpoint.formats.timm import parts
 from vitrail.core.errors import ExportRefused
 from vitrail.core.text import Pair
 from vitrail.data.preprocessing import Preprocessing

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import torch
 
-from vitrail.checkpoint.formats import timm_parts as parts
 from vitrail.checkpoint.formats.format import Format, Settings, half_crop
 from vitrail.checkpoint.formats.key_table import KeyEntry, Tensors, TensorShapes
+from vitrail.checkpoint.formats.timm import parts
 from vitrail.core.errors import ExportRefused, MismatchedWeights
 from vitrail.core.text import Pair
 from vitrail.models.family import ModelConfig

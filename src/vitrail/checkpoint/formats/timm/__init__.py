@@ -1,0 +1,1 @@
+"""timm's state dicts, a module for each of its own."""
