@@ -11,7 +11,7 @@ from vitrail.core.errors import MismatchedWeights
 IN_STAGES: Final = r"stages\.\d+\.blocks\.\d+\."
 # How the name of such a tensor begins, in timm, transformers or the family's own files. Where two share a name, the one
 # that has more stands first.
-STRANGERS: Final = {
+UNSUPPORTED: Final = {
     "BEiT-3 with its text (timm's files are read)": r"beit3\.",
     "CaiT": r"blocks_token_only\.0\.",
     "CLIP or PE in their own names (timm's and Hugging Face's are read)": r"(.*\.)?transformer\.resblocks\.",
@@ -60,7 +60,7 @@ STRANGERS: Final = {
 def refuse_unsupported(path: Path, tensors: Tensors, settings: Settings) -> None:
     """MismatchedWeights where the tensors are those of a family that vitrail does not read."""
     names = "\n".join(tensors)
-    for family, pattern in STRANGERS.items():
+    for family, pattern in UNSUPPORTED.items():
         if re.search(rf"^(?:{pattern})", names, re.MULTILINE):
             stated = (settings or {}).get("architecture") or (settings or {}).get("model_type")
             also = f" ({stated})" if isinstance(stated, str) else ""
