@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.models.tiny import HYBRID
+from tests.lanes import rest_slow
+from tests.models.tiny import FAMILIES, HYBRID
 from tests.objectives.taught import MODEL, network
 from vitrail.core.errors import ConfigError
 from vitrail.data.transforms.augmentation import Augmentation, cifar, inception
@@ -28,10 +29,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "registers": {"registers": 2, "position_prefix": False},
     "mean": {"pool": "mean", "class_token": False},
     "mean, norm last": {"pool": "mean", "norm_after_pool": True, "registers": 1},
+    **{name: {**changes, "head": "none", "classes": 0} for name, changes in FAMILIES.items()},
 }
+FEW = [kind for kind in KINDS if kind not in FAMILIES] + ["dinov2, registers", "dinov3", "siglip", "vitdet"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", rest_slow(KINDS, *FEW))
 @pytest.mark.parametrize("training", [True, False])
 def test_a_small_picture_is_seen_as_by_a_network_resized_for_it(kind: str, training: bool) -> None:
     model = network(**KINDS[kind]).double().train(training)
@@ -45,7 +48,7 @@ def test_a_small_picture_is_seen_as_by_a_network_resized_for_it(kind: str, train
     assert torch.allclose(found, other.represent(images), rtol=0, atol=1e-6 if kind == "sincos2d" else 1e-12)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", rest_slow(KINDS, *FEW))
 def test_at_its_own_size_it_is_the_network_to_the_bit(kind: str) -> None:
     model = network(**KINDS[kind])
     images = torch.randn(3, 3, *MODEL.image)

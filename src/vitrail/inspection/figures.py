@@ -179,9 +179,11 @@ def draw_norms(values: Floats, prefix: Sequence[str], theme: Theme) -> "Figure":
         axes.fill_between(depth, low, high, color=theme.cobalt, alpha=0.18, linewidth=0, label="90 % of the patches")
         axes.plot(depth, middle, color=theme.cobalt, linewidth=1.8, label="median patch")
         axes.plot(depth, largest, color=theme.ruby, linewidth=1.2, marker="o", markersize=3.5, label="longest patch")
-        for at, name in enumerate(prefix):
-            colour = theme.amber if at == 0 else theme.violet
-            label = name if at < 2 else None
+        kinds = [name.rstrip(" 0123456789") for name in prefix]
+        colours = dict(zip(dict.fromkeys(kinds), (theme.amber, theme.violet, theme.leaf), strict=False))
+        for at, kind in enumerate(kinds):
+            colour, plural = colours[kind], "s" if kinds.count(kind) > 1 else ""
+            label = None if kind in kinds[:at] else kind + plural
             axes.plot(depth, values[:, :, at].mean(1), color=colour, linewidth=1.5, linestyle="--", label=label)
         if largest.max() > 30 * max(float(middle.min()), 1e-9):
             axes.set_yscale("log")

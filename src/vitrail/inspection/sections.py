@@ -262,7 +262,11 @@ def build_explorer(given: InspectionContext) -> page.ExplorerSection:
     rows, columns = plan.page_grid
     start, source = given.tokens.prefix + rows // 2 * columns + columns // 2, "the mean of all patches"
     if has_token_readout(given.model):
-        start, source = 0, "the class token"
+        start, source = 0, "the class token" if given.tokens.class_tokens == 1 else "the mean of the class tokens"
+        source += " and the distillation token" if given.tokens.distilled else ""
+        source += ", next to the mean of all patches" if config.pool == "token+mean" else ""
+    elif config.pool == "map" and not config.has_patch_head:
+        source = "all tokens by attention pooling"
     lead = page.READINGS["explorer"]["reading"].format(source=source)
     return page.ExplorerSection(plan=plan, pictures=pictures, prefix=name_prefix_tokens(given), start=start, lead=lead)
 

@@ -143,6 +143,7 @@ class MAEObjective(ops.ViTObjective):
 
     def __init__(self, network: Backbone, config: MAE, context: ObjectiveContext) -> None:
         super().__init__(network, config, context)
+        self.freeze_readout()
         self.visible = self.model.patches - config.num_masked(self.model)
         self.decoder = Decoder(self.model, config.decoder(self.model))
         initialise(self.decoder)

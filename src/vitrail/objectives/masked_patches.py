@@ -132,6 +132,7 @@ class MaskedPatchesObjective(ops.ViTObjective):
 
     def __init__(self, network: Backbone, config: MaskedPatches, context: ObjectiveContext) -> None:
         super().__init__(network, config, context)
+        self.freeze_readout()
         self.count = config.num_masked(self.model)
         self.head = PatchHead(self.model.width, config.outputs(self.model))
         initialise(self.head)

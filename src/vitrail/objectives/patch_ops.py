@@ -62,6 +62,13 @@ class ViTObjective(Objective):
         self.config, self.model = config, config.check_model(network.config)
         self.steps, self.world = context.steps, context.world
 
+    def freeze_readout(self) -> None:
+        """For an objective that reads patch tokens: what stands behind them, and so learns nothing, keeps its
+        weights."""
+        for part in (self.network.neck, self.network.map_pool, self.network.projection):
+            if part is not None:
+                part.requires_grad_(False)
+
     def cast(self, images: Tensor) -> Tensor:
         """Images in the type that the network's weights have just now: bfloat16 copies in a bfloat16 run."""
         return images.to(self.network.embedding.projection.weight.dtype)
