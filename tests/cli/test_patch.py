@@ -149,6 +149,7 @@ def test_export_at_another_patch_and_for_grey_images(
     assert all(torch.equal(tensor, wanted[name]) for name, tensor in network.state_dict().items())
 
 
+@pytest.mark.slow
 def test_inspect_has_its_own_word_for_it(here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """There --patch is one of the patches."""
     out = tmp_path / "look"
@@ -180,6 +181,7 @@ def test_finetune_with_one_channel(here: Path, tmp_path: Path, capsys: pytest.Ca
     assert vitrail.evaluate(out, "photos@test", device="cpu").count == 9
 
 
+@pytest.mark.slow
 def test_pretrain_at_patches_that_are_drawn_and_another_of_its_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -305,6 +305,7 @@ SHAPES = st.builds(Round, size=st.just((8, 8)), radius=st.floats(0, 9)) | st.bui
 
 @settings(max_examples=25, deadline=None)
 @given(inner=INNER, maybe=st.none() | SHAPES, frame=st.none() | st.builds(Frame, width=st.integers(1, 9)))
+@pytest.mark.slow
 def test_what_is_printed_can_be_set(inner: Inner, maybe: Round | Square | None, frame: Frame | None) -> None:
     """All lines of a config, given as settings, make any other config into it; so do its plain data."""
     config = Whole(shape=Round(size=inner.size), inner=inner, maybe=maybe, frame=frame)

@@ -38,6 +38,7 @@ def same(one: Batch, other: Batch) -> bool:
 
 @settings(deadline=None, max_examples=5)
 @given(batch=st.integers(1, 7), seed=st.integers(0, 10**6), steps=st.integers(1, 5), data=st.data())
+@pytest.mark.slow
 def test_going_on_after_any_step_is_the_same(batch: int, seed: int, steps: int, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, steps - 1))
     whole = list(train_batches(SOURCE, VIEWS, BatchStream(batch=batch, seed=seed, stop=steps), targets=MaskTargets()))

@@ -79,7 +79,7 @@ def test_the_objective_is_the_slow_one_with_its_gradients() -> None:
     ("sharding", "double"),
     [
         pytest.param("ddp", True, marks=pytest.mark.slow),
-        ("ddp", False),
+        pytest.param("ddp", False, marks=pytest.mark.slow),
         pytest.param("fsdp", False, marks=pytest.mark.slow),
     ],
 )

@@ -56,6 +56,7 @@ def test_every_step_draws_a_patch_by_itself() -> None:
     assert set(drawn) == set(PATCHES)
 
 
+@pytest.mark.slow
 def test_the_network_learns_at_all_of_them(tmp_path: Path) -> None:
     """And is kept at its own, from which every other is resized. A table of positions can be finer than its grid."""
     plain: Any = {"dropout": 0.0, "stochastic_depth": 0.0, "class_token": False, "pool": "mean"}
@@ -107,6 +108,7 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
     assert all(torch.equal(tensor, weights(whole)[name]) for name, tensor in weights(cut).items())
 
 
+@pytest.mark.slow
 def test_a_step_is_replayed_at_its_patch(tmp_path: Path) -> None:
     run = flexible_run(keep=Keep(steps=12))
     out = train(run, out=tmp_path / "run", world=ALONE).folder
@@ -191,6 +193,7 @@ def test_every_patch_is_recorded_by_itself(tmp_path: Path) -> None:
     assert losses["recorded"] == pytest.approx(losses["off"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_grey_network_is_trained_on_the_luma(tmp_path: Path) -> None:
     run = flexible_run(patches=(), model=replace(flexible_run().model, channels=1), steps=6)
     out = train(run, out=tmp_path / "run", world=ALONE).folder

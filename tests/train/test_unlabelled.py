@@ -210,6 +210,7 @@ def test_where_nothing_is_watched_training_pictures_are_looked_at(tmp_path: Path
     assert "Nearest neighbours of train" in text
 
 
+@pytest.mark.slow
 def test_the_report_shows_what_the_objective_has_to_show(runs: dict[str, tuple[Path, TrainingResult]]) -> None:
     told = {
         "masked": ("Reconstructions on dev", "Hits"),
