@@ -11,13 +11,21 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from tests.lanes import rest_slow
-from tests.models.tiny import HYBRID, RESNET, SOME, VARIANTS, VIT, awake, images
+from tests.models.tiny import FAMILIES, HYBRID, RESNET, SOME, VARIANTS, VIT, awake, images
 from vitrail.checkpoint.bundle import Card, describe
 from vitrail.checkpoint.convert import convert
 from vitrail.checkpoint.files.safetensors import write_sealed
 from vitrail.checkpoint.find_weights import read_bundle
 from vitrail.checkpoint.hub_repository import from_pretrained
-from vitrail.checkpoint.weights import build_fresh, create_model, load, save, to_bundle
+from vitrail.checkpoint.weights import (
+    build_fresh,
+    build_network,
+    create_model,
+    load,
+    replace_head_and_resize,
+    save,
+    to_bundle,
+)
 from vitrail.core.errors import (
     ConfigError,
     CorruptWeights,
@@ -56,6 +64,28 @@ def file(tmp_path: Path) -> Path:
     path = tmp_path / "model.safetensors"
     save(network(), path, preprocessing=PREPARED, labels=LABELS, provenance={"run": 7})
     return path
+
+
+# A new head of a later family, and its image size.
+
+
+@pytest.mark.parametrize("kind", ["linear", "patches"])
+@pytest.mark.parametrize("name", rest_slow(FAMILIES, "clip", "siglip", "deit, distilled", "sam"))
+def test_a_new_head_replaces_all_that_stood_behind_the_pool(name: str, kind: str) -> None:
+    """And nothing is left of a projection, or of attention pooling where patches are read."""
+    old = to_bundle(network(VARIANTS[name]))
+    for classes in (7, 0):
+        made = build_network(replace_head_and_resize(old, classes, image_size=(10, 15), kind=kind))
+        out = made(torch.randn(2, 3, 10, 15))
+        if not classes:
+            assert out.shape == (2, made.config.features)
+            continue
+        assert out.shape == ((2, 7) if kind == "linear" else (2, 7, 10, 15))
+        assert not out.any()
+        found = {key: tensor.shape for key, tensor in made.state_dict().items()}
+        assert found == {key: tensor.shape for key, tensor in build_fresh(made.config).state_dict().items()}
+        body = [key for key in found if key.startswith(("blocks.", "embedding.")) and "position_bias" not in key]
+        assert all(torch.equal(made.state_dict()[key], old.tensors[key]) for key in body)
 
 
 # A round trip.

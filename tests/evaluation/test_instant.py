@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import vitrail
-from tests.models.tiny import HYBRID, RESNET, VIT, awake
+from tests.models.tiny import FAMILIES, HYBRID, RESNET, VARIANTS, VIT, awake
 from vitrail.checkpoint.bundle import Card
 from vitrail.core.errors import BadLabels, ConfigError
 from vitrail.data.collection import Collection
@@ -33,9 +33,10 @@ NETWORKS: dict[str, ModelConfig] = {
     "hybrid": HYBRID,
     "BiT": RESNET,
     "BiT without a head": replace(RESNET, classes=0),
+    **{name: VARIANTS[name] for name in FAMILIES},
 }
 
-QUICK = ("class token", "pre-logits")
+QUICK = ("class token", "pre-logits", "dinov2, registers", "clip", "siglip", "deit, distilled")
 
 
 def network(config: ModelConfig, seed: int = 0) -> Model:

@@ -380,6 +380,8 @@ def test_what_goes_with_what() -> None:
         {"pool": "map", "map_heads": 3},
         {"register_positions": True, "registers": 1, "position": "none"},
         {"neck": 4},
+        {"head": "patches", "pool": "map"},
+        {"head": "patches", "projection": 8},
         {"rotary": Rotary(), "position": "relative"},
     ):
         with pytest.raises(ConfigError):

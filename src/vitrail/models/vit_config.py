@@ -128,6 +128,8 @@ class ViTConfig(ModelConfig):
             raise ConfigError("head='distilled' reads one class token and a register; set pool='token', registers=1")
         if self.pool == "map" and self.width % (self.map_heads or self.heads):
             raise ConfigError(f"map_heads={self.map_heads or self.heads} does not divide width={self.width}")
+        if self.head == "patches" and (self.pool == "map" or self.projection):
+            raise ConfigError("head='patches' reads patches by themselves; set pool='mean', projection=0")
         if self.neck and self.pool != "mean":
             raise ConfigError(f"neck={self.neck} gives a map; set pool='mean'")
 
