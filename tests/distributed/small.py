@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from tests.models.tiny import HYBRID, RESNET, VIT
+from tests.models.tiny import HYBRID, RESNET, VARIANTS, VIT
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import Mix
 from vitrail.distributed.process_group import World
@@ -20,7 +20,9 @@ KINDS: dict[str, ModelConfig] = {
     "hybrid": HYBRID,
     "sine": replace(VIT, position="sincos2d", pool="mean"),
     "dropout": replace(VIT, dropout=0.3, stochastic_depth=0.3),
+    **{name: VARIANTS[name] for name in ("dinov3", "rotary, mixed", "siglip", "eva02", "beit, shared table", "sam")},
 }
+LATER = tuple(KINDS)[5:]
 
 
 def wrapped(network: nn.Module, config: ModelConfig) -> ClassificationObjective:

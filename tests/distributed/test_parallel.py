@@ -4,7 +4,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.distributed.pair import together
-from tests.distributed.small import KINDS, dealt, inputs, objective
+from tests.distributed.small import KINDS, LATER, dealt, inputs, objective
 from vitrail.core.errors import ConfigError, UnknownName
 from vitrail.distributed.meta_init import gather_tensor
 from vitrail.distributed.parallel import Parallel, Precision, Sharding, parallelise, shard_units
@@ -115,6 +115,19 @@ def test_convolutions_too(sharding: Sharding) -> None:
         first_alone, _, loss_alone = learn(ALONE, Way(kind=way.kind, steps=1))
         assert loss == pytest.approx(loss_alone, rel=1e-6), way
         assert apart(first, first_alone) < 1e-6, way
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
+def test_later_families_too(sharding: Sharding) -> None:
+    """In both precisions, with blocks that are computed again: what they know of places travels with their inputs."""
+    ways = [Way(sharding=sharding, kind=kind, steps=1, micro=2, recompute=True) for kind in LATER]
+    ways += [replace(way, precision="bfloat16") for way in ways]
+    for way, (first, _, loss) in zip(ways, together(several, ways)[0], strict=True):
+        first_alone, _, loss_alone = learn(ALONE, Way(kind=way.kind, precision=way.precision, steps=1))
+        exact = way.precision == "float32"
+        assert loss == pytest.approx(loss_alone, rel=1e-6 if exact else 1e-2), way
+        assert apart(first, first_alone) < (1e-6 if exact else 0.05), way
 
 
 @pytest.mark.slow

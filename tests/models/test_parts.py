@@ -357,6 +357,26 @@ def test_recomputed_blocks_give_the_same_gradients(name: str) -> None:
     torch.testing.assert_close(found[0], found[1], atol=1e-12, rtol=0)
 
 
+KEPT = ("dinov2, registers", "dinov2, gated", "dinov3", "clip", "eva02", "eva02, post-norm", "two class tokens")
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_memory_is_what_the_backward_pass_reads(name: str) -> None:
+    config = replace(VIT, width=32, mlp_width=128, heads=4, depth=3, image=(32, 48), patch=(8, 8), **FAMILIES[name])
+    model, kept = build(config).train(), dict[int, int]()
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = 0 if storage.data_ptr() in weights else storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = model(images(config, batch=8, dtype=torch.float32))
+    assert output.isfinite().all()
+    assert sum(kept.values()) / 8 == pytest.approx(config.activation_bytes(4, recompute=False), rel=0.12)
+
+
 def test_stochastic_depth_drops_whole_branches_of_later_parts() -> None:
     config = replace(VARIANTS["eva02"], stochastic_depth=0.9, layer_scale=0.5)
     assert isinstance(config, ViTConfig)

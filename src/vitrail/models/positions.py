@@ -210,5 +210,6 @@ def _with_prefix(config: ViTConfig, prefix: Tensor | None, grid: Tensor) -> Tens
     """The table for all tokens, with zeros where a class token or register has no position: [1, T, D]."""
     have = 0 if prefix is None else prefix.shape[1]
     empty = grid.new_zeros(1, config.prefix - have, config.width)
-    before = [part for part in (prefix, empty) if part is not None and part.shape[1]]
-    return torch.cat([*before, grid], dim=1) if before else grid
+    before = [part[0] for part in (prefix, empty) if part is not None and part.shape[1]]
+    # Without the first axis, so that gradients are laid out as the table is.
+    return torch.cat([*before, grid[0]])[None] if before else grid

@@ -48,16 +48,20 @@ def walk_vit(c: "ViTConfig") -> Iterator[CostStep]:
 
 def vit_activation_bytes(c: "ViTConfig", width: int, *, recompute: bool) -> int:
     """A token of a block: the inputs of both norms and their outputs (4D), q, k and v (3D), what attention gives (D),
-    and the MLP's inside before and after GELU (2M); a gated MLP has four tensors of M inside, LayerScale and norms
-    inside keep their inputs, rotated q and k stay. With recomputation only the inputs of the blocks stay, and what one
+    and the MLP's inside before and after GELU (2M); a gated MLP has four tensors of M inside, quick GELU three,
+    LayerScale and norms inside keep their inputs, rotated q and k stay, and so does a bias that queries make, for all
+    pairs of tokens. With recomputation only the inputs of the blocks stay, and what one
     block needs at its peak (10D + 3M)."""
     tokens, d, a, m = c.tokens, c.width, c.attention_width, c.mlp_width
     layers = c.depth * (2 if c.attention == "axial" else 1)
     a_extra = (2 if c.rotary else 0) + (2 if c.norm_qk else 0) + (1 if c.norm_inner_attention else 0)
-    m_extra = (2 if c.gated else 0) + (1 if c.norm_inner_mlp else 0)
+    m_extra = (2 if c.gated else c.gelu == "quick") + (1 if c.norm_inner_mlp else 0)
     d_extra = 2 if c.layer_scale else 0
     inside = (4 + d_extra) * d + (4 + a_extra) * a + (2 + m_extra) * m
     kept = tokens * (layers * d + inside + 2 * d + m) if recompute else tokens * layers * inside
+    if c.position_bias == "decomposed":
+        pairs = [c.heads * q * k for layer in range(1, c.depth + 1) for _, q, k in _sequences(c, layer)]
+        kept += max(pairs) if recompute else sum(pairs)
     stem = 0 if c.backbone is None else c.backbone.activation_bytes(1, recompute=recompute)
     # Logits as floats and their gradient; where each pixel has some, what the head gives before that, too.
     pixels = math.prod(c.image)
