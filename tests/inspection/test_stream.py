@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tests.inspection.test_tokens import ATTENTIVE
-from tests.models.tiny import VIT, awake, images
+from tests.lanes import rest_slow
+from tests.models.tiny import FAMILIES, FEW, VIT, awake, images
 from vitrail.inspection.layer_taps import iterate_layers, iterate_states
 from vitrail.inspection.measures import attention_distance
 from vitrail.inspection.rollout import class_attention, gradient_rollout, rollout
@@ -56,7 +57,9 @@ def peak(work: Callable[[], object]) -> int:
     return held.peak
 
 
-@pytest.mark.parametrize("name", ATTENTIVE)
+@pytest.mark.parametrize(
+    "name", rest_slow(ATTENTIVE, *(name for name in ATTENTIVE if name in FEW or name not in FAMILIES))
+)
 def test_the_whole_network_is_gone_through(name: str) -> None:
     config = ATTENTIVE[name]
     model, pictures = awake(config), images(config)
@@ -96,7 +99,9 @@ def test_weights_are_the_softmax_written_out(config: ViTConfig) -> None:
             torch.testing.assert_close(view.attention[:, head], raised / raised.sum(-1, keepdim=True))
 
 
-@pytest.mark.parametrize("name", ATTENTIVE)
+@pytest.mark.parametrize(
+    "name", rest_slow(ATTENTIVE, *(name for name in ATTENTIVE if name in FEW or name not in FAMILIES))
+)
 def test_the_fused_output_is_the_one_rebuilt_from_the_weights(name: str) -> None:
     config = ATTENTIVE[name]
     model, pictures = awake(config), images(config)

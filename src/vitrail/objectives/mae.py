@@ -55,8 +55,8 @@ class MAE(ObjectiveConfig):
             why = f"position='{config.position}' enters at '{config.entry}'"
             raise ConfigError(f"objective MAE drops tokens behind the stem, and {why}; use another kind at the stem")
         if config.windows is not None or config.position_bias != "none":
-            what = "windows" if config.windows is not None else f"position_bias={config.position_bias!r}"
-            raise ConfigError(f"objective MAE drops tokens, and {what} needs the whole grid; use a network without")
+            what = "windows need" if config.windows is not None else f"position_bias={config.position_bias!r} needs"
+            raise ConfigError(f"objective MAE drops tokens, and {what} the whole grid; use a network without")
         self.num_masked(config)
         return config
 

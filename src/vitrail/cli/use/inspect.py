@@ -306,7 +306,8 @@ def describe_network(about: Subject, given: InspectionContext) -> list[Tile]:
     tiles = [(format_millions(count), "parameters", ""), (format_size(config.image), "pixels", "")]
     if config.tokens:
         other = f"and {pluralise(config.prefix, 'other token')}" if config.prefix else ""
-        heads = f"of {dict(config.card_rows)['heads']} heads, width {config.features}"
+        rows = dict(config.card_rows)
+        heads = f"of {rows['heads']} heads, width {rows['width']}"
         tiles += [(format_size(config.grid), "patches", other), (str(config.layers), "layers", heads)]
     else:
         tiles.append((str(config.units), "blocks", f"in {config.layers} stages"))
