@@ -43,8 +43,17 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A GPU comes with a torch of its own, and what that one's compiler warns of is not a fault of ours."""
+    """Of later families, a few stand for all in the fast lane. A GPU comes with a torch of its own, and what that one's
+    compiler warns of is not a fault of ours."""
+    from tests.models.tiny import FAMILIES, STANDING_FOR_ALL
+
+    for item in items:
+        values = getattr(item, "callspec", None)
+        named = [] if values is None else [value for value in values.params.values() if isinstance(value, str)]
+        if any(name in FAMILIES and name not in STANDING_FOR_ALL for name in named):
+            item.add_marker(pytest.mark.slow)
     needy = [item for item in items if "gpu" in item.keywords]
     if not needy:
         return

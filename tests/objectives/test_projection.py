@@ -1,5 +1,6 @@
 """The heads of contrast and distillation against torch's own layers."""
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -69,6 +70,7 @@ def normed(world: World) -> tuple[Tensor, Tensor, Tensor]:
     return out.detach(), mine.grad, of_weights
 
 
+@pytest.mark.slow
 def test_two_processes_norm_as_one_there_and_back() -> None:
     out, of_x, of_weights = normed(ALONE)
     parts = together(normed)

@@ -95,6 +95,7 @@ def test_between_steps_the_network_is_at_its_own_patch(tmp_path: Path, monkeypat
     assert between == {(4, 4)}
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
     run = flexible_run(keep=Keep(steps=4, last=9))
     whole = train(run, out=tmp_path / "whole", world=ALONE).folder
