@@ -2,7 +2,7 @@
 
 Three things differ. Kernels are standardised once, not at every call. Zeros around a max-pool are laid on by
 concatenation: a runtime that merges a zero pad into the pool behind it, as ONNX Runtime does, turns them into minus
-infinity. And where the image size is left open, positions are resampled in the graph (3.2, `reference` numerics).
+infinity. And where the image size is left open, positions are resampled in the graph (3.2).
 
 What is exported: a bundle, the image sizes that one file of it can take, and the networks to hold it against.
 """
