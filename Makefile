@@ -22,6 +22,8 @@ ARGS ?=
 UV := $(if $(SYSTEM_SITE),,$(shell command -v uv 2>/dev/null))
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Tests start many processes: without stored bytecode each would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
 
 # A stamp's name holds the checksum of its inputs, so a changed input has no stamp.
 checksum = $(shell { $(1); } | cksum | cut -d ' ' -f 1)
