@@ -34,6 +34,7 @@ import torch
 
 import vitrail
 from tests.data.datasets import tables as data_tables
+from tests.lanes import mark_slow
 from tests.models import tables as family_tables
 from tests.train import tables as train_tables
 from vitrail.checkpoint import convert
@@ -631,7 +632,9 @@ def tables() -> list[tuple[Path, str]]:
 
 
 @pytest.mark.parametrize(
-    ("page", "name"), tables(), ids=lambda value: id_of(value) if isinstance(value, Path) else value
+    ("page", "name"),
+    [mark_slow(case) if case[1] == "families and formats" else case for case in tables()],
+    ids=lambda value: id_of(value) if isinstance(value, Path) else value,
 )
 def test_tables_are_what_the_package_says(page: Path, name: str) -> None:
     shown = next(found[3] for found in MARKED.finditer(page.read_text("utf-8")) if found[2] == name)

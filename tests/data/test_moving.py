@@ -51,6 +51,7 @@ def test_going_on_after_any_step_is_the_same(batch: int, seed: int, steps: int, 
     assert all(same(one, other) for one, other in zip(whole[start:], rest, strict=True))
 
 
+@pytest.mark.slow
 def test_loader_processes_change_nothing() -> None:
     here, there = (
         list(

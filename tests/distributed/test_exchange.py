@@ -25,6 +25,7 @@ def collected(world: World) -> tuple[Tensor, Tensor, bool]:
     return found.clone(), gather_rows(flags, world).clone(), found.requires_grad
 
 
+@pytest.mark.slow
 def test_rows_come_in_the_order_of_ranks_without_gradient() -> None:
     for rows, flags, differentiable in together(collected, size=3):
         assert torch.equal(rows, torch.cat([given(rank) for rank in range(3)]))

@@ -53,6 +53,7 @@ def error_by_hand(folder: Path, split: str = "test") -> float:
     return float((found - torch.from_numpy(source.labels.values.astype(np.float32))).abs().mean())
 
 
+@pytest.mark.slow
 def test_it_is_trained_and_resumed_to_the_bit(run: Path, tmp_path: Path) -> None:
     assert main(command(tmp_path / "whole")) == 0
     for name in ("last.safetensors", "best.safetensors"):

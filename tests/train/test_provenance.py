@@ -130,6 +130,7 @@ def work(world: World, run: Run, out: str) -> str:
     return train(run, out=Path(out), world=world).state
 
 
+@pytest.mark.slow
 def test_images_to_score_that_are_trained_on_are_told_of(photos: Path, tmp_path: Path) -> None:
     def notes(out: Path) -> list[str]:
         return [line for line in (out / "log.txt").read_text().splitlines() if "are also trained on" in line]

@@ -288,6 +288,7 @@ def test_a_stopped_pack_goes_on(tmp_path: Path, after: int, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("late", [False, True])  # late: shards of val are kept, and those of train come after
+@pytest.mark.slow
 def test_what_is_damaged_since_is_written_again(tmp_path: Path, late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     source = photos()
     whole = pack({"train": source, "val": photos(12)}, tmp_path / "whole", shard_size=SHARD, workers=1)
