@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from shutil import which
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from tests.lanes import rest_slow
 from tests.models.tiny import FAMILIES, LATER, OTHERS, POSITIONS, RESNETS, VARIANTS, VIT, awake, images, small, tiny
 from vitrail.models.build import Model, build
 from vitrail.models.family import ModelConfig
+from vitrail.models.vit_parts import Rotary
 from vitrail.models.zoo import ZOO
 
 
@@ -124,9 +126,14 @@ def test_compiled_whole_equals_eager(name: str) -> None:
     torch.testing.assert_close(again_grads, grads, atol=1e-10, rtol=1e-10)
 
 
+NOISE = {"dropout": 0.1, "attention_dropout": 0.2, "stochastic_depth": 0.5}
+VARIED = Rotary(coordinates="unit", shift=0.2, jitter=1.5, rescale=2.0)
+
+
 @pytest.mark.slow
-def test_compiled_with_noise_draws_what_eager_draws() -> None:
-    model = awake(replace(VIT, dropout=0.1, attention_dropout=0.2, stochastic_depth=0.5)).train()
+@pytest.mark.parametrize("noise", [NOISE, {"position": "none", "rotary": VARIED}], ids=["dropout", "coordinates"])
+def test_compiled_with_noise_draws_what_eager_draws(noise: dict[str, Any]) -> None:
+    model = awake(replace(VIT, **noise)).train()
     x = images(VIT, batch=4)
     torch.compiler.reset()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")

@@ -388,6 +388,22 @@ def test_stochastic_depth_drops_whole_branches_of_later_parts() -> None:
     assert 0 < int(kept.sum()) < 32
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_half_precision(name: str) -> None:
+    """Under autocast, with a gradient, and in weights of bfloat16."""
+    config = VARIANTS[name]
+    model, x = awake(config, torch.float32), images(config, dtype=torch.float32)
+    exact = model(x).detach()
+    with torch.autocast("cpu", torch.bfloat16):
+        model(x).float().sum().backward()
+        low = model(x).detach()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    half = model.to(torch.bfloat16)(x.bfloat16()).detach()
+    assert half.dtype == torch.bfloat16
+    for found in (low, half):
+        assert (found - exact).abs().max() < 0.1 * exact.abs().max()
+
+
 def test_what_goes_with_what() -> None:
     for changes in (
         {"rotary": Rotary(), "head_width": 6},

@@ -56,9 +56,16 @@ class StochasticDepth(nn.Module):
         return f"p={self.p}"
 
 
+class RMSNorm(nn.RMSNorm):
+    """x / √(mean x² + ε), times a weight, in the weight's type: under autocast float32, as torch does for LN alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype))
+
+
 def make_norm(config: ViTConfig, width: int) -> nn.Module:
     """LN over the last dimension, or RMSNorm, which neither centres nor shifts."""
-    return (nn.LayerNorm if config.norm == "layer" else nn.RMSNorm)(width, eps=config.norm_eps)
+    return (nn.LayerNorm if config.norm == "layer" else RMSNorm)(width, eps=config.norm_eps)
 
 
 class LayerScale(nn.Module):
