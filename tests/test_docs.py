@@ -288,6 +288,7 @@ def test_every_config_field_is_explained(config: type[Any]) -> None:
     assert {field.name for field in fields(config)} <= set(rows)
 
 
+@pytest.mark.slow
 def test_families_that_set_a_part_are_named() -> None:
     """The last column of the tables in "The parts"."""
     section = (ROOT / "docs" / "models.md").read_text("utf-8").partition("\n## The parts\n")[2].partition("\n## ")[0]

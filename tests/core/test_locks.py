@@ -89,6 +89,7 @@ def test_open_files_are_locked_and_unlocked(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("system")
+@pytest.mark.slow
 def test_a_run_is_refused_while_another_holds_them(tmp_path: Path) -> None:
     lock = RunLock(tmp_path, lambda text: None)
     assert read_holder(tmp_path)["pid"] == os.getpid()

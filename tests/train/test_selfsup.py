@@ -224,6 +224,7 @@ def unlabelled_folder(path: Path, count: int = 40) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_pictures_without_labels_are_learnt_from_and_nothing_is_chosen(tmp_path: Path) -> None:
     data = Data(source=unlabelled_folder(tmp_path / "photos"), dev=0.25, watch="dev", test="none", workers=0)
     run = selfsup_run("masked", data=data, evaluation=Scoring(every=4), keep=Keep(steps=4))
