@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from vitrail.models.attention import Places
 from vitrail.models.backbone import Taps
+from vitrail.models.blocks import Block
 from vitrail.models.build import register_family
 from vitrail.models.family import CostStep, ModelConfig
-from vitrail.models.vit import Block, ViT
+from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig
 
 

@@ -19,8 +19,9 @@ from vitrail.inspection.layer_taps import iterate_layers, iterate_states
 from vitrail.inspection.measures import attention_distance
 from vitrail.inspection.rollout import class_attention, gradient_rollout, rollout
 from vitrail.models.backbone import Taps
+from vitrail.models.blocks import Block
 from vitrail.models.build import build
-from vitrail.models.vit import Block, ViT
+from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig
 
 

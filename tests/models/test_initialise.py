@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from tests.models.tiny import HYBRID, RESNET, SOME, VARIANTS, VIT
+from vitrail.models.blocks import Block
 from vitrail.models.build import build
 from vitrail.models.layers import lecun_normal_
 from vitrail.models.resnet import PostActivationUnit, ResNet
-from vitrail.models.vit import Block, ViT
+from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig
 
 # Base's width in one layer: large enough for sharp statistics, and the numbers are the published ones.

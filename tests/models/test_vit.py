@@ -13,10 +13,12 @@ from tests.models import slow
 from tests.models.tiny import HYBRID, VARIANTS, VIT, awake, images
 from vitrail.core.errors import ImageSizeError
 from vitrail.models.attention import Places
+from vitrail.models.blocks import AxialBlock, Block
 from vitrail.models.build import build, build_from
 from vitrail.models.layers import MLP
+from vitrail.models.patch_embedding import PatchEmbedding
 from vitrail.models.positions import resize_positions
-from vitrail.models.vit import AxialBlock, Block, PatchEmbedding, ViT
+from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import adapt_config
 

@@ -45,7 +45,7 @@ def interpolation_matrix(
     places = torch.arange(old, device=like.device, dtype=like.dtype)[None]
     if numerics == "reference":
         return _hat(steps * (old - 1) / steps[-1:].clamp_min(1) - places)
-    size = steps[-1:] + 1  # a tensor, too, as `new` is no number there
+    size = steps[-1:] + 1  # a tensor, too, because `new` may be symbolic there
     scale = old / (size if offset is None else size + offset)
     centre = (steps + 0.5) * scale - 0.5
     if numerics in ("bilinear-antialias", "bicubic"):

@@ -50,7 +50,7 @@ class Rotary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Windows:
-    """Attention within windows of `size` x `size` patches, padded where the grid is no multiple; layers in `whole`,
+    """Attention within windows of `size` x `size` patches, padded where the grid is not a multiple; layers in `whole`,
     counted from 0, see all patches."""
 
     size: int

@@ -13,10 +13,10 @@ from vitrail.core.errors import ConfigError
 from vitrail.data.loader import Batch
 from vitrail.models.attention import Places
 from vitrail.models.backbone import Backbone, eval_mode
+from vitrail.models.blocks import Block
 from vitrail.models.family import ModelConfig
 from vitrail.models.layers import initialise
 from vitrail.models.positions import SineTable
-from vitrail.models.vit import Block
 from vitrail.models.vit_config import ViTConfig
 from vitrail.objectives import patch_ops as ops
 from vitrail.objectives.objective import Objective, ObjectiveConfig, ObjectiveContext, ObjectiveOutput

@@ -146,7 +146,7 @@ def run_embed(options: EmbedOptions) -> int:
         if world.is_main:
             size = f"{format_size(about.preprocessing.image)} px"
             print(weights_line(options.weights, about.facts, size, options.precision))
-            print(f"{collection.title}: {count:,} images of {', '.join(splits)}", flush=True)
+            print(f"{collection.title}: {pluralise(count, 'image')} of {', '.join(splits)}", flush=True)
         workers = max(choose_workers() // world.local_size, min(1, (os.cpu_count() or 1) - 1))  # shared out
         kept = on_interrupt("finished parts are saved; the same command resumes")
         with bars() as bar, kept if world.is_main else contextlib.nullcontext():
@@ -181,4 +181,4 @@ def show_embedded(done: EmbeddingSummary, kind: str) -> None:
         skipped = pluralise(done.unreadable, "unreadable image")
         print(f"note: skipped {skipped}, see {done.path}.unreadable.txt: {join_words(done.first[:NAMED])}")
     size = format_bytes(done.path.stat().st_size)
-    print(f"embeddings: {done.path} ({size}): {done.pictures:,} rows of {done.width:,} {kind} features")
+    print(f"embeddings: {done.path} ({size}): {pluralise(done.pictures, 'row')} of {done.width:,} {kind} features")

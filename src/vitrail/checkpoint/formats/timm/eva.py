@@ -198,7 +198,7 @@ def build_table(config: ModelConfig) -> list[KeyEntry]:
     c = parts.require_fields("timm's Eva", config, free=FREE)
     _refuse_rotary(c)
     if c.registers and c.class_token and c.position_prefix and not c.register_positions and c.position == "learned":
-        raise ExportRefused("timm gives registers the class token's position, so not field position_prefix=True")
+        raise ExportRefused("timm has no place for field position_prefix=True next to registers; use another format")
     names = parts.NAMES | parts.GAMMAS | {"norm": "fc_norm" if c.norm_after_pool else "norm"}
     parts.refuse_second_matrix("timm's Eva", c)
     names |= {"rotary.frequencies": "rope.freqs", **({"projection": "head"} if c.projection else {})}

@@ -42,7 +42,7 @@ DINO = re.compile(r"dinov[23]|tips|lingbot|eupe")
 Change: TypeAlias = Callable[[Tensor], Tensor]
 Special: TypeAlias = Callable[
     [str, str], KeyEntry | None
-]  # for a tensor of ours and its name there, where it is no mere copy
+]  # for a tensor of ours and its name there, where it is not copied as it is
 
 
 def named_entries(
@@ -222,7 +222,7 @@ def join_projection(ours: str, theirs: str) -> KeyEntry:
 
     def drop_zeros(parts: tuple[Tensor, ...]) -> Tensor:
         if parts[1].count_nonzero():
-            raise ExportRefused("the bias of its head is not zero, so it is no projection; pass projection=0")
+            raise ExportRefused("the bias of its head is not zero, so it is not a projection; pass projection=0")
         return parts[0]
 
     both = (theirs, theirs.replace("weight", "bias"))

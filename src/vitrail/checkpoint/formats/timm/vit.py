@@ -83,7 +83,7 @@ def infer(shapes: TensorShapes) -> ModelConfig:
     }
     said |= {"gelu": fields["gelu"]} if "act_layer" in args else {}
     config = ViTConfig(**fields | said)
-    # The paper's networks keep the reference's own way, whoever stores them.
+    # The paper's networks are resampled as in the reference, whichever library stores them.
     paper = config.pool != "map" and (not name or bool(VIT.fullmatch(name) or HYBRID.fullmatch(name)))
     plain = paper and all(getattr(config, part) == getattr(keys.PAPER, part) for part in config.parts)
     return config if plain or "position_resample" in said else replace(config, position_resample="bicubic")
@@ -102,7 +102,7 @@ def build_table(config: ModelConfig) -> list[KeyEntry]:
         return rows + (_head_table() if config.classes else [])
     c = parts.require_fields("timm's ViT", config, free=FREE)
     if c.registers and c.class_token and c.position_prefix and not c.register_positions and c.position == "learned":
-        raise ExportRefused("timm gives registers the class token's position, so not field position_prefix=True")
+        raise ExportRefused("timm has no place for field position_prefix=True next to registers; use another format")
     parts.refuse_second_matrix("timm's ViT", c)
     names = parts.NAMES | {"norm": "fc_norm" if c.norm_after_pool else "norm"}
     names |= {"norm_stem": "patch_embed.norm"} if c.norm_stem == "patches" else {}

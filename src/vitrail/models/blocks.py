@@ -1,0 +1,145 @@
+"""The layers of the encoder: pre-norm (Eqs. 2 and 3) or post-norm, over all tokens, within windows, or along the axes
+of the grid (D.6)."""
+
+from functools import partial
+
+from torch import Tensor, nn
+
+from vitrail.core.text import Pair
+from vitrail.models.attention import (
+    Attention,
+    Places,
+    expand_line_weights,
+    expand_window_weights,
+    merge_lines,
+    merge_windows,
+    split_lines,
+    split_windows,
+)
+from vitrail.models.backbone import Taps
+from vitrail.models.layers import MLP, LayerScale, StochasticDepth, make_norm
+from vitrail.models.position_bias import build_bias
+from vitrail.models.vit_config import ViTConfig
+
+
+class Block(nn.Module):
+    """One encoder layer, pre-norm (Eqs. 2 and 3): [B, T, D] -> [B, T, D].
+
+    With `queries` only the first so many tokens come out, [B, queries, D]. They see all others, so they are what they
+    would be in the whole, but nothing is computed that only the others need.
+    """
+
+    def __init__(self, config: ViTConfig, layer: int):
+        super().__init__()
+        norm = partial(make_norm, config)
+        self.grid = config.grid
+        self.norm_attention = norm(config.width)
+        self.attention = Attention(
+            config.width,
+            config.heads,
+            head_width=config.head_width,
+            qkv_bias=config.qkv_bias,
+            key_bias=config.key_bias,
+            out_bias=config.out_bias,
+            dropout=config.attention_dropout,
+            norm=norm if config.norm_qk else None,
+            norm_inner=norm if config.norm_inner_attention else None,
+            rotary_pairs=config.rotary is not None and config.rotary.layout == "pairs",
+        )
+        self.position_bias = build_bias(config, layer)
+        self.scale_attention = self._scale(config)
+        self.norm_mlp = norm(config.width)
+        self.mlp = MLP(config)
+        self.scale_mlp = self._scale(config)
+        self.dropout = nn.Dropout(config.dropout)
+        self.skip = StochasticDepth(config.stochastic_depth * layer / max(config.depth - 1, 1))
+
+    def _scale(self, config: ViTConfig) -> nn.Module:
+        return LayerScale(config.width, config.layer_scale) if config.layer_scale else nn.Identity()
+
+    def forward(
+        self, z: Tensor, places: Places | None = None, queries: int | None = None, taps: Taps | None = None
+    ) -> Tensor:
+        before, places = z, places or Places(self.grid)
+        attended = self.attend(self.norm_attention(z), places, queries, taps)
+        z = z[:, :queries] + self.skip(self.scale_attention(self.dropout(attended)))  # Eq. 2
+        z = z + self.skip(self.scale_mlp(self.transform(self.norm_mlp(z))))  # Eq. 3
+        if taps is not None:
+            taps.take_layer(before, z, partial(self.expand_weights, grid=places.grid))
+        return z
+
+    def attend(self, z: Tensor, places: Places, queries: int | None, taps: Taps | None) -> Tensor:
+        return self.attention(z, places, queries, taps, self.position_bias)
+
+    def transform(self, z: Tensor) -> Tensor:
+        return self.mlp(z)
+
+    def expand_weights(self, weights: Tensor, grid: Pair) -> Tensor:
+        """Attention weights as those over all tokens of an image, which here they are."""
+        del grid
+        return weights
+
+
+class PostNormBlock(Block):
+    """A layer that normalises what its branches give, in place of what they read (EVA-02's E)."""
+
+    def forward(
+        self, z: Tensor, places: Places | None = None, queries: int | None = None, taps: Taps | None = None
+    ) -> Tensor:
+        before, places = z, places or Places(self.grid)
+        attended = self.norm_attention(self.dropout(self.attend(z, places, queries, taps)))
+        z = z[:, :queries] + self.skip(self.scale_attention(attended))
+        z = z + self.skip(self.scale_mlp(self.norm_mlp(self.transform(z))))
+        if taps is not None:
+            taps.take_layer(before, z, partial(self.expand_weights, grid=places.grid))
+        return z
+
+
+class WindowBlock(Block):
+    """A layer whose tokens see their own window of the grid alone (ViTDet, SAM)."""
+
+    def __init__(self, config: ViTConfig, layer: int):
+        super().__init__(config, layer)
+        self.size = config.window_of(layer)
+
+    def attend(self, z: Tensor, places: Places, queries: int | None, taps: Taps | None) -> Tensor:
+        inside = Places((self.size, self.size))
+        windows = split_windows(z, places.grid, self.size)
+        mixed = self.attention(windows, inside, None, taps, self.position_bias)
+        return merge_windows(mixed, places.grid, self.size)[:, :queries]
+
+    def expand_weights(self, weights: Tensor, grid: Pair) -> Tensor:
+        return expand_window_weights(weights, grid, self.size)
+
+
+class RowBlock(Block):
+    """A layer whose tokens see their own row of the grid alone (D.6)."""
+
+    columns: bool = False
+
+    def attend(self, z: Tensor, places: Places, queries: int | None, taps: Taps | None) -> Tensor:
+        mixed = self.attention(split_lines(z, places.grid, columns=self.columns), None, None, taps)
+        return merge_lines(mixed, places.grid, columns=self.columns)[:, :queries]
+
+    def expand_weights(self, weights: Tensor, grid: Pair) -> Tensor:
+        return expand_line_weights(weights, grid, columns=self.columns)
+
+
+class ColumnBlock(RowBlock):
+    """A layer whose tokens see their own column of the grid alone (D.6)."""
+
+    columns: bool = True
+
+
+class AxialBlock(nn.Module):
+    """Row attention and MLP, then column attention and MLP: two layers, each blind to the other axis (D.6)."""
+
+    def __init__(self, config: ViTConfig, layer: int):
+        super().__init__()
+        self.row = RowBlock(config, layer)
+        self.column = ColumnBlock(config, layer)
+
+    def forward(
+        self, z: Tensor, places: Places | None = None, queries: int | None = None, taps: Taps | None = None
+    ) -> Tensor:
+        return self.column(self.row(z, places, None, taps), places, queries, taps)
