@@ -253,13 +253,14 @@ def network_settings(config: ModelConfig) -> dict[str, Any]:
         "embed_dim": c.width, "depth": c.depth, "num_heads": c.heads, "mlp_ratio": (c.mlp_width + 0.5) / c.width,
         "qkv_bias": c.qkv_bias, "qkv_fused": not _splits_heads(c), "attn_type": "rope" if both else "eva",
         "swiglu_mlp": c.gated, "swiglu_align_to": int(_splits_gates(c) and not c.norm_inner_mlp),
-        "scale_mlp": c.norm_inner_mlp, "scale_attn_inner": c.norm_inner_attention, "qk_norm": c.norm_qk,
+        "scale_mlp": c.norm_inner_mlp, "scale_attn_inner": c.norm_inner_attention,
         "init_values": c.layer_scale or None, "class_token": c.class_token, "num_reg_tokens": c.registers,
         "no_embed_class": (c.class_token and not c.position_prefix) or bool(c.registers and not c.register_positions),
         "use_abs_pos_emb": c.position == "learned", "use_post_norm": c.norm_order == "res-post",
         "use_pre_transformer_norm": c.norm_stem == "tokens", "use_fc_norm": c.norm_after_pool,
         "use_post_transformer_norm": c.norm_final and not c.norm_after_pool, "dynamic_img_size": False,
     }  # fmt: skip
+    args |= {"qk_norm": True} if c.norm_qk else {}  # new in timm 1.0.30
     args |= {} if c.pool == "token+mean" else {"global_pool": {"mean": "avg"}.get(c.pool, c.pool)}
     if c.pool == "map":
         ratio = ((c.map_mlp_width or c.mlp_width) + 0.5) / c.width

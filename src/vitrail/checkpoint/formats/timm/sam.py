@@ -94,11 +94,12 @@ def network_settings(config: ModelConfig) -> dict[str, Any]:
     args: dict[str, Any] = {
         "img_size": list(c.image), "patch_size": list(c.patch), "in_chans": c.channels, "num_classes": c.classes,
         "embed_dim": c.width, "depth": c.depth, "num_heads": c.heads, "mlp_ratio": (c.mlp_width + 0.5) / c.width,
-        "qkv_bias": c.qkv_bias, "qk_norm": c.norm_qk, "init_values": c.layer_scale or None,
+        "qkv_bias": c.qkv_bias, "init_values": c.layer_scale or None,
         "pre_norm": c.norm_stem == "tokens", "use_abs_pos": c.position == "learned", "use_rel_pos": True,
         "window_size": 0 if c.windows is None else c.windows.size,
         "global_attn_indexes": [] if c.windows is None else list(c.windows.whole), "neck_chans": c.neck or None,
     }  # fmt: skip
+    args |= {"qk_norm": True} if c.norm_qk else {}
     return {"architecture": "samvit_base_patch16" if c.neck else "samvit_base_patch16_224", "model_args": args}
 
 
