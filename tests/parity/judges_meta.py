@@ -22,6 +22,7 @@ NAMES = {
     "patch_embeddings.projection": "patch_embed.proj", "patch_embeddings.": "patch_embed.proj.", "embeddings.": "",
     "position_embeddings": "pos_embed", "encoder.layer.": "blocks.", "model.layer.": "blocks.",
     "layer_scale1.lambda1": "ls1.gamma", "layer_scale2.lambda1": "ls2.gamma", "attention.o_proj": "attn.proj",
+    "attention.output.dense": "attn.proj",
     "layernorm.": "norm.",
 }  # fmt: skip
 
@@ -48,7 +49,11 @@ def rename(tensors: Tensors, chunked: bool = False) -> Tensors:
 
 def _projections(tensors: Tensors, layer: int, kind: str) -> list[Tensor]:
     """Queries', keys' and values' part. Meta has a bias of the keys that its mask turns into nothing."""
-    found = [tensors.get(f"{layer}.attention.{part}_proj.{kind}") for part in "qkv"]
+    parts = {"q": "query", "k": "key", "v": "value"}  # by the present and the older names
+    found = [
+        tensors.get(f"{layer}.attention.{part}_proj.{kind}", tensors.get(f"{layer}.attention.attention.{name}.{kind}"))
+        for part, name in parts.items()
+    ]
     if found[0] is None:
         return []
     return [torch.full_like(found[0], 0.7) if part is None else part for part in found]

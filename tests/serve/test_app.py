@@ -73,9 +73,9 @@ def test_json_and_form_say_the_same(here: Inside) -> None:
     sent = {"images": [text, f"data:image/png;base64,{text}"]}
     first, second = body(here.client.post("/predict", json=sent))["predictions"]
     assert (first["name"], second["name"]) == ("image 1", "image 2")
-    assert first["top"] == second["top"]
     by_form = body(here.post(data=picture(2)))["predictions"][0]["top"]
-    for one, other in zip(first["top"], by_form, strict=True):
+    pairs = [*zip(first["top"], second["top"], strict=True), *zip(first["top"], by_form, strict=True)]
+    for one, other in pairs:  # rows of one batch may differ in the last bit
         assert one["index"] == other["index"]
         assert one["probability"] == pytest.approx(other["probability"], abs=1e-6)
 
