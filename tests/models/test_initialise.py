@@ -166,3 +166,14 @@ def test_same_seed_same_network(config: ViTConfig) -> None:
     first, again, other = draw(3), draw(3), draw(4)
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert any(not torch.equal(first[name], other[name]) for name in first)
+
+
+def test_a_seed_draws_the_same_numbers_in_the_same_order() -> None:
+    """The draws of a block, one after the other: another order is another network for the same seed."""
+    block = Block(VIT, 0)
+    torch.manual_seed(3)
+    block.mlp.initialise()
+    torch.manual_seed(3)
+    for layer in (block.mlp.expand, block.mlp.contract):
+        assert torch.equal(layer.weight, nn.init.xavier_uniform_(torch.empty_like(layer.weight)))
+        assert torch.equal(layer.bias, nn.init.normal_(torch.empty_like(layer.bias), std=1e-6))

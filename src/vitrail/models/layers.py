@@ -99,16 +99,11 @@ class MLP(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def initialise(self) -> None:
-        parts = (
-            (*self.expand.weight.chunk(2), self.contract.weight)
-            if self.gated
-            else (self.expand.weight, self.contract.weight)
-        )
-        for part in parts:
-            nn.init.xavier_uniform_(part)
-        for bias in (self.expand.bias, self.contract.bias):
-            if bias is not None:
-                nn.init.normal_(bias, std=1e-6)
+        for layer, parts in ((self.expand, 2 if self.gated else 1), (self.contract, 1)):
+            for part in layer.weight.chunk(parts):
+                nn.init.xavier_uniform_(part)
+            if layer.bias is not None:
+                nn.init.normal_(layer.bias, std=1e-6)
 
     def forward(self, z: Tensor) -> Tensor:
         hidden = self.dropout(self.activate(z))
