@@ -28,6 +28,8 @@ from vitrail.train.grid.engine import device_slots
 from vitrail.train.grid.plan import Cell, CellJob
 from vitrail.train.run_folder.files import read_json
 
+pytestmark = pytest.mark.slow  # test_vtab.py runs a study in the fast lane
+
 
 def trained(out: Path, name: str) -> int:
     """How often a cell was started, by its log."""
@@ -113,7 +115,6 @@ def test_a_changed_cell_is_refused_by_its_fields(copy: Path) -> None:
     assert trained(copy, "first-0") == 1
 
 
-@pytest.mark.slow
 def test_a_changed_cell_is_trained_again_by_force(copy: Path) -> None:
     changed = replace(cells("tiny", "")[0], run=quick(lr=0.5))
     report, recorder = play(plan_of(copy, [changed], force=True))
@@ -149,7 +150,6 @@ def test_a_failed_cell_is_reported_and_the_others_finish(copy: Path) -> None:
     assert read_json(copy / "study.json")["cells"]["first-0"]["fault"] == faults["first-0"]
 
 
-@pytest.mark.slow
 def test_a_failed_cell_is_tried_again(copy: Path) -> None:
     play(break_first(copy))
     again, recorder = play(plan_of(copy))
@@ -158,7 +158,6 @@ def test_a_failed_cell_is_tried_again(copy: Path) -> None:
     assert trained(copy, "second-0") == 1
 
 
-@pytest.mark.slow
 def test_an_explosion_and_an_unknown_error_are_told_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "study"
     wild = Cell(name="wild", at={}, run=replace(quick(lr=1e30), bad_steps=1))
@@ -250,7 +249,6 @@ def wait_for_checkpoint(folder: Path) -> None:
         time.sleep(0.005)
 
 
-@pytest.mark.slow
 def test_a_study_that_is_killed_repeats_no_finished_cell(tmp_path: Path) -> None:
     """SIGKILL to the whole process group while the second cell trains; that one resumes from its checkpoint."""
     out = tmp_path / "study"

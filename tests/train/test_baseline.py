@@ -265,6 +265,7 @@ def test_the_start_is_replayed_with_its_head(tmp_path: Path, weights: str) -> No
     assert read_head(out)[0].shape == (10, 16)
 
 
+@pytest.mark.slow
 def test_by_itself_it_is_there_however_short_the_run(weights: str) -> None:
     splits = open_splits(Data(source="digits", dev=0.1))
     auto = tuning(weights, baseline="auto")

@@ -111,6 +111,7 @@ class Counting(Watching):
             os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.mark.slow
 def test_every_step_and_every_scored_batch_is_heard_of(tmp_path: Path) -> None:
     watching = Counting()
     go(tiny_run(log=10, steps=12, evaluation=Scoring(every=6)), tmp_path / "run", watching)
@@ -128,6 +129,7 @@ def test_an_interrupt_at_a_step_saves_that_step(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "last.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_the_written_weights_are_the_averaged_ones_and_score_as_the_run_said(tmp_path: Path) -> None:
     result = go(tiny_run(steps=12), tmp_path / "run")
     network = vitrail.load(result.folder / "last.safetensors")
@@ -417,6 +419,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path) 
     assert digest_of(tmp_path / "run") == digest_of(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_early_stopping_keeps_the_best_and_scores_it(tmp_path: Path) -> None:
     run = tiny_run(
         data=Data(source="digits", dev=0.02, workers=0),
