@@ -263,7 +263,7 @@ def test_whether_a_source_fits() -> None:
     assert not fits_on_device(SOURCE, need - 1)[0]
     several = Listed([encoded(noise(0)), encoded(noise(1)), encoded(noise(2, 9, 9))])
     assert fits_on_device(several, 10**9) == (False, "images are of several sizes, 12x10 and 9x9")
-    assert fits_on_device(listed(0), 10**9) == (False, "there is no image that can be read")
+    assert fits_on_device(listed(0), 10**9) == (False, "no image can be read")
     assert not fits_on_device(Listed([b"", b""]), 10**9)[0]
 
 

@@ -54,7 +54,7 @@ def fits_on_device(source: ImageDataset, limit: int, targets: Targets = CLASS_LA
         with suppress(BadImage):  # not valid on the device either, which is not a reason against it
             sizes.append(source.open_image(int(index)).size)
     if not sizes:
-        return False, "there is no image that can be read"
+        return False, "no image can be read"
     size, other = sizes[0], next((size for size in sizes if size != sizes[0]), None)
     if other is not None:
         return False, f"images are of several sizes, {format_size(size)} and {format_size(other)}"

@@ -146,7 +146,7 @@ def cross_entropies(logs: Tensor, labels: Tensor) -> Tensor:
     return -logs.masked_fill(one_hot(rows, logs.shape[1]) == 0, -torch.inf).logsumexp(1)
 
 
-CONFUSION: Final = 1024  # classes above which there is no confusion matrix
+CONFUSION: Final = 1024  # classes up to which a confusion matrix is kept
 TOP: Final = 5
 
 

@@ -8,7 +8,7 @@ warm-up. The largest batch that fits is extrapolated from the memory per image; 
 
 Training takes 6 FLOPs per multiply-accumulate, image and epoch: 2 for the operation, times 3 for forward and backward.
 Table 6 does not count convolution taps that fall on padding: without them the formula matches every row within 3 %,
-with them the ResNets come out up to 5 % too high. For a ViT there is no difference.
+with them the ResNets come out up to 5 % too high. For a ViT they make no difference.
 """
 
 import contextlib

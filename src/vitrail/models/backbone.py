@@ -104,7 +104,7 @@ def resolve_layers(layers: Layers, depth: int) -> tuple[int, ...]:
 
 
 class Backbone(nn.Module, ABC):
-    """A network of any family: [B, C, H, W] -> logits [B, K], or features [B, D] where there is no head; logits per
+    """A network of any family: [B, C, H, W] -> logits [B, K], or features [B, D] without a head; logits per
     pixel [B, K, H, W] where its config `has_patch_head`."""
 
     config_class: ClassVar[type[ModelConfig]]  # what describes a network of this family

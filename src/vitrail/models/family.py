@@ -77,7 +77,7 @@ class ModelConfig(Choice, ABC):
 
     @property
     def tokens(self) -> int | None:
-        """T: how many tokens attention sees; none where there is no attention between tokens."""
+        """T: how many tokens attention sees; none without attention between tokens."""
         return None
 
     @property

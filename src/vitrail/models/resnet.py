@@ -146,7 +146,7 @@ class Trunk(nn.Module):
 
 
 class ResNet(Backbone):
-    """A BiT ResNet: images to logits [B, K], or to features [B, 2048w] where there is no head."""
+    """A BiT ResNet: images to logits [B, K], or to features [B, 2048w] without a head."""
 
     config_class: ClassVar[type[ModelConfig]] = ResNetConfig
     config: ResNetConfig

@@ -38,7 +38,7 @@ PATCHES: Final = "embedding.projection.weight"
 
 
 class ViT(Backbone):
-    """Images to logits: [B, C, H, W] -> [B, K], or to the representation y [B, D] where there is no head; a head of
+    """Images to logits: [B, C, H, W] -> [B, K], or to the representation y [B, D] without a head; a head of
     patches gives logits per pixel, [B, K, H, W]."""
 
     config_class: ClassVar[type[ModelConfig]] = ViTConfig

@@ -46,7 +46,7 @@ def choose_defaults(
     a task that chooses none (`has_classes`), of so many outputs.
 
     - Image size: the weights' own, unless one is given.
-    - Held out: 10 % of train where there is no val split; this part chooses the best weights. Fewer than 20 images
+    - Held out: 10 % of train without a val split; this part chooses the best weights. Fewer than 20 images
       are too few for that, and the last weights count.
     - Batch: the paper's 512 for 8,192 images or more, below that the power of two that leaves 16 steps or
       more to an epoch, at least 16 and never more than there are images. What memory cannot hold is accumulated.

@@ -1,4 +1,4 @@
-"""Counters in Prometheus' text format. Written and read on the event loop only, so there is no lock."""
+"""Counters in Prometheus' text format. Written and read on the event loop only, so no lock is needed."""
 
 import os
 import sys

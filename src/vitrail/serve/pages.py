@@ -1,6 +1,6 @@
 """What a browser gets: the page to try the model, and the HTTP interface as OpenAPI 3.1 and as a page without scripts.
 
-There is no build step: the files in page/ are joined as they are. The style starts with that of the reports. Each page
+Nothing is built: the files in page/ are joined as they are. The style starts with that of the reports. Each page
 is sent with a policy that allows its own style and script by their hashes, and nothing else.
 """
 

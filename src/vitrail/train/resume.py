@@ -39,7 +39,7 @@ FREE = frozenset(
 
 
 def read_run(folder: Path) -> Run:
-    """The run of a folder, with every choice as it was made. ConfigError if there is no run."""
+    """The run of a folder, with every choice as it was made. ConfigError without a run."""
     read_command(folder)
     config = read_json(folder / CONFIG)
     data = {name: value for name, value in config.get("data", {}).items() if name not in (FINGERPRINT, CONTENT)}

@@ -153,7 +153,7 @@ class PickledArray:
 
 
 def unpickle(data: bytes, where: str) -> dict[bytes, Any]:
-    """A pickled dictionary. Keys and lists of names become bytes, which Python 2 wrote and Python 3 writes as text."""
+    """A pickled dictionary. Keys and lists of names are bytes, which Python 2 wrote and Python 3 writes as text."""
 
     def to_bytes(value: Any) -> Any:
         if isinstance(value, list):

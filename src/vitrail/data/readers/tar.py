@@ -160,7 +160,7 @@ DIGITS: Final = 9  # of a label; the index has 32 bits
 
 
 # N samples in columns, in the order of their first members: offset, size, label (the first, or -1), mask_offset and
-# mask_size (0 where there is no mask); names of the image members, end to end, and name_length; all labels, end to end
+# mask_size (0 without a mask); names of the image members, end to end, and name_length; all labels, end to end
 # (several), how many a sample has (count), and whether it has a list of them (listed).
 ShardColumns: TypeAlias = dict[str, NDArray[Any]]
 FIELDS: Final = ("offset", "size", "label", "name_length", "count", "listed", "mask_offset", "mask_size")

@@ -7,7 +7,7 @@
 | label | the name of its class; null without one, joined by "|" if there are several |
 | feature | D numbers |
 
-Equal content gives equal bytes: there is no date in the file.
+Equal content gives equal bytes: the file has no date.
 """
 
 import json

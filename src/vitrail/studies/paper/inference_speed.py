@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 SIZES: Final = (64, 128, 224, 384, 512)  # D.5's
 SMALL_SIZES: Final = (16, 32, 64, 128)  # for networks made for 32 px
-CPU_SIZES: Final = 3  # the smallest ones, where there is no GPU
+CPU_SIZES: Final = 3  # the smallest ones, without a GPU
 SEED: Final = 0
 Found = TypeVar("Found")
 

@@ -49,7 +49,7 @@ State: TypeAlias = Literal["preparing", "running", "interrupted", "diverged", "f
 
 
 def read_command(folder: Path) -> dict[str, Any]:
-    """The command that started the run in a folder. ConfigError if there is no run."""
+    """The command that started the run in a folder. ConfigError without a run."""
     if not (folder / COMMAND).is_file():
         what = "holds no run" if folder.is_dir() else "does not exist"
         raise ConfigError(f"{folder} {what}: there is no {COMMAND}; give the folder of a run")
