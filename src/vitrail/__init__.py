@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vitrail.core.errors import VitrailError
     from vitrail.data.collection import open_collection
     from vitrail.evaluation.frozen.knn import find_nearest
-    from vitrail.models.positions import resize_position
+    from vitrail.models.positions.embeddings import resize_position
     from vitrail.models.resnet_config import ResNetConfig
     from vitrail.models.vit_config import ViTConfig
     from vitrail.models.vit_parts import Rotary, Windows
@@ -44,7 +44,7 @@ _NAMES = {  # the names of each module
     "vitrail.core.errors": "VitrailError",
     "vitrail.data.collection": "open_collection",
     "vitrail.evaluation.frozen.knn": "find_nearest",
-    "vitrail.models.positions": "resize_position",
+    "vitrail.models.positions.embeddings": "resize_position",
     "vitrail.models.resnet_config": "ResNetConfig",
     "vitrail.models.vit_config": "ViTConfig",
     "vitrail.models.vit_parts": "Rotary Windows",

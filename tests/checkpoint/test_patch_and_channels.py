@@ -18,8 +18,8 @@ from vitrail.checkpoint.hub_repository import from_pretrained
 from vitrail.checkpoint.weights import create_model, load, save, to_bundle, write_bundle
 from vitrail.core.errors import ConfigError, ImageSizeError, MismatchedWeights
 from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
-from vitrail.models.patch_resize import adapt_channels, resize_kernel
-from vitrail.models.positions import resize_position
+from vitrail.models.positions.embeddings import resize_position
+from vitrail.models.resampling.patch_kernels import adapt_channels, resize_kernel
 from vitrail.models.vit_config import ViTConfig
 from vitrail.predict.predictor import Predictor
 

@@ -23,7 +23,7 @@ from vitrail.checkpoint.weights import create_model, load
 from vitrail.core.errors import ConfigError, CorruptWeights, UnknownName, VitrailError, WeightsNotFound
 from vitrail.data.preprocessing import HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from vitrail.models.family import ModelConfig
-from vitrail.models.positions import resize_position
+from vitrail.models.positions.embeddings import resize_position
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import hybrid_backbone, model_config, slug

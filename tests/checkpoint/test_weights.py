@@ -37,8 +37,8 @@ from vitrail.core.errors import (
 )
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.family import ModelConfig
-from vitrail.models.interpolation import resize_grid
-from vitrail.models.positions import resize_position
+from vitrail.models.positions.embeddings import resize_position
+from vitrail.models.resampling.interpolation import resize_grid
 from vitrail.models.vit_config import ViTConfig
 
 Tensors = dict[str, Tensor]

@@ -13,8 +13,8 @@ from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessin
 from vitrail.export.exportable import BorderedPool, make_references, to_exportable
 from vitrail.models import layers as convolution
 from vitrail.models.build import Model
-from vitrail.models.interpolation import resample_grid, resize_grid
-from vitrail.models.positions import SineTable, sine_positions
+from vitrail.models.positions.embeddings import SineTable, sine_positions
+from vitrail.models.resampling.interpolation import resample_grid, resize_grid
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.zoo import adapt_config
 

@@ -14,10 +14,10 @@ from vitrail.core.errors import ConfigError
 from vitrail.models.attention import Attention, Places, expand_window_weights, rotate, split_windows
 from vitrail.models.backbone import Taps
 from vitrail.models.build import build
-from vitrail.models.interpolation import resize_grid
 from vitrail.models.layers import AttentionPool, LayerScale
-from vitrail.models.position_bias import BiasTable
-from vitrail.models.rotary import RotaryPositions
+from vitrail.models.positions.bias import BiasTable
+from vitrail.models.positions.rotary import RotaryPositions
+from vitrail.models.resampling.interpolation import resize_grid
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.vit_parts import Rotary, Windows

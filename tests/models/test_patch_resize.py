@@ -15,7 +15,7 @@ from tests.models.tiny import HYBRID, RESNET, VIT, awake
 from vitrail.core.errors import ConfigError, ImageSizeError
 from vitrail.core.text import Pair
 from vitrail.models.build import build_from
-from vitrail.models.patch_resize import adapt_channels, resize_kernel
+from vitrail.models.resampling.patch_kernels import adapt_channels, resize_kernel
 from vitrail.models.vit_config import Rotary, ViTConfig
 from vitrail.models.zoo import adapt_config
 

@@ -12,7 +12,7 @@ from tests.models import slow
 from tests.models.tiny import POSITIONS, VIT, awake, images
 from vitrail.models.attention import Places
 from vitrail.models.build import build, build_from
-from vitrail.models.positions import PositionEmbeddings
+from vitrail.models.positions.embeddings import PositionEmbeddings
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from tests.models.tiny import VIT, awake, images
 from vitrail.core.errors import ConfigError, UnknownName
 from vitrail.models.build import build, build_from
-from vitrail.models.interpolation import resample_grid, resize_grid
-from vitrail.models.positions import resize_position, resize_positions
+from vitrail.models.positions.embeddings import resize_position, resize_positions
+from vitrail.models.resampling.interpolation import resample_grid, resize_grid
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import Numerics, ViTConfig
 

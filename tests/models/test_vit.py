@@ -17,7 +17,7 @@ from vitrail.models.blocks import AxialBlock, Block
 from vitrail.models.build import build, build_from
 from vitrail.models.layers import MLP
 from vitrail.models.patch_embedding import PatchEmbedding
-from vitrail.models.positions import resize_positions
+from vitrail.models.positions.embeddings import resize_positions
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import adapt_config

@@ -28,7 +28,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import Mix, cifar
 from vitrail.distributed.parallel import PrecisionWrapper, shard_units
 from vitrail.models.blocks import Block
-from vitrail.models.positions import SineTable
+from vitrail.models.positions.embeddings import SineTable
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig
 from vitrail.objectives.mae import MAE, MAEObjective

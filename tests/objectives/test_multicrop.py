@@ -14,7 +14,7 @@ from vitrail.data.transforms.augmentation import Augmentation, cifar, inception
 from vitrail.data.transforms.crop import InceptionCrop
 from vitrail.data.transforms.policy import Distort, RandAugment
 from vitrail.models.build import build
-from vitrail.models.positions import resize_positions
+from vitrail.models.positions.embeddings import resize_positions
 from vitrail.models.vit import ViT
 from vitrail.objectives.dino import DINO
 from vitrail.objectives.multicrop import PositionsAt, check_resizable, represent_at, split_views

@@ -128,7 +128,7 @@ class Preprocessing:
 
     def adapt_channels(self, channels: int) -> "Preprocessing":
         """For weights that were brought to another number of channels: one takes the means over the old ones, more take
-        the old ones in turn, as their kernels do (models/patch_resize.py)."""
+        the old ones in turn, as their kernels do (models/resampling/patch_kernels.py)."""
         if channels == self.channels:
             return self
         old = (self.mean, self.std)

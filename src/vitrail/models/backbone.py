@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from vitrail.core.errors import ConfigError
 from vitrail.core.text import Pair, format_size
 from vitrail.models.family import ModelConfig
-from vitrail.models.patch_resize import adapt_channels
+from vitrail.models.resampling.patch_kernels import adapt_channels
 from vitrail.models.vit_config import Numerics
 
 Layers: TypeAlias = int | list[int] | tuple[int, ...] | None  # how many of the last, or which; none for all
@@ -126,7 +126,7 @@ class Backbone(nn.Module, ABC):
     def resize_tensors(
         cls, tensors: dict[str, Tensor], old: ModelConfig, new: ModelConfig, numerics: Numerics | None = None
     ) -> dict[str, Tensor]:
-        """Its tensors for another image size (3.2), patch size or number of channels (patch_resize.py)."""
+        """Its tensors for another image size (3.2), patch size or number of channels (resampling/patch_kernels.py)."""
         if old.tied_to_size and new.image != old.image:
             raise ConfigError(f"{old.tied_to_size}; keep image_size={format_size(old.image)}")
         if old.channels == new.channels:

@@ -18,7 +18,7 @@ from vitrail.models.attention import (
 )
 from vitrail.models.backbone import Taps
 from vitrail.models.layers import MLP, LayerScale, StochasticDepth, make_norm
-from vitrail.models.position_bias import build_bias
+from vitrail.models.positions.bias import build_bias
 from vitrail.models.vit_config import ViTConfig
 
 

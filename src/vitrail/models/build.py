@@ -8,7 +8,7 @@ from torch import Tensor
 from vitrail.models.backbone import Backbone
 from vitrail.models.family import ModelConfig, register_config
 from vitrail.models.layers import initialise
-from vitrail.models.positions import SineTable
+from vitrail.models.positions.embeddings import SineTable
 from vitrail.models.resnet import ResNet
 from vitrail.models.vit import ViT
 

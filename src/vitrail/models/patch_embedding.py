@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from vitrail.core.text import Pair
 from vitrail.models.layers import lecun_normal_
-from vitrail.models.patch_resize import PatchResize
+from vitrail.models.resampling.patch_kernels import PatchResize
 from vitrail.models.resnet import Trunk
 from vitrail.models.resnet_config import ResNetConfig
 

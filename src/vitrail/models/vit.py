@@ -28,10 +28,10 @@ from vitrail.models.blocks import AxialBlock, Block, PostNormBlock, WindowBlock
 from vitrail.models.family import ModelConfig, Pool
 from vitrail.models.layers import AttentionPool, LinearPatchHead, Neck, build_head, lecun_normal_, make_norm, pool
 from vitrail.models.patch_embedding import HybridEmbedding, PatchEmbedding
-from vitrail.models.patch_resize import resize_kernel
-from vitrail.models.position_bias import BiasTable
-from vitrail.models.positions import PositionEmbeddings, redraw_positions, resize_positions
-from vitrail.models.rotary import RotaryPositions
+from vitrail.models.positions.bias import BiasTable
+from vitrail.models.positions.embeddings import PositionEmbeddings, redraw_positions, resize_positions
+from vitrail.models.positions.rotary import RotaryPositions
+from vitrail.models.resampling.patch_kernels import resize_kernel
 from vitrail.models.vit_config import Numerics, ViTConfig, vit_config
 
 PATCHES: Final = "embedding.projection.weight"

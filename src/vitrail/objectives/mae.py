@@ -16,7 +16,7 @@ from vitrail.models.backbone import Backbone, eval_mode
 from vitrail.models.blocks import Block
 from vitrail.models.family import ModelConfig
 from vitrail.models.layers import initialise
-from vitrail.models.positions import SineTable
+from vitrail.models.positions.embeddings import SineTable
 from vitrail.models.vit_config import ViTConfig
 from vitrail.objectives import patch_ops as ops
 from vitrail.objectives.objective import Objective, ObjectiveConfig, ObjectiveContext, ObjectiveOutput

@@ -15,8 +15,8 @@ from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.crop import InceptionCrop, Range
 from vitrail.data.transforms.policy import Distort
 from vitrail.models.family import ModelConfig
-from vitrail.models.interpolation import resize_grid
-from vitrail.models.positions import SineTable
+from vitrail.models.positions.embeddings import SineTable
+from vitrail.models.resampling.interpolation import resize_grid
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig, vit_config
 

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from vitrail.core.errors import ConfigError
 from vitrail.core.text import Pair, format_size
-from vitrail.models.interpolation import resample_grid, resize_grid
-from vitrail.models.position_bias import resize_bias
+from vitrail.models.positions.bias import resize_bias
+from vitrail.models.resampling.interpolation import resample_grid, resize_grid
 from vitrail.models.vit_config import Numerics, ViTConfig
 
 

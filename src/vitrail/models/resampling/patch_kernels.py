@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from vitrail.core.text import Pair
-from vitrail.models.interpolation import interpolation_matrix
+from vitrail.models.resampling.interpolation import interpolation_matrix
 
 
 def resize_kernel(kernel: Tensor, patch: Pair) -> Tensor:

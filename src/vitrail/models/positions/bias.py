@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.core.text import Pair
-from vitrail.models.interpolation import resample_grid, resize_grid
+from vitrail.models.resampling.interpolation import resample_grid, resize_grid
 from vitrail.models.vit_config import ViTConfig
 
 
