@@ -95,7 +95,7 @@ for (const root of document.querySelectorAll(".explorer")) {
   }
   const percent = (share) => (share >= 0.9995 ? "100" : (100 * share).toFixed(share < 0.0995 ? 1 : 0)) + "\u00a0%";
   const place = (at) => "row " + (Math.floor((at - prefix.length) / columns) + 1) + ", column " + (((at - prefix.length) % columns) + 1);
-  const named = (at) => (at < prefix.length ? "the " + prefix[at] : "the patch in " + place(at));
+  const named = (at) => (at >= prefix.length ? "the patch in " + place(at) : /\d$/.test(prefix[at]) ? prefix[at] : "the " + prefix[at]);
   const headed = (head) => (head === ROLLOUT ? "rollout" : head === MEAN ? "mean of heads" : "head " + (head + 1));
 
   function tell(row) {
@@ -110,7 +110,16 @@ for (const root of document.querySelectorAll(".explorer")) {
     const how = state.head === ROLLOUT ? "Rollout through layers 1 to " + (state.layer + 1) : "Layer " + (state.layer + 1) + ", " + headed(state.head);
     const parts = [percent(row[state.query]) + " to itself"];
     if (patch >= 0) parts.push(percent(near) + " to its neighbours");
-    prefix.forEach((name, at) => at !== state.query && at < 2 && parts.push(percent(row[at]) + " to the " + name));
+    const others = new Map(); // tokens of one kind together: register 1 to 4 are the registers
+    prefix.forEach((name, at) => {
+      const kind = name.replace(/ \d+$/, "");
+      if (at !== state.query) others.set(kind, [...(others.get(kind) ?? []), at]);
+    });
+    for (const [kind, all] of others) {
+      const again = state.query < prefix.length && prefix[state.query].startsWith(kind + " ");
+      const whom = all.length > 1 ? "the " + (again ? "other " : "") + kind + "s" : named(all[0]);
+      parts.push(percent(all.reduce((sum, at) => sum + row[at], 0)) + " to " + whom);
+    }
     const strong = document.createElement("b");
     strong.textContent = how;
     const text = ": " + named(state.query) + " gives " + parts.join(", ") + ". Brightest is " + named(best) + " (" + percent(row[best]) + ").";
@@ -163,7 +172,7 @@ for (const root of document.querySelectorAll(".explorer")) {
   // Building what depends on the numbers of layers and heads.
   function build() {
     for (const head of kinds) knobs.head.add(new Option(headed(head), String(head)));
-    prefix.forEach((name, at) => knobs.token.add(new Option("the " + name, String(at))));
+    prefix.forEach((_, at) => knobs.token.add(new Option(named(at), String(at))));
     knobs.token.add(new Option("a patch", "patch"));
     const top = atlas.createTHead().insertRow();
     top.append(document.createElement("th"));
