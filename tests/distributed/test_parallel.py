@@ -120,14 +120,16 @@ def test_convolutions_too(sharding: Sharding) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
 def test_later_families_too(sharding: Sharding) -> None:
-    """In both precisions, with blocks that are computed again: what they know of places travels with their inputs."""
+    """In both precisions, with blocks that are computed again: what they know of places travels with their inputs. In
+    bfloat16 both ways are off by rounding, which is how far one process alone is from float32."""
     ways = [Way(sharding=sharding, kind=kind, steps=1, micro=2, recompute=True) for kind in LATER]
     ways += [replace(way, precision="bfloat16") for way in ways]
     for way, (first, _, loss) in zip(ways, together(several, ways)[0], strict=True):
         first_alone, _, loss_alone = learn(ALONE, Way(kind=way.kind, precision=way.precision, steps=1))
         exact = way.precision == "float32"
+        rounding = 0.0 if exact else apart(first_alone, learn(ALONE, Way(kind=way.kind, steps=1))[0])
         assert loss == pytest.approx(loss_alone, rel=1e-6 if exact else 1e-2), way
-        assert apart(first, first_alone) < (1e-6 if exact else 0.05), way
+        assert apart(first, first_alone) < (1e-6 if exact else 2 * rounding), way
 
 
 @pytest.mark.slow

@@ -185,7 +185,9 @@ class Neck(nn.Module):
         lecun_normal_(self.smooth.weight)
 
     def forward(self, patches: Tensor) -> Tensor:
-        return self.norm_smooth(self.smooth(self.norm_reduce(self.reduce(patches))))
+        # As a product: the gradient of a 1x1 convolution is not always laid out as its weight, which DDP warns of.
+        narrow = F.linear(patches.movedim(1, -1), self.reduce.weight.flatten(1)).movedim(-1, 1)
+        return self.norm_smooth(self.smooth(self.norm_reduce(narrow)))
 
 
 class StandardisedConv(nn.Conv2d):
