@@ -283,7 +283,8 @@ def classify(z: Array, w: Weights, c: ViTConfig) -> Array:
 
 
 def map_pool(z: Array, w: Weights, c: ViTConfig) -> Array:
-    """One learned query looks at all tokens: [T, D] -> [D]."""
+    """One learned query looks at all tokens, or at the patches: [T, D] -> [D]."""
+    z = z if c.map_prefix else z[c.prefix :]
     query, at, heads = w["map_pool.query"][0, 0], "map_pool", c.map_heads or c.heads
     full = c.map_style == "siglip"
     q = linear(query, w, f"{at}.q") if full else query

@@ -94,6 +94,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "classes": 0,
     },
     "siglip": {"class_token": False, "pool": "map", "position_resample": "bilinear"},
+    "sbb": {
+        "class_token": False,
+        "registers": 2,
+        "register_positions": True,
+        "pool": "map",
+        "map_prefix": False,
+    },
     "pe": {
         "pool": "map",
         "map_heads": 4,

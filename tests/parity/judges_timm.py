@@ -129,6 +129,19 @@ ROWS = {
     "siglip gap": row(
         "vit_base_patch16_siglip_gap_224", {**NO_CLASS, "pool": "mean", "norm_after_pool": False}, classes=0
     ),
+    "sbb map": row(
+        "vit_so150m_patch16_reg4_map_256",
+        {**NO_CLASS, "registers": 4, "register_positions": True, "pool": "map", "map_prefix": False},
+        mlp_ratio=2.5,
+    ),
+    "sbb map of all tokens": row(
+        "test_vit3",
+        {
+            **NO_CLASS, "registers": 1, "register_positions": True, "layer_scale": 1e-5, "pool": "map",
+            "map_prefix": True,
+        },
+        mlp_ratio=2,
+    ),
     "clip": row("vit_base_patch16_clip_224", {**CLIP, "pool": "token"}),
     "clip quickgelu": row("vit_base_patch16_clip_quickgelu_224", {**CLIP, "gelu": "quick", "pool": "token"}),
     "aimv2": row(

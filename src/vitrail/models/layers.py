@@ -122,12 +122,13 @@ class MLP(nn.Module):
 
 
 class AttentionPool(nn.Module):
-    """Multi-head attention of one learned query over all tokens, then an MLP with a residual (SigLIP); in AIMv2's style
-    the query is used as it is, and nothing follows. [B, T, D] -> [B, D]."""
+    """Multi-head attention of one learned query over all tokens, or over the patches alone, then an MLP with a residual
+    (SigLIP); in AIMv2's style the query is used as it is, and nothing follows. [B, T, D] -> [B, D]."""
 
     def __init__(self, config: ViTConfig):
         super().__init__()
         width, self.heads = config.width, config.map_heads or config.heads
+        self.skipped = 0 if config.map_prefix else config.prefix  # tokens in front that it does not read
         full = config.map_style == "siglip"
         self.query = nn.Parameter(torch.empty(1, 1, width))
         self.q = nn.Linear(width, width) if full else None
@@ -151,8 +152,8 @@ class AttentionPool(nn.Module):
         return y if self.mlp is None or self.norm is None else y + self.mlp(self.norm(y))
 
     def project_tokens(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q [B, k, 1, D_h] of the query, k and v [B, k, T, D_h] of the tokens."""
-        query, both = self.query if self.q is None else self.q(self.query), self.kv(z)
+        """q [B, k, 1, D_h] of the query, k and v [B, k, T, D_h] of the tokens that it reads."""
+        query, both = self.query if self.q is None else self.q(self.query), self.kv(z[:, self.skipped :])
         parts = (query.to(both.dtype).expand(z.shape[0], -1, -1), *both.chunk(2, dim=-1))
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
         return q, k, v
@@ -160,7 +161,7 @@ class AttentionPool(nn.Module):
     def weights(self, z: Tensor) -> Tensor:
         """How much of each token every head takes, for inspection: [B, T, D] -> [B, k, T]."""
         q, k, _ = self.project_tokens(z)
-        return (q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1)).softmax(dim=-1)[:, :, 0]
+        return F.pad((q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1)).softmax(dim=-1)[:, :, 0], (self.skipped, 0))
 
 
 class ChannelNorm(nn.LayerNorm):

@@ -89,6 +89,7 @@ class ViTConfig(ModelConfig):
     map_heads: int = 0  # of pool="map"; 0: as many as the blocks
     map_mlp_width: int = 0  # 0: as in the blocks
     map_style: Literal["siglip", "aimv2"] = "siglip"  # aimv2: the query as it is, and nothing behind `out`
+    map_prefix: bool = True  # whether it reads the tokens in front of the patches, too
     projection: int = 0  # the length of features behind a matrix without bias, as CLIP has it
     neck: int = 0  # channels of SAM's convolutions behind the last block
 
@@ -97,7 +98,7 @@ class ViTConfig(ModelConfig):
         "head_width", "class_tokens", "register_positions", "position_grid", "position_resample", "position_bias",
         "rotary", "windows", "gated", "layer_scale", "norm", "norm_order", "norm_stem", "norm_final", "norm_qk",
         "norm_inner_attention", "norm_inner_mlp", "key_bias", "out_bias", "mlp_bias", "patch_bias", "map_heads",
-        "map_mlp_width", "map_style", "projection", "neck",
+        "map_mlp_width", "map_style", "map_prefix", "projection", "neck",
     )  # fmt: skip
 
     def __post_init__(self) -> None:

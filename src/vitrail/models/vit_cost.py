@@ -113,7 +113,7 @@ def _neck(c: "ViTConfig") -> Iterator[CostStep]:
 
 
 def _map_pool(c: "ViTConfig") -> Iterator[CostStep]:
-    t, d, m = c.tokens, c.width, c.map_mlp_width or c.mlp_width
+    t, d, m = c.tokens if c.map_prefix else c.patches, c.width, c.map_mlp_width or c.mlp_width
     full = c.map_style == "siglip"
     params = d + 2 * d * d + d * d + d + (d * d + d + 2 * d if full else 0)
     work = 2 * t * d * d + 2 * t * d + d * d + (d * d if full else 0)

@@ -49,11 +49,11 @@ UNSUPPORTED: Final = {
     "ViTamin": r"patch_embed\.backbone\.stages\.\d+\.\d+\.",
     "VOLO": r"network\.\d+\.\d+\.attn\.|post_network\.",
     "XCiT": r"cls_attn_blocks\.\d+\.",
-    "a hybrid ViT of another kind than Google's": r"patch_embed\.backbone\.\d+\.conv\.",
+    "a hybrid ViT of another kind than Google's": r"patch_embed\.backbone\.(\d+\.conv|conv|bn1)\.",
     "a ViT with differential attention": r".*\.lambda_[qk]1$",
     "a ViT with gated attention": r"blocks\.\d+\.attn\.gate\.",
     "a ViT with parallel layers": r"blocks\.\d+\.(attns\.\d+|in_proj)\.",
-    "a ViT with relative positions by a network (vit_relpos)": r"(blocks\.\d+\.attn|shared)\.rel_pos\.",
+    "a ViT with relative positions by a network (vit_relpos)": r"(blocks\.\d+\.attn\.|shared_)rel_pos\.",
 }  # fmt: skip
 
 

@@ -228,6 +228,8 @@ def normalise(c: ViTConfig) -> ViTConfig:
         unused["register_positions"] = False
     if c.pool != "map":
         unused |= {"map_style": "siglip", "map_heads": 0, "map_mlp_width": 0}
+    if c.pool != "map" or not c.prefix:
+        unused["map_prefix"] = True
     if c.map_heads == c.heads:
         unused["map_heads"] = 0
     if c.map_mlp_width == c.mlp_width:

@@ -51,7 +51,7 @@ def infer(shapes: TensorShapes) -> ModelConfig:
 
 
 def _infer_grid(shapes: TensorShapes, rows: int, patch: Pair) -> Pair:
-    said = shapes.image or parts.read_image(shapes)
+    said = shapes.image or parts.read_image(shapes, patch)
     side = math.isqrt(max(rows - PREFIX, 1))
     square = ((side + 1) // 2, (side + 1) // 2)
     for grid in ([(said[0] // patch[0], said[1] // patch[1])] if said else []) + [square]:

@@ -236,7 +236,7 @@ def claims(config: ModelConfig) -> bool:
     """What vision_transformer.py has no place for."""
     if not isinstance(config, ViTConfig) or config.position_bias != "none":
         return False
-    pooled = config.pool == "map" and bool(config.norm_stem == "tokens" or config.map_heads or config.prefix)
+    pooled = config.pool == "map" and bool(config.norm_stem == "tokens" or config.map_heads)
     return config.rotary is not None or (config.qkv_bias and not config.key_bias) or pooled
 
 

@@ -37,6 +37,16 @@ NAMES = {
     "map_pool.mlp.contract": "attn_pool.mlp.fc2", "head.classifier": "head",
 }  # fmt: skip
 GAMMAS = {"blocks.{}.scale_attention.gamma": "blocks.{}.gamma_1", "blocks.{}.scale_mlp.gamma": "blocks.{}.gamma_2"}
+# Heads of architectures whose tensors show another number than other networks of that width have.
+NAMED_HEADS = ((r"^vit_base_patch16_gap_", 16), (r"^test_vit2?$", 2), (r"^test_vit[34]$", 3))
+# Arguments that leave no trace in the tensors: those of their values that vitrail has.
+UNDERSTOOD: dict[str, tuple[object, ...]] = {
+    "global_pool": (None, "", "avg", "token", "map"),
+    "norm_layer": (None, "layernorm", "layernormfp32", "rmsnorm", "rmsnormfp32"),
+    "embed_norm_layer": (None, "layernorm", "layernormfp32", "rmsnorm", "rmsnormfp32"),
+    "rope_type": (None, "", "cat", "dinov3", "mixed"),
+    "use_rope": (None, False),
+}
 GELU = {"gelu": "erf", "gelu_tanh": "tanh", "quick_gelu": "quick"}
 DINO = re.compile(r"dinov[23]|tips|lingbot|eupe")
 Change: TypeAlias = Callable[[Tensor], Tensor]
@@ -102,8 +112,17 @@ def read_gelu(shapes: TensorShapes, args: dict[str, Any], *, gated: bool) -> str
     return GELU[act]
 
 
+def _refuse_unknown_args(shapes: TensorShapes, args: dict[str, Any]) -> None:
+    for name, values in UNDERSTOOD.items():
+        if args.get(name) not in values:
+            found = f"{name}={args[name]!r} of its model_args"
+            known = ", ".join(repr(value) for value in values if value)
+            raise MismatchedWeights(f"{shapes.path}: {found} is not one that vitrail has; known: {known or None}")
+
+
 def infer_layers(shapes: TensorShapes) -> dict[str, Any]:
     """The fields that the first block, the stem and the head show."""
+    _refuse_unknown_args(shapes, read_args(shapes))
     args, inside = read_args(shapes), {name.removeprefix("blocks.0.") for name in shapes.tensors}
     width, channels, *patch = shapes.get(STEM, 4)
     mlp_width = shapes.get("blocks.0.mlp.fc2.weight", 2)[1]
@@ -138,6 +157,8 @@ def infer_heads(shapes: TensorShapes, width: int, mlp_width: int, wide: bool) ->
     if "heads" not in shapes.facts:
         if type(stated) is int and stated > 0:
             return stated
+        if named := [heads for form, heads in NAMED_HEADS if re.search(form, read_architecture(shapes))]:
+            return named[0]
         if "blocks.0.attn.q_norm.weight" in shapes:
             return max(1, width // shapes.get("blocks.0.attn.q_norm.weight", 1)[0])
         if wide and not width % 128:
@@ -150,7 +171,7 @@ def infer_positions(shapes: TensorShapes, fields: dict[str, Any], default: int =
     image is as the config.json says or of the default size."""
     token, patch = int(fields["class_token"]), cast(Pair, fields["patch"])
     if "pos_embed" not in shapes:
-        size = shapes.image or read_image(shapes) or pair(default)
+        size = shapes.image or read_image(shapes, patch) or pair(default)
         return {"image": size, "position": "none"}
     size, prefix = infer_grid(shapes, shapes.get("pos_embed", 3)[1], patch, token + fields["registers"])
     covered = bool(prefix) and bool(fields["registers"])
@@ -159,7 +180,7 @@ def infer_positions(shapes: TensorShapes, fields: dict[str, Any], default: int =
 
 def infer_grid(shapes: TensorShapes, rows: int, patch: Pair, prefix: int) -> tuple[Pair, int]:
     """The image of a position table, and how many of its rows belong to the tokens in front of the patches."""
-    said = read_image(shapes)
+    said = read_image(shapes, patch)
     counts = (0,) if read_args(shapes).get("no_embed_class") is True else (prefix, 0)
     if shapes.image is None and said is not None:
         for count in counts:
@@ -168,14 +189,16 @@ def infer_grid(shapes: TensorShapes, rows: int, patch: Pair, prefix: int) -> tup
     return keys.infer_image(shapes, rows, patch, counts[0])
 
 
-def read_image(shapes: TensorShapes) -> Pair | None:
-    """The image size that the folder's config.json states."""
+def read_image(shapes: TensorShapes, patch: Pair) -> Pair | None:
+    """The image size that the folder's config.json states, without pixels beyond the last patch, which none sees."""
     cfg: Any = (shapes.settings or {}).get("pretrained_cfg")
     size = read_args(shapes).get("img_size") or (cfg.get("input_size") if isinstance(cfg, dict) else None)
     numbers = [size, size] if type(size) is int else list(cast(list[Any], size))[-2:] if isinstance(size, list) else []
     if [type(n) for n in numbers] != [int, int] or not 0 < min(numbers) <= max(numbers) < 2**16:
         return None
-    return pair(cast(list[int], numbers))
+    height, width = pair(cast(list[int], numbers))
+    cut = (height - height % patch[0], width - width % patch[1])
+    return cut if min(cut) else (height, width)
 
 
 def infer_pool(shapes: TensorShapes, fields: dict[str, Any], default: str = "") -> str:

@@ -13,7 +13,7 @@ from vitrail.checkpoint.formats import key_table as keys
 from vitrail.checkpoint.formats.format import Format, Settings, clip_crop, half_crop, imagenet_crop
 from vitrail.checkpoint.formats.key_table import KeyEntry, Tensors, TensorShapes, copy, weight_and_bias
 from vitrail.checkpoint.formats.timm import parts
-from vitrail.core.errors import ExportRefused
+from vitrail.core.errors import ExportRefused, MismatchedWeights
 from vitrail.core.text import Pair
 from vitrail.data.preprocessing import Interpolation, Preprocessing
 from vitrail.models.family import ModelConfig
@@ -26,7 +26,7 @@ DOWNSAMPLE = {"project": "downsample.conv", "norm_project": "downsample.norm"}
 FREE = (
     "backbone", "register_positions", "layer_scale", "gated", "norm", "norm_order", "norm_stem", "norm_final",
     "norm_qk", "norm_inner_attention", "norm_inner_mlp", "out_bias", "mlp_bias", "patch_bias", "map_mlp_width",
-    "projection",
+    "map_prefix", "projection",
 )  # fmt: skip
 # What the name of an architecture says and no tensor does.
 NUMERICS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -35,6 +35,7 @@ NUMERICS: tuple[tuple[str, dict[str, Any]], ...] = (
     (r"_patch32_siglip|large_patch16_siglip_(gap_)?512|so400m_patch16_siglip|giantopt", {"gelu": "tanh"}),
     (r"_rpn_", {"norm_order": "res-post"}),
     (r"^flexivit", {"position_resample": "bilinear"}),
+    (r"^test_vit3", {"map_prefix": True}),
 )
 
 
@@ -76,6 +77,7 @@ def infer(shapes: TensorShapes) -> ModelConfig:
     }
     seen = fields["class_token"] and fields["layer_scale"] and (fields.get("position_prefix") or fields["registers"])
     fields |= {"pool": parts.infer_pool(shapes, fields, "token+mean" if seen else "")}
+    fields |= _infer_pooled(shapes, fields, args)
     if backbone is not None:
         fields |= {"backbone": replace(backbone, image=fields["image"]), "channels": backbone.channels}
     said: dict[str, Any] = {
@@ -87,6 +89,16 @@ def infer(shapes: TensorShapes) -> ModelConfig:
     paper = config.pool != "map" and (not name or bool(VIT.fullmatch(name) or HYBRID.fullmatch(name)))
     plain = paper and all(getattr(config, part) == getattr(keys.PAPER, part) for part in config.parts)
     return config if plain or "position_resample" in said else replace(config, position_resample="bicubic")
+
+
+def _infer_pooled(shapes: TensorShapes, fields: dict[str, Any], args: dict[str, Any]) -> dict[str, Any]:
+    """Whether pooling reads the tokens in front of the patches, which it does not unless it is told to."""
+    prefix = fields["class_token"] or fields["registers"]
+    whole = args.get("pool_include_prefix", False)
+    if prefix and whole and fields["pool"] == "mean":
+        fault = "pool_include_prefix=True of its model_args takes the mean of all tokens"
+        raise MismatchedWeights(f"{shapes.path}: {fault}, and vitrail that of the patches alone")
+    return {"map_prefix": bool(whole)} if prefix and fields["pool"] == "map" else {}
 
 
 def _has_wide_eps(fields: dict[str, Any]) -> bool:
@@ -175,6 +187,7 @@ def architecture(config: ModelConfig) -> tuple[str, dict[str, Any]]:
         "no_embed_class": uncovered or (c.class_token and not c.position_prefix),
         "global_pool": {"mean": "avg", "map": "map"}.get(c.pool, "token"),
         "fc_norm": c.norm_after_pool,
+        **({"pool_include_prefix": c.map_prefix} if c.pool == "map" and c.prefix else {}),
         "act_layer": "silu" if c.gated else {"erf": "gelu", "tanh": "gelu_tanh", "quick": "quick_gelu"}[c.gelu],
     }
     if c.backbone is not None:
