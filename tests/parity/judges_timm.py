@@ -106,6 +106,9 @@ ROWS = {
         "deit_small_distilled_patch16_224",
         {"head": "distilled", "registers": 1, "register_positions": True, "pool": "token"},
     ),
+    "deit distilled headless": row(
+        "deit_small_distilled_patch16_224", {"class_tokens": 2, "pool": "token"}, classes=0
+    ),
     "deit3": row("deit3_small_patch16_224", {"layer_scale": 1e-6, "position_prefix": False, "pool": "token"}),
     "mae": row(
         "vit_base_patch16_224",

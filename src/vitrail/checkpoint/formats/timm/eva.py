@@ -44,12 +44,13 @@ def recognises(names: set[str], settings: Settings) -> bool:
     """By what eva.py alone names so, or by what only its networks are without, or by the architecture."""
     if parts.STEM not in names or "blocks.0.attn.proj.weight" not in names:
         return False
-    if settings and _name_family(str(settings.get("architecture"))):
+    stated = str((settings or {}).get("architecture") or "")
+    if _name_family(stated):
         return True
     own = {"blocks.0.gamma_1", "blocks.0.attn.q_bias", "blocks.0.attn.k_proj.weight", "rope.freqs"}
     bare = "norm.weight" not in names and "fc_norm.weight" not in names and "norm_pre.weight" in names
     pooled = {"attn_pool.latent", "norm_pre.weight"} <= names
-    return bool(own & names) or bare or pooled
+    return bool(own & names) or (not stated and (bare or pooled))
 
 
 def modernise(tensors: Tensors, settings: Settings) -> Tensors:
@@ -59,6 +60,7 @@ def modernise(tensors: Tensors, settings: Settings) -> Tensors:
     out = {name: t for name, t in tensors.items() if not name.startswith("rope.") or name == "rope.freqs"}
     inner = "blocks.0.mlp.norm.weight" in out
     out = parts.store_gates(out, split=inner or "pos_embed" not in out)
+    inner = inner and bool({"blocks.0.attn.q_bias", "blocks.0.attn.q_proj.bias"} & out.keys())
     for name in [name for name in out if name.endswith(".attn.qkv.weight" if inner else ".attn.q_proj.weight")]:
         block = name.removesuffix(".qkv.weight").removesuffix(".q_proj.weight")
         qkv, apart = f"{block}.qkv.weight", [f"{block}.{letter}_proj.weight" for letter in "qkv"]
@@ -83,7 +85,7 @@ def _rename_bias(name: str, block: str, old: str, new: str) -> str:
 
 def _splits_heads(c: ViTConfig) -> bool:
     """Queries, keys and values in matrices of their own: EVA-02 from B on, which has a norm inside its MLP."""
-    return c.norm_inner_mlp and not (c.qkv_bias and c.key_bias)
+    return c.norm_inner_mlp and c.qkv_bias and not c.key_bias
 
 
 def _splits_gates(c: ViTConfig) -> bool:
@@ -161,7 +163,8 @@ def _infer_heads(shapes: TensorShapes, fields: dict[str, Any], family: str, args
         heads = shapes.get("rope.freqs", 4)[2]
     elif family == "dinov3" and not stated and not fields["width"] % 64:
         heads = fields["width"] // (128 if fields["width"] >= 4096 else 64)
-    pooling = args.get("attn_pool_num_heads", 8 if family == "pe" else 0)
+    core = family == "pe" and "_spatial_" not in (name := parts.read_architecture(shapes)) and "_lang_" not in name
+    pooling = args.get("attn_pool_num_heads", 8 if core else 0)
     pooled = "attn_pool.latent" in shapes and type(pooling) is int and pooling not in (0, heads)
     return {"heads": heads, "map_heads": pooling if pooled else 0}
 
@@ -179,7 +182,9 @@ def _infer_rotary(shapes: TensorShapes, fields: dict[str, Any], family: str, arg
         "pe": {"base": 10000.0, "layout": "pairs", "order": "xy", "offset": first, "reference": own},
         "mixed": {"mixed": True, "base": 10.0, "layout": "pairs", "order": "xy"},
         "naver": {"layout": "pairs", "order": "xy"},
-    }.get(family, {"base": 10000.0, "layout": "pairs", "reference": (16, 16)})
+        "eva02": {"base": 10000.0, "layout": "pairs", "reference": (16, 16)},
+    }.get(family, {"base": 10000.0, "layout": "pairs"})
+    _refuse_mixtures(shapes, family, args)
     names = {"rope_temperature": "base", "rope_grid_offset": "offset"}
     said: dict[str, Any] = {ours: float(args[name]) for name, ours in names.items() if name in args}
     varied = {"rope_shift_coords": "shift", "rope_jitter_coords": "jitter", "rope_rescale_coords": "rescale"}
@@ -192,6 +197,17 @@ def _infer_rotary(shapes: TensorShapes, fields: dict[str, Any], family: str, arg
     if "rope_grid_indexing" in args:
         said["order"] = "xy" if args["rope_grid_indexing"] == "xy" else "yx"
     return Rotary(**usual | said)
+
+
+def _refuse_mixtures(shapes: TensorShapes, family: str, args: dict[str, Any]) -> None:
+    """Another kind of positions than the architecture's has to state all that belongs to it."""
+    halves, kind = args.get("rope_rotate_half"), args.get("rope_type")
+    usual = {"dinov3": "dinov3", "mixed": "mixed"}.get(_name_family(parts.read_architecture(shapes)) or family, "cat")
+    other = kind is not None and kind != usual
+    incomplete = other and (halves is None or not {"rope_temperature", "rope_grid_indexing"} <= args.keys())
+    if incomplete or (halves is not None and bool(halves) != ((kind or usual) == "dinov3")):
+        found = f"rope_type={kind or usual!r} with rope_rotate_half={halves!r} of its model_args"
+        raise MismatchedWeights(f"{shapes.path}: {found} are not rotary positions that vitrail has")
 
 
 def build_table(config: ModelConfig) -> list[KeyEntry]:

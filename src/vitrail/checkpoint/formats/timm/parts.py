@@ -92,9 +92,10 @@ def require_fields(library: str, config: ModelConfig, *, free: Iterable[str]) ->
 
 
 def read_args(shapes: TensorShapes) -> dict[str, Any]:
-    """The constructor's arguments in the folder's config.json."""
+    """The constructor's arguments in the folder's config.json; timm takes null for one that is not given."""
     args = (shapes.settings or {}).get("model_args")
-    return dict(cast(dict[str, Any], args)) if isinstance(args, dict) else {}
+    given = cast(dict[str, Any], args) if isinstance(args, dict) else {}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def read_architecture(shapes: TensorShapes) -> str:
@@ -107,8 +108,9 @@ def read_gelu(shapes: TensorShapes, args: dict[str, Any], *, gated: bool) -> str
     act = args.get("act_layer")
     if act is None or (act == "silu" and gated):
         return "erf"
-    if act not in GELU:
-        raise MismatchedWeights(f"{shapes.path}: act_layer {act!r} is not a GELU; known: {', '.join(GELU)}")
+    if act not in GELU or gated:
+        known = "silu, since its MLP is gated" if gated else ", ".join(GELU)
+        raise MismatchedWeights(f"{shapes.path}: act_layer {act!r} of its model_args is not one of vitrail's: {known}")
     return GELU[act]
 
 
@@ -169,7 +171,7 @@ def infer_heads(shapes: TensorShapes, width: int, mlp_width: int, wide: bool) ->
 def infer_positions(shapes: TensorShapes, fields: dict[str, Any], default: int = 224) -> dict[str, Any]:
     """The image, and which tokens in front of the patches have positions: all or none. Where there is no table, the
     image is as the config.json says or of the default size."""
-    token, patch = int(fields["class_token"]), cast(Pair, fields["patch"])
+    token, patch = fields["class_token"] * fields.get("class_tokens", 1), cast(Pair, fields["patch"])
     if "pos_embed" not in shapes:
         size = shapes.image or read_image(shapes, patch) or pair(default)
         return {"image": size, "position": "none"}
@@ -206,13 +208,20 @@ def infer_pool(shapes: TensorShapes, fields: dict[str, Any], default: str = "") 
     else the class token, or the mean where there is none or the norm stands behind it."""
     if "attn_pool.latent" in shapes:
         return "map"
+    given = read_args(shapes).get("global_pool")
+    stated = given or (shapes.settings or {}).get("global_pool")  # timm writes it next to the arguments, too
+    if given == "" and fields["classes"]:
+        raise MismatchedWeights(f"{shapes.path}: global_pool='' classifies every token; vitrail has no such head")
     if fields["norm_after_pool"] or not fields["class_token"]:
+        if stated == "token":
+            fault = "the norm stands behind it" if fields["class_token"] else "there is no class token"
+            raise MismatchedWeights(f"{shapes.path}: global_pool='token', but {fault}; vitrail takes the mean there")
         return "mean"
-    stated = {"avg": "mean", "token": "token"}.get(str(read_args(shapes).get("global_pool", "")))
     dino = bool(DINO.search(read_architecture(shapes)))
-    if not fields["classes"] and fields["norm_final"] and (dino or default == "token+mean") and stated is None:
+    if not fields["classes"] and fields["norm_final"] and (dino or default == "token+mean") and not given:
         return "token+mean"
-    return stated or ("token" if default in ("", "token+mean") else default)
+    usual = "token" if default in ("", "token+mean") else default
+    return {"avg": "mean", "token": "token"}.get(str(stated), usual)
 
 
 def store_gates(tensors: Tensors, *, split: bool) -> Tensors:

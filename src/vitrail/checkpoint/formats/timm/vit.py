@@ -9,6 +9,8 @@ import re
 from dataclasses import replace
 from typing import Any, get_args
 
+import torch
+
 from vitrail.checkpoint.formats import key_table as keys
 from vitrail.checkpoint.formats.format import Format, Settings, clip_crop, half_crop, imagenet_crop
 from vitrail.checkpoint.formats.key_table import KeyEntry, Tensors, TensorShapes, copy, weight_and_bias
@@ -24,9 +26,9 @@ from vitrail.models.zoo import HYBRID, VIT
 NAME = "timm"
 DOWNSAMPLE = {"project": "downsample.conv", "norm_project": "downsample.norm"}
 FREE = (
-    "backbone", "register_positions", "layer_scale", "gated", "norm", "norm_order", "norm_stem", "norm_final",
-    "norm_qk", "norm_inner_attention", "norm_inner_mlp", "out_bias", "mlp_bias", "patch_bias", "map_mlp_width",
-    "map_prefix", "projection",
+    "backbone", "class_tokens", "register_positions", "layer_scale", "gated", "norm", "norm_order", "norm_stem",
+    "norm_final", "norm_qk", "norm_inner_attention", "norm_inner_mlp", "out_bias", "mlp_bias", "patch_bias",
+    "map_mlp_width", "map_prefix", "projection",
 )  # fmt: skip
 # What the name of an architecture says and no tensor does.
 NUMERICS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -45,14 +47,10 @@ def recognises(names: set[str], settings: Settings) -> bool:
 
 
 def modernise(tensors: Tensors, settings: Settings) -> Tensors:
-    """Gates are stacked as in DINOv2, or apart as in AIMv2, whose norms have no biases; a distillation token without
-    its head is a register."""
+    """Gates are stacked as in DINOv2, or apart as in AIMv2, whose norms have no biases."""
     if parts.STEM not in tensors:
         return dict(tensors)
-    out = parts.store_gates(tensors, split="blocks.0.norm1.bias" not in tensors)
-    if "dist_token" in out and "head_dist.weight" not in out:
-        out["reg_token"] = out.pop("dist_token")
-    return out
+    return parts.store_gates(tensors, split="blocks.0.norm1.bias" not in tensors)
 
 
 def infer(shapes: TensorShapes) -> ModelConfig:
@@ -66,6 +64,8 @@ def infer(shapes: TensorShapes) -> ModelConfig:
     backbone = _infer_trunk(shapes, "patch_embed.backbone.") if hybrid else None
     if "head_dist.weight" in shapes:
         fields |= {"head": "distilled", "registers": shapes.get("dist_token", 3)[1]}
+    elif "dist_token" in shapes:  # without its head a second class token: timm takes the mean of both
+        fields |= {"class_tokens": 2}
     if "patch_embed.norm.weight" in shapes:
         fields |= {"norm_stem": "patches"}
     stride = backbone.stride if backbone else 1
@@ -78,12 +78,15 @@ def infer(shapes: TensorShapes) -> ModelConfig:
     seen = fields["class_token"] and fields["layer_scale"] and (fields.get("position_prefix") or fields["registers"])
     fields |= {"pool": parts.infer_pool(shapes, fields, "token+mean" if seen else "")}
     fields |= _infer_pooled(shapes, fields, args)
+    if fields["gated"] and fields["pool"] == "map":
+        raise MismatchedWeights(f"{shapes.path}: attention pooling with a gated MLP is not one of vitrail's networks")
     if backbone is not None:
         fields |= {"backbone": replace(backbone, image=fields["image"]), "channels": backbone.channels}
     said: dict[str, Any] = {
         field: value for form, said in NUMERICS if re.search(form, name) for field, value in said.items()
     }
     said |= {"gelu": fields["gelu"]} if "act_layer" in args else {}
+    said |= {"norm_eps": 1e-6} if "norm_layer" in args else {}  # of every norm that timm has a name for
     config = ViTConfig(**fields | said)
     # The paper's networks are resampled as in the reference, whichever library stores them.
     paper = config.pool != "map" and (not name or bool(VIT.fullmatch(name) or HYBRID.fullmatch(name)))
@@ -116,6 +119,10 @@ def build_table(config: ModelConfig) -> list[KeyEntry]:
     if c.registers and c.class_token and c.position_prefix and not c.register_positions and c.position == "learned":
         raise ExportRefused("timm has no place for field position_prefix=True next to registers; use another format")
     parts.refuse_second_matrix("timm's ViT", c)
+    headless = c.pool == "token" and c.position_prefix and not (c.registers or c.classes or c.projection)
+    if c.class_tokens > 2 or (c.class_tokens == 2 and not headless):
+        what = f"field class_tokens={c.class_tokens}"
+        raise ExportRefused(f"timm has a second class token in DeiT without a head alone: no place for {what}")
     names = parts.NAMES | {"norm": "fc_norm" if c.norm_after_pool else "norm"}
     names |= {"norm_stem": "patch_embed.norm"} if c.norm_stem == "patches" else {}
     names |= {"registers": "dist_token", "head.distilled": "head_dist"} if c.head == "distilled" else {}
@@ -127,6 +134,8 @@ def build_table(config: ModelConfig) -> list[KeyEntry]:
     def special(ours: str, theirs: str) -> KeyEntry | None:
         if ours == "projection.weight":
             return parts.join_projection(ours, theirs)
+        if ours == "class_token" and c.class_tokens == 2:
+            return KeyEntry(ours, (theirs, "dist_token"), lambda t: t.chunk(2, dim=1), lambda ts: torch.cat(ts, dim=1))
         return parts.split_gate(ours, theirs) if c.gated and c.norm == "rms" else None
 
     return parts.named_entries("timm's ViT", c, names, special)
@@ -197,7 +206,7 @@ def architecture(config: ModelConfig) -> tuple[str, dict[str, Any]]:
         return HYBRID_NAMES[c.backbone.blocks], {**args, **common}
     patch = c.patch[0] if c.patch[0] == c.patch[1] else list(c.patch)
     name, more = _name_later(c)
-    for field in ("reg_tokens", "class_token", "fc_norm") if c.head == "distilled" else ():
+    for field in ("reg_tokens", "class_token", "fc_norm") if c.head == "distilled" or c.class_tokens == 2 else ():
         del args[field]
     return name, {**args, **more, "patch_size": patch, **common}
 
@@ -217,7 +226,7 @@ def _name_later(c: ViTConfig) -> tuple[str, dict[str, Any]]:
     name = "vit_base_patch16_224" if c.norm_eps < 5e-6 or c.norm == "rms" else "vit_base_patch32_clip_224"
     if c.gated:
         name = "vit_giant_patch14_dinov2" if c.norm == "layer" else "aimv2_large_patch14_224"
-    name = "deit_tiny_distilled_patch16_224" if c.head == "distilled" else name
+    name = "deit_tiny_distilled_patch16_224" if c.head == "distilled" or c.class_tokens == 2 else name
     name = "vit_base_patch16_rpn_224" if c.norm_order == "res-post" else name
     norm = {"layer": "layernorm", "rms": "rmsnorm"}[c.norm]
     aim = name.startswith("aimv2")
