@@ -200,6 +200,7 @@ STRANGERS: dict[str, tuple[str, dict[str, Any]]] = {
     "yolos": ("Yolos", {**SMALL, "image_size": [32, 32], "num_detection_tokens": 3}),
     "radio": ("Radio", SMALL),
     "sapiens2": ("Sapiens2", SMALL),
+    "tipsv2": ("Tipsv2Vision", {**SMALL, "image_size": 32, "patch_size": 8}),
 }
 
 

@@ -43,9 +43,13 @@ def format_of(known: Format, config: ModelConfig) -> Format:
 
 
 def recognise(path: Path, tensors: Tensors, settings: Settings = None) -> tuple[Format, Tensors]:
-    """The format whose names these are, and the tensors under that format's modern names."""
+    """The format whose names these are, and the tensors under that format's modern names. A config.json of transformers
+    leaves no other library: a model of its own may have tensors that are named as timm's."""
     refuse_unsupported(path, tensors, settings)
+    alone = "model_type" in (settings or {}) and "architecture" not in (settings or {})
     for known in FORMATS.values():
+        if alone and known.library != "huggingface":
+            continue
         modern = known.modern(tensors, settings)
         if known.recognises(set(modern), settings):
             return known, modern
