@@ -108,6 +108,13 @@ def test_an_argument_that_we_do_not_have_is_refused(argument: str, value: object
         infer(network, {"architecture": architecture, "model_args": args})
 
 
+def test_a_pool_that_we_do_not_have_is_refused_next_to_the_arguments_too() -> None:
+    network, settings = build("vit_base_patch16_224")
+    assert infer(network, {**settings, "global_pool": "avg"}).pool == "mean"
+    with pytest.raises(MismatchedWeights, match="global_pool"):
+        infer(network, {**settings, "global_pool": "avgmax"})
+
+
 def test_pixels_beyond_the_last_patch_are_cut_off(tmp_path: Path) -> None:
     """As by timm's convolution: SigLIP's So400m/14 states 384 pixels, which are 27 patches and 6 pixels."""
     args = {"img_size": 36, "patch_size": 8, "embed_dim": 64, "depth": 1, "num_heads": 2, "num_classes": 0}

@@ -210,6 +210,8 @@ def infer_pool(shapes: TensorShapes, fields: dict[str, Any], default: str = "") 
         return "map"
     given = read_args(shapes).get("global_pool")
     stated = given or (shapes.settings or {}).get("global_pool")  # timm writes it next to the arguments, too
+    if stated not in UNDERSTOOD["global_pool"]:
+        raise MismatchedWeights(f"{shapes.path}: global_pool={stated!r} of its config.json is not one that vitrail has")
     if given == "" and fields["classes"]:
         raise MismatchedWeights(f"{shapes.path}: global_pool='' classifies every token; vitrail has no such head")
     if fields["norm_after_pool"] or not fields["class_token"]:
