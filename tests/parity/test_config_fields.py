@@ -4,7 +4,9 @@ Each field of a tiny network's config is changed by itself. Where transformers r
 same, or says why not.
 """
 
+import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from torch import Tensor
 
 from tests.parity.judges import fill
 from tests.parity.networks import TOLERANCE
+from vitrail.checkpoint.formats.key_table import TensorShapes
+from vitrail.checkpoint.formats.registry import recognise
 from vitrail.checkpoint.weights import load
 from vitrail.core.errors import VitrailError
 
@@ -51,6 +55,7 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 # They have to do with training, or with what surrounds a network.
 ELSEWHERE = ("dropout", "drop_path", "initializer", "output_", "return_dict", "mask_ratio", "num_labels")
+JUNK: tuple[Any, ...] = (None, "abc", [], [None], [[1]], {}, {"a": 1}, -1, 0, float("inf"), float("nan"), 2**70, True)
 GELUS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "tanh")
 
 
@@ -121,3 +126,19 @@ def test_a_changed_field_is_read_or_refused(kind: str, tmp_path: Path) -> None:
         if fault := differs(kind, config, {**settings, name: value}, tmp_path / str(at)):
             wrong[f"{name}={value!r}"] = fault
     assert not wrong
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_a_field_of_any_type_is_read_or_refused(kind: str) -> None:
+    """Without a traceback, whatever a config.json says."""
+    config, settings = NETWORKS[kind]
+    with torch.device("meta"):
+        network = getattr(transformers, kind)(getattr(transformers, config)(**settings))
+    path, tensors, stated = Path(kind), network.state_dict(), json.loads(network.config.to_json_string())
+    for name in (*stated, "id2label", "architectures", "architecture"):
+        for value in JUNK:
+            changed = {**stated, name: value}
+            with suppress(VitrailError):
+                form, modern = recognise(path, tensors, changed)
+                form.infer(TensorShapes(path=path, tensors=modern, settings=changed, facts={}))

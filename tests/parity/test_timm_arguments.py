@@ -4,6 +4,7 @@ Each argument of a tiny network is changed by itself, and the folder is written 
 result, vitrail computes the same, or says why not.
 """
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import torch
 
 from tests.parity.judges import fill
 from tests.parity.networks import TOLERANCE
+from vitrail.checkpoint.formats.key_table import TensorShapes
+from vitrail.checkpoint.formats.registry import recognise
 from vitrail.checkpoint.weights import load
 from vitrail.core.errors import VitrailError
 
@@ -91,3 +94,36 @@ def test_a_changed_argument_is_read_or_refused(architecture: str, tmp_path: Path
     }
     assert sum(fault is not None for fault in found.values()) > 5
     assert not {change: fault for change, fault in found.items() if fault}
+
+
+JUNK: tuple[Any, ...] = (
+    "abc",
+    [],
+    [None],
+    [[1]],
+    [1, 2, 3],
+    {},
+    {"a": 1},
+    -1,
+    0,
+    float("inf"),
+    float("nan"),
+    2**70,
+    True,
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["vit_base_patch16_224", "eva02_base_patch14_224", "samvit_base_patch16"])
+def test_an_argument_of_any_type_is_read_or_refused(architecture: str) -> None:
+    """Without a traceback, whatever a config.json says."""
+    own = {**SIZES, **(WINDOWS if architecture.startswith("samvit") else {})}
+    with torch.device("meta"):
+        network = timm.create_model(architecture, pretrained=False, **own)
+    path = Path(architecture)
+    for name in (*VALUES, "img_size", "patch_size", "embed_dim", "depth", "global_attn_indexes"):
+        for value in JUNK:
+            settings = {"architecture": architecture, "model_args": {**own, name: value}, name: value}
+            with suppress(VitrailError):
+                form, tensors = recognise(path, network.state_dict(), settings)
+                form.infer(TensorShapes(path=path, tensors=tensors, settings=settings, facts={}))

@@ -46,14 +46,16 @@ def recognise(path: Path, tensors: Tensors, settings: Settings = None) -> tuple[
     """The format whose names these are, and the tensors under that format's modern names. A config.json of transformers
     leaves no other library: a model of its own may have tensors that are named as timm's."""
     refuse_unsupported(path, tensors, settings)
-    alone = "model_type" in (settings or {}) and "architecture" not in (settings or {})
+    stated = {name: (settings or {}).get(name) for name in ("model_type", "architecture")}
+    for name, value in stated.items():
+        if value is not None and not isinstance(value, str):
+            raise MismatchedWeights(f"{path}: config.json says {name}={value!r}, expected a name")
     for known in FORMATS.values():
-        if alone and known.library != "huggingface":
+        if stated["model_type"] and not stated["architecture"] and known.library != "huggingface":
             continue
         modern = known.modern(tensors, settings)
         if known.recognises(set(modern), settings):
             return known, modern
-    stated = {name: (settings or {}).get(name) for name in ("model_type", "architecture")}
     kind = next((f" of {name} {value!r}" for name, value in stated.items() if value), "")
     named = f"tensors like {', '.join(list(tensors)[:3])}{kind}"
     raise MismatchedWeights(f"{path}: {named} are of no format that vitrail knows")

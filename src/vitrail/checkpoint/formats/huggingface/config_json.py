@@ -67,13 +67,14 @@ class ConfigReader:
     def size(self, name: str, default: int) -> Pair:
         value = self.values.get(name, default)
         numbers = [value, value] if type(value) is int else value
-        if not isinstance(numbers, list) or [type(n) for n in cast(list[object], numbers)] != [int, int]:
-            raise self.refuse(f"config.json says {name}={value!r}, expected one or two whole numbers")
-        return pair(cast(list[int], numbers))
+        sides = cast(list[int], numbers) if isinstance(numbers, list) else []
+        if [type(side) for side in sides] != [int, int] or not 0 < min(sides) <= max(sides) < 2**16:
+            raise self.refuse(f"config.json says {name}={value!r}, expected one or two whole numbers above 0")
+        return pair(sides)
 
     def number(self, name: str, default: float) -> float:
         value = self.values.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 2**31:
             raise self.refuse(f"config.json says {name}={value!r}, expected a number")
         return float(value)
 
@@ -85,7 +86,7 @@ class ConfigReader:
 
     def activation(self, name: str, default: str) -> str:
         value = self.values.get(name, default)
-        if value not in ACTIVATIONS:
+        if not isinstance(value, str) or value not in ACTIVATIONS:
             raise self.refuse(f"{name} {value!r} is not a GELU; known: {', '.join(ACTIVATIONS)}")
         return ACTIVATIONS[value]
 

@@ -176,7 +176,7 @@ def read_preprocessor(values: dict[str, Any], image: Pair, step: Pair = (1, 1)) 
             return None
         if not all(values.get(step, True) for step in ("do_resize", "do_rescale", "do_normalize")):
             return None
-    except (KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError):
         return None
     made = Preprocessing.from_dict(said)
     cut = (made.image[0] - made.image[0] % step[0], made.image[1] - made.image[1] % step[1])

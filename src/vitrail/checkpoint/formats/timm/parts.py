@@ -47,6 +47,9 @@ UNDERSTOOD: dict[str, tuple[object, ...]] = {
     "rope_type": (None, "", "cat", "dinov3", "mixed"),
     "use_rope": (None, False),
 }
+NUMBERS = (
+    "rope_temperature", "rope_grid_offset", "rope_shift_coords", "rope_jitter_coords", "rope_rescale_coords",
+)  # fmt: skip
 GELU = {"gelu": "erf", "gelu_tanh": "tanh", "quick_gelu": "quick"}
 DINO = re.compile(r"dinov[23]|tips|lingbot|eupe")
 Change: TypeAlias = Callable[[Tensor], Tensor]
@@ -120,6 +123,16 @@ def _refuse_unknown_args(shapes: TensorShapes, args: dict[str, Any]) -> None:
             found = f"{name}={args[name]!r} of its model_args"
             known = ", ".join(repr(value) for value in values if value)
             raise MismatchedWeights(f"{shapes.path}: {found} is not one that vitrail has; known: {known or None}")
+    shape, layers = args.get("ref_feat_shape", 1), args.get("global_attn_indexes", [])
+    sound = {name: type(args.get(name, 0)) in (int, float) for name in NUMBERS}
+    sound |= {"ref_feat_shape": type(shape) is int or _are_whole(shape), "global_attn_indexes": _are_whole(layers)}
+    sound |= {"act_layer": isinstance(args.get("act_layer", ""), str)}
+    for name in (name for name, right in sound.items() if not right):
+        raise MismatchedWeights(f"{shapes.path}: {name}={args[name]!r} of its model_args is of another type")
+
+
+def _are_whole(values: object) -> bool:
+    return isinstance(values, list) and all(type(value) is int for value in cast(list[object], values))
 
 
 def infer_layers(shapes: TensorShapes) -> dict[str, Any]:
