@@ -122,16 +122,19 @@ def _refuse_unknown_args(shapes: TensorShapes, args: dict[str, Any]) -> None:
         if args.get(name) not in values:
             found = f"{name}={args[name]!r} of its model_args"
             known = ", ".join(repr(value) for value in values if value)
-            raise MismatchedWeights(f"{shapes.path}: {found} is not one that vitrail has; known: {known or None}")
+            raise MismatchedWeights(f"{shapes.path}: {found} has no counterpart in vitrail; known: {known or None}")
     shape, layers = args.get("ref_feat_shape", 1), args.get("global_attn_indexes", [])
     sound = {name: type(args.get(name, 0)) in (int, float) for name in NUMBERS}
-    sound |= {"ref_feat_shape": type(shape) is int or _are_whole(shape), "global_attn_indexes": _are_whole(layers)}
+    sound |= {
+        "ref_feat_shape": type(shape) is int or _is_list_of_integers(shape),
+        "global_attn_indexes": _is_list_of_integers(layers),
+    }
     sound |= {"act_layer": isinstance(args.get("act_layer", ""), str)}
     for name in (name for name, right in sound.items() if not right):
-        raise MismatchedWeights(f"{shapes.path}: {name}={args[name]!r} of its model_args is of another type")
+        raise MismatchedWeights(f"{shapes.path}: {name}={args[name]!r} of its model_args has the wrong type")
 
 
-def _are_whole(values: object) -> bool:
+def _is_list_of_integers(values: object) -> bool:
     return isinstance(values, list) and all(type(value) is int for value in cast(list[object], values))
 
 
@@ -224,12 +227,14 @@ def infer_pool(shapes: TensorShapes, fields: dict[str, Any], default: str = "") 
     given = read_args(shapes).get("global_pool")
     stated = given or (shapes.settings or {}).get("global_pool")  # timm writes it next to the arguments, too
     if stated not in UNDERSTOOD["global_pool"]:
-        raise MismatchedWeights(f"{shapes.path}: global_pool={stated!r} of its config.json is not one that vitrail has")
+        raise MismatchedWeights(
+            f"{shapes.path}: global_pool={stated!r} of its config.json has no counterpart in vitrail"
+        )
     if given == "" and fields["classes"]:
         raise MismatchedWeights(f"{shapes.path}: global_pool='' classifies every token; vitrail has no such head")
     if fields["norm_after_pool"] or not fields["class_token"]:
         if stated == "token":
-            fault = "the norm stands behind it" if fields["class_token"] else "there is no class token"
+            fault = "the norm stands behind it" if fields["class_token"] else "the network has no class token"
             raise MismatchedWeights(f"{shapes.path}: global_pool='token', but {fault}; vitrail takes the mean there")
         return "mean"
     dino = bool(DINO.search(read_architecture(shapes)))
