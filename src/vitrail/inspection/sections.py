@@ -266,7 +266,7 @@ def build_explorer(given: InspectionContext) -> page.ExplorerSection:
         source += " and the distillation token" if given.tokens.distilled else ""
         source += ", next to the mean of all patches" if config.pool == "token+mean" else ""
     elif config.pool == "map" and not config.has_patch_head:
-        source = "all tokens by attention pooling"
+        source = f"all {'tokens' if config.map_prefix else 'patches'} by attention pooling"
     lead = page.READINGS["explorer"]["reading"].format(source=source)
     return page.ExplorerSection(plan=plan, pictures=pictures, prefix=name_prefix_tokens(given), start=start, lead=lead)
 
