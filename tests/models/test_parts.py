@@ -19,7 +19,7 @@ from vitrail.models.positions.bias import BiasTable
 from vitrail.models.positions.rotary import RotaryPositions
 from vitrail.models.resampling.interpolation import resize_grid
 from vitrail.models.vit import ViT
-from vitrail.models.vit_config import ViTConfig
+from vitrail.models.vit_config import ViTConfig, vit_config
 from vitrail.models.vit_parts import Rotary, Windows
 
 ROTARY = {
@@ -279,6 +279,20 @@ def test_what_padding_gets_is_left_out() -> None:
 
 
 # Pooling and heads
+
+
+def test_attention_pooling_of_patches_alone_does_not_see_the_prefix() -> None:
+    config = vit_config(VARIANTS["sbb"])
+    pool = AttentionPool(config).requires_grad_(False)
+    for parameter in pool.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    z = torch.randn(2, config.tokens, config.width)
+    other = z.clone()
+    other[:, : config.prefix] += 1
+    shares = pool.weights(z)
+    assert torch.equal(pool(z), pool(other))
+    assert not shares[..., : config.prefix].any()
+    torch.testing.assert_close(shares.sum(-1), torch.ones(shares.shape[:-1]))
 
 
 @pytest.mark.parametrize("heads", [0, 4])
