@@ -30,6 +30,7 @@ import numpy as np
 from vitrail.core.atomic_files import near_paths
 from vitrail.core.errors import BadLabels, DataError, SourceNotFound
 from vitrail.core.text import join_words
+from vitrail.data.annotations.segments import SegmentClass
 from vitrail.data.dataset import NONE, ImageDataset, Labels, RelabelledDataset
 from vitrail.data.datasets import builtin_sets
 from vitrail.data.datasets import open_by_name as opening
@@ -89,6 +90,11 @@ class Collection:
     def pixel_classes(self) -> tuple[str, ...]:
         """The names of the class indices in masks; empty without masks."""
         return next((source.pixel_classes for source in self.splits.values() if source.pixel_classes), ())
+
+    @property
+    def segment_classes(self) -> tuple[SegmentClass, ...]:
+        """The classes of annotated segments; empty without any."""
+        return next((source.segment_classes for source in self.splits.values() if source.segment_classes), ())
 
     def need_masks(self) -> None:
         """Raises BadLabels if there are no masks, and says how to provide them."""

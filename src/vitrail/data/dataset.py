@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.errors import BadImage, BadLabels, DataError
+from vitrail.data.annotations.segments import SegmentClass, Segments
 from vitrail.data.decode.image import EncodedImage
 
 if TYPE_CHECKING:
@@ -139,6 +140,9 @@ class ImageDataset(ABC):
 
     classes: tuple[str, ...] = ()  # K names; empty without labels
     pixel_classes: tuple[str, ...] = ()  # names of the class indices in masks; empty without masks
+    segment_classes: tuple[SegmentClass, ...] = ()  # of annotated segments; empty without any
+    segments_overlap: bool = False  # whether segments may (instances), or each pixel has one at most (panoptic)
+    boxes_only: bool = False  # whether segments are boxes without masks
     labels: Labels
     names: "StringArray"
 
@@ -157,6 +161,15 @@ class ImageDataset(ABC):
         """The class of every pixel: bytes of a PNG of class indices, or uint8 [H, W]. Raises BadImage or
         OSError."""
         raise DataError(f"{self.name(index)} has no mask: the dataset has none")
+
+    def segments(self, index: int) -> Segments:
+        """The annotated segments of a sample. Raises BadImage or OSError."""
+        raise DataError(f"{self.name(index)} has no segments: the dataset has none")
+
+    def copy_annotations(self, source: "ImageDataset") -> None:
+        """Takes over what another dataset says of the masks and segments of its samples."""
+        self.pixel_classes, self.segment_classes = source.pixel_classes, source.segment_classes
+        self.segments_overlap, self.boxes_only = source.segments_overlap, source.boxes_only
 
     def sizes(self) -> "NDArray[np.int64] | None":
         """Bytes of each sample [N] if cheap to know; part of the fingerprint."""
@@ -238,8 +251,10 @@ def hash_names(source: ImageDataset, words: Iterable[str]) -> str:
 
 
 def pixel_class_words(source: ImageDataset) -> tuple[str, ...]:
-    """What masks add to a fingerprint; nothing without masks."""
-    return ("masks", *source.pixel_classes) if source.pixel_classes else ()
+    """What masks and segments add to a fingerprint; nothing without them."""
+    masks = ("masks", *source.pixel_classes) if source.pixel_classes else ()
+    kinds = (f"{one.name}\0{one.thing}" for one in source.segment_classes)
+    return (*masks, *(("segments", *kinds) if source.segment_classes else ()))
 
 
 class DerivedDataset(ImageDataset):
@@ -261,6 +276,10 @@ class DerivedDataset(ImageDataset):
         dataset, within = self.locate(index)
         return dataset.mask(within)
 
+    def segments(self, index: int) -> Segments:
+        dataset, within = self.locate(index)
+        return dataset.segments(within)
+
     def content_hash(self, index: int) -> int:
         dataset, within = self.locate(index)
         return dataset.content_hash(within)
@@ -274,8 +293,8 @@ class SubsetDataset(DerivedDataset):
         self.indices = np.asarray(indices, np.int64)
         if self.indices.size and not (int(self.indices.min()) >= 0 and int(self.indices.max()) < len(source)):
             raise DataError(f"a subset refers to sample {int(self.indices.max())} of a dataset of {len(source)}")
-        self.classes, self.pixel_classes = source.classes, source.pixel_classes
-        self.labels = source.labels.take(self.indices)
+        self.classes, self.labels = source.classes, source.labels.take(self.indices)
+        self.copy_annotations(source)
         if isinstance(source, SubsetDataset):
             self.source, self.indices = source.source, source.indices[self.indices]
 
@@ -299,9 +318,10 @@ class ConcatDataset(DerivedDataset):
 
     def __init__(self, sources: Sequence[ImageDataset]) -> None:
         self.sources = tuple(sources)
-        if len({(source.classes, source.pixel_classes) for source in sources}) != 1:
+        if len({(source.classes, source.pixel_classes, source.segment_classes) for source in sources}) != 1:
             raise DataError("datasets with different classes, or different classes of masks, cannot be concatenated")
-        self.classes, self.pixel_classes = self.sources[0].classes, self.sources[0].pixel_classes
+        self.classes = self.sources[0].classes
+        self.copy_annotations(self.sources[0])
         self.ends: NDArray[np.int64] = np.cumsum([len(source) for source in sources])
         if any(source.labels.multiple for source in sources):
             self.labels = Labels.several(source.labels[i] for source in sources for i in range(len(source)))
@@ -328,7 +348,7 @@ class RelabelledDataset(DerivedDataset):
         if len(labels) != len(source):
             raise DataError(f"{len(labels)} labels for {len(source)} samples")
         self.source, self.labels, self.classes = source, labels, tuple(classes)
-        self.pixel_classes = source.pixel_classes
+        self.copy_annotations(source)
 
     @cached_property
     def fingerprint(self) -> str:

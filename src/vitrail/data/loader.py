@@ -14,7 +14,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 from weakref import WeakSet
 
 import numpy as np
@@ -29,7 +29,7 @@ from vitrail.data.dataset import ImageDataset
 from vitrail.data.decode.image import EncodedImage
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.randomness import CounterRng, EpochOrder, StreamPositions
-from vitrail.data.targets import CLASS_LABELS, Geometry, Targets
+from vitrail.data.targets import CLASS_LABELS, Geometry, Target, Targets, TargetSegments, map_target
 from vitrail.data.transforms.augmentation import Augmentation, Augmentations, TrainViews, check_geometries
 from vitrail.data.unreadable_log import UnreadableLog, UnreadableSample
 
@@ -73,7 +73,7 @@ class Batch:
 
     step: int
     views: tuple[Tensor, ...]  # uint8 [B, 3, H, W] each
-    targets: tuple[Tensor, ...]  # [B, ...]: one per view if they move with the pixels, else one
+    targets: tuple[Target, ...]  # [B, ...]: one per view if they move with the pixels, else one
     sample: Tensor  # int64 [B], the index in the dataset; -1 past the end
     epoch: Tensor  # int64 [B]
     valid: Tensor  # bool [B]
@@ -86,8 +86,17 @@ class Batch:
 
     @property
     def target(self) -> Tensor:
-        """The target of the first view."""
-        return self.targets[0]
+        """The target of the first view, one tensor."""
+        target = self.targets[0]
+        assert isinstance(target, Tensor)
+        return target
+
+    @property
+    def segments(self) -> TargetSegments:
+        """The segments of the first view."""
+        target = self.targets[0]
+        assert isinstance(target, TargetSegments)
+        return target
 
     def __len__(self) -> int:
         return len(self.sample)
@@ -102,7 +111,7 @@ class Batch:
         return self.map_tensors(lambda tensor: tensor.to(device, non_blocking=ahead))
 
     def map_tensors(self, move: Callable[[Tensor], Tensor]) -> "Batch":
-        views, targets = (tuple(map(move, tensors)) for tensors in (self.views, self.targets))
+        views, targets = tuple(map(move, self.views)), tuple(map_target(target, move) for target in self.targets)
         sample, epoch, valid = map(move, (self.sample, self.epoch, self.valid))
         return replace(self, views=views, targets=targets, sample=sample, epoch=epoch, valid=valid)
 
@@ -161,8 +170,7 @@ class StepDataset(Dataset[Batch]):
             at, exists = self.order.locate(places), np.ones(len(places), np.bool_)
         views = tuple(torch.empty((len(exists), 3, *size), dtype=torch.uint8) for size in self.views.sizes)
         draws = at.draws(self.stream.seed, len(views))
-        blanks = [self.targets.blank(size) for size in self.views.sizes] if self.targets.moves else []
-        moving = tuple(blank.repeat(len(exists), *[1] * blank.ndim) for blank in blanks)
+        moving: list[list[Any]] = [[None] * len(exists) for _ in views] if self.targets.moves else []
         valid, unreadable = exists.copy(), list[UnreadableSample]()
         info = get_worker_info()
         mine = self.reading[0 if info is None else info.id]
@@ -170,33 +178,36 @@ class StepDataset(Dataset[Batch]):
         for place in np.flatnonzero(exists):
             sample = int(at.sample[place])
             mine[1] = sample
-            into = [view[place] for view in views], [target[place] for target in moving]
-            fault = self.fill(sample, *into, [draw.row(int(place)) for draw in draws])
-            if fault is not None:
+            found = self.fill(sample, [view[place] for view in views], [draw.row(int(place)) for draw in draws])
+            if isinstance(found, str):
                 valid[place] = False
-                unreadable.append(UnreadableSample(sample, self.source.name(sample), fault))
+                unreadable.append(UnreadableSample(sample, self.source.name(sample), found))
+                continue
+            for row, target in zip(moving, found, strict=True):
+                row[place] = target
         mine[1] = -1
-        for tensor, blank in [*((view, 0) for view in views), *zip(moving, blanks, strict=True)]:
-            tensor[torch.from_numpy(~valid)] = blank
-        targets = moving or (self.targets.batch(self.source, np.where(exists, at.sample, 0)),)
+        for view in views:
+            view[torch.from_numpy(~valid)] = 0
+        targets: tuple[Target, ...] = tuple(map(self.targets.stack, moving, self.views.sizes))
+        targets = targets or (self.targets.batch(self.source, np.where(exists, at.sample, 0)),)
         sample, epoch, ok = map(torch.from_numpy, (np.where(exists, at.sample, -1), at.epoch, valid))
         return Batch(
             step=step, views=views, targets=targets, sample=sample, epoch=epoch, valid=ok, unreadable=tuple(unreadable)
         )
 
-    def fill(self, sample: int, views: list[Tensor], targets: list[Tensor], draws: list[CounterRng]) -> str | None:
-        """Writes a sample's views and moving targets into their places; returns the reason if it is unreadable."""
+    def fill(self, sample: int, views: list[Tensor], draws: list[CounterRng]) -> list[Any] | str:
+        """Writes a sample's views into their places; returns its targets for each, if they move, or the reason if it is
+        unreadable."""
         try:
             image = EncodedImage(self.source.read(sample))
             for place, pixels in zip(views, self.views(image, draws), strict=True):
                 place.copy_(pixels)
-            if targets:
-                target = self.targets.read(self.source, sample, image.size)
-                for place, geometry in zip(targets, self.views.geometries(image.size, draws), strict=True):
-                    place.copy_(self.targets.view(target, geometry))
+            if not self.targets.moves:
+                return []
+            target = self.targets.read(self.source, sample, image.size)
+            return [self.targets.view(target, geometry) for geometry in self.views.geometries(image.size, draws)]
         except (BadImage, OSError) as error:
             return str(getattr(error, "strerror", None) or error)
-        return None
 
 
 RUNNING: Final[WeakSet[StepDataset]] = WeakSet()  # loaders whose processes are alive

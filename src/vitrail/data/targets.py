@@ -10,8 +10,9 @@ Coordinates are continuous: x grows to the right and y downward, the image spans
 centre of its first pixel is at (0.5, 0.5).
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -80,12 +81,30 @@ class Geometry:
         return out[::-1] if axis == 1 and self.flip else out
 
 
+class TargetSegments(NamedTuple):
+    """The segments of B views, N places each: as many as fit the image with the most, rounded up.
+
+    A byte of `planes` holds one pixel of eight segments: bit i of plane j is segment 8j + i."""
+
+    planes: Tensor  # uint8 [B, N / 8, H, W]
+    classes: Tensor  # int64 [B, N]; -1 where there is no segment
+    crowd: Tensor  # bool [B, N]
+
+
+Target: TypeAlias = Tensor | TargetSegments  # of a batch of views
+
+
+def map_target(target: Target, change: Callable[[Tensor], Tensor]) -> Target:
+    """The target with each of its tensors changed."""
+    return change(target) if isinstance(target, Tensor) else TargetSegments(*map(change, target))
+
+
 IGNORED: Final = 255  # of a mask: a pixel that counts for nothing, in losses and in scores
 
 
 class Targets:
     """Either one tensor a batch (`batch`), or places in the image that follow the crops and flips of each view
-    (`moves`; then `read`, `view` and `blank`). A loader process gets a copy."""
+    (`moves`; then `read`, `view` and `stack`). A loader process gets a copy."""
 
     moves: ClassVar[bool] = False
     # Of those that are one value a pixel, the value of borders: whole batches can be moved on a device then.
@@ -103,12 +122,17 @@ class Targets:
         cannot be used, which makes the sample unreadable."""
         raise NotImplementedError(f"{type(self).__name__}.read")
 
-    def view(self, target: Any, geometry: Geometry) -> Tensor:
+    def view(self, target: Any, geometry: Geometry) -> Any:
         """What `read` gave, as one view shows it."""
         raise NotImplementedError(f"{type(self).__name__}.view")
 
+    def stack(self, views: Sequence[Any], size: Pair) -> Target:
+        """Those of a batch of views of `size`, each of which is what `view` gave, or None where there is no image."""
+        blank = self.blank(size)
+        return torch.stack([blank if view is None else view for view in views])
+
     def blank(self, size: Pair) -> Tensor:
-        """What stands where a view of `size` has no image."""
+        """What stands where a view of `size` has no image, for targets that are one tensor a view."""
         raise NotImplementedError(f"{type(self).__name__}.blank")
 
 

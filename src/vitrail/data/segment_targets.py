@@ -1,0 +1,82 @@
+"""Targets of instance and panoptic segmentation: the segments of an image, as each view shows them."""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitrail.core.errors import BadImage, DataError
+from vitrail.core.text import Pair, format_size
+from vitrail.data.annotations.segments import Segments
+from vitrail.data.dataset import ImageDataset
+from vitrail.data.targets import Geometry, Target, Targets, TargetSegments
+
+BITS: Final = 8  # segments to a plane
+
+
+class ViewSegments(NamedTuple):
+    """The n segments that a view shows, at least a pixel of each."""
+
+    masks: Tensor  # bool [n, H, W]
+    classes: Tensor  # int64 [n]
+    crowd: Tensor  # bool [n]
+
+
+class SegmentTargets(Targets):
+    """The segments of every view, as `TargetSegments`. Those that a view does not show are dropped."""
+
+    moves = True
+
+    def check(self, source: ImageDataset) -> None:
+        if not source.segment_classes:
+            raise DataError("these data have no segments; give annotations in COCO's or YOLO's format")
+        if source.boxes_only:
+            raise DataError("these data have boxes but no masks; segmentation needs polygons or masks")
+
+    def read(self, source: ImageDataset, sample: int, size: Pair) -> Segments:
+        try:
+            found = source.segments(sample)
+        except (BadImage, OSError) as error:
+            raise BadImage(f"segments: {getattr(error, 'strerror', None) or error}") from None
+        if found.size != size:
+            sizes = f"their size is {format_size(found.size)}, that of the image {format_size(size)}"
+            raise BadImage(f"segments: {sizes}")
+        return found
+
+    def view(self, target: Segments, geometry: Geometry) -> ViewSegments:
+        masks = geometry.mask(torch.from_numpy(target.decode()).byte(), 0).bool()
+        seen = masks.flatten(1).any(1)
+        classes, crowd = torch.from_numpy(target.classes), torch.from_numpy(target.crowd)
+        return ViewSegments(masks[seen], classes[seen], crowd[seen])
+
+    def stack(self, views: Sequence[ViewSegments | None], size: Pair) -> Target:
+        places = round_up_places(max((len(view.classes) for view in views if view is not None), default=0))
+        planes = torch.zeros(len(views), places // BITS, *size, dtype=torch.uint8)
+        classes = torch.full((len(views), places), -1)
+        crowd = torch.zeros(len(views), places, dtype=torch.bool)
+        for at, view in enumerate(views):
+            if view is not None:
+                count = len(view.classes)
+                classes[at, :count], crowd[at, :count] = view.classes, view.crowd
+                packed = np.packbits(view.masks.numpy(), axis=0, bitorder="little")
+                planes[at, : len(packed)] = torch.from_numpy(packed)
+        return TargetSegments(planes, classes, crowd)
+
+
+def round_up_places(count: int) -> int:
+    """8, 16, 32, ...: few different sizes, so that a compiled step meets few shapes."""
+    return BITS * 1 << max(-(-count // BITS) - 1, 0).bit_length()
+
+
+def unpack_planes(planes: Tensor) -> Tensor:
+    """Masks of segments from their planes: uint8 [..., N / 8, H, W] -> uint8 0 or 1 [..., N, H, W]."""
+    shifts = torch.arange(BITS, dtype=torch.uint8, device=planes.device)[:, None, None]
+    return ((planes[..., None, :, :] >> shifts) & 1).flatten(-4, -3)
+
+
+def pack_masks(masks: Tensor) -> Tensor:
+    """The planes of masks, whose number is a multiple of eight: [..., N, H, W] -> uint8 [..., N / 8, H, W]."""
+    shifts = torch.arange(BITS, dtype=torch.uint8, device=masks.device)[:, None, None]
+    return (masks.to(torch.uint8).unflatten(-3, (-1, BITS)) << shifts).sum(-3, dtype=torch.uint8)
