@@ -21,6 +21,8 @@ def schedule(config: Schedule, base: float, total: int) -> list[float]:
             value = config.end * p + base * (1 - p)
         elif config.decay == "cosine":
             value = config.end + (base - config.end) * math.cos(math.pi * p / 2) ** 2
+        elif config.decay == "poly":
+            value = config.end + (base - config.end) * math.exp(config.power * math.log(1 - p))
         elif config.decay == "steps":
             for milestone in config.milestones:
                 if t * 1000 >= round(milestone * 1000) * total:

@@ -166,3 +166,17 @@ def test_what_cannot_be_frozen_is_refused_with_what_can(what):
 def test_a_run_with_nothing_to_train_is_refused():
     with pytest.raises(ConfigError, match="nothing to train"):
         freeze(build(replace(VIT, head="none", classes=0)), Optim(freeze="all"))
+
+
+@pytest.mark.parametrize("around", [False, True])
+def test_the_encoder_has_groups_of_its_own_where_it_has_a_rate(around):
+    network = build(VIT)
+    module = Around(network) if around else network
+    encoder = {f"{'network.' * around}{name}" for name, _ in network.named_parameters() if not name.startswith("head")}
+    groups = group_parameters(module, Optim(layer_decay=0.5, weight_decay=0.1), has_encoder_rate=True)
+    assert {name for group in groups if group.is_encoder for name in group.params} == encoder
+    assert {name for group in groups for name in group.params} == trainable(module)
+    found = {name: (group.weight_decay, group.rate) for group in groups for name in group.params}
+    usual = group_parameters(module, Optim(layer_decay=0.5, weight_decay=0.1))
+    assert found == {name: (group.weight_decay, group.rate) for group in usual for name in group.params}
+    assert not any(group.is_encoder for group in usual)

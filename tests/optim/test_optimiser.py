@@ -1,6 +1,7 @@
 """Updates against a loop over numbers and against torch's; masked steps, and states that go and come back."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from tests.optim.slow import Reference, gradients, grouped, params, put
 from vitrail.core.errors import ConfigError
 from vitrail.optim.config import Optim
 from vitrail.optim.optimiser import Optimiser
+from vitrail.optim.schedules import Rates
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 KINDS = {
@@ -292,3 +294,24 @@ def test_a_step_never_waits_for_the_device(optim):
         optimiser.step(1e-3, divisor=divisor, ok=ok)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("as_tensors", [False, True])
+@pytest.mark.parametrize("kind", ["adamw", "sgd"])
+def test_head_and_encoder_take_their_own_rate(kind, as_tensors):
+    """With both rates in one step, each group moves as it does with its rate alone."""
+    ends: list[list[Tensor]] = []
+    for head, encoder in ((1e-2, 0.0), (1e-2, 3e-3), (3e-3, 3e-3)):
+        made = params()
+        groups = grouped(made, DECAY)
+        optimiser = Optimiser([groups[0], replace(groups[1], is_encoder=True)], Optim(kind=kind))
+        put(made, gradients(1))
+        rates = Rates(torch.tensor(head), torch.tensor(encoder)) if as_tensors else Rates(head, encoder)
+        optimiser.step(rates, divisor=torch.tensor(1.0), ok=torch.tensor(True))
+        ends.append([one.detach() for one in made])
+    still, both, alone = ends
+    assert all(map(torch.equal, still[2:], params()[2:]))
+    assert all(map(torch.equal, still[:2], both[:2]))
+    assert all(map(torch.equal, both[2:], alone[2:]))
+    assert not torch.equal(both[0], alone[0])
+    assert not torch.equal(both[3], still[3])

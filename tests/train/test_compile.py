@@ -16,6 +16,7 @@ from tests.train.tiny import MODEL, tiny_run
 from vitrail.core.errors import ConfigError
 from vitrail.distributed.process_group import World, join_world
 from vitrail.optim.config import Kind
+from vitrail.optim.schedules import Rates
 from vitrail.recipes.registry import load_recipe
 from vitrail.train.config import Compile, Data, Keep, Run, Scoring
 from vitrail.train.loop import train
@@ -84,8 +85,8 @@ def test_a_thread_that_pins_memory_meanwhile_spoils_no_recording() -> None:
         finally:
             over.set()
 
-    def update(inputs: tuple[torch.Tensor, ...], rate: torch.Tensor) -> StepResult:
-        total = inputs[0] * rate
+    def update(inputs: tuple[torch.Tensor, ...], rates: Rates) -> StepResult:
+        total = inputs[0] * rates.head
         if torch.cuda.is_current_stream_capturing():
             now.set()
             assert over.wait(60)
@@ -94,7 +95,7 @@ def test_a_thread_that_pins_memory_meanwhile_spoils_no_recording() -> None:
     recording = RecordedUpdate(update, CUDA)
     with ThreadPoolExecutor(1) as pool:
         pinning = pool.submit(pin)
-        losses = [float(recording((torch.ones(4, device=CUDA),), 2.0).sums[0]) for _ in range(6)]
+        losses = [float(recording((torch.ones(4, device=CUDA),), Rates(2.0, 0.0)).sums[0]) for _ in range(6)]
         pinning.result()
     assert recording.graph is not None
     assert losses == [8.0] * 6

@@ -7,7 +7,7 @@ from vitrail.core.errors import ConfigError, unknown_name
 
 Kind: TypeAlias = Literal["adamw", "sgd"]
 MomentumType: TypeAlias = Literal["float32", "bfloat16"]
-Decay: TypeAlias = Literal["cosine", "linear", "steps", "constant"]
+Decay: TypeAlias = Literal["cosine", "linear", "poly", "steps", "constant"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,11 +47,15 @@ class Optim:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """Linear warm-up over `warmup` steps, then decay to `end` (a rate, for "linear" and "cosine") at the last step.
-    "steps" divides by ten at each of the milestones, given as fractions of the run (BiT)."""
+    """Linear warm-up over `warmup` steps, then decay to `end` (a rate, for "linear", "cosine" and "poly") at the last
+    step. "poly" falls as (1 - progress)^power. "steps" divides by ten at each of the milestones, given as fractions of
+    the run (BiT). With `encoder_warmup` the encoder stands still while the head warms up, and warms up over that many
+    steps afterwards (EoMT): a new head's first gradients say little about it."""
 
     decay: Decay = "cosine"
     warmup: int = 0
+    encoder_warmup: int = 0
+    power: float = 0.9
     end: float = 0.0
     milestones: tuple[float, ...] = (0.3, 0.6, 0.9)
 
@@ -60,5 +64,8 @@ class Schedule:
             raise unknown_name("schedule.decay", str(self.decay), get_args(Decay))
         if self.warmup < 0 or self.end < 0:
             raise ConfigError(f"schedule.warmup={self.warmup} and schedule.end={self.end} must be at least 0")
+        if self.encoder_warmup < 0 or self.power <= 0:
+            both = f"schedule.encoder_warmup={self.encoder_warmup} must be at least 0, schedule.power={self.power}"
+            raise ConfigError(f"{both} above 0")
         if list(self.milestones) != sorted(self.milestones) or not all(0 < at < 1 for at in self.milestones):
             raise ConfigError(f"schedule.milestones={self.milestones} must ascend between 0 and 1")

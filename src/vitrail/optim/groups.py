@@ -21,11 +21,13 @@ LAST = ("norm", "neck", "map_pool", "projection", "head")  # names of the module
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParameterGroup:
-    """Parameters, by name, that share weight decay and rate. `rate` multiplies the learning rate."""
+    """Parameters, by name, that share weight decay and rate. `rate` multiplies the learning rate, which is the
+    encoder's or the head's."""
 
     params: dict[str, nn.Parameter]
     weight_decay: float
     rate: float
+    is_encoder: bool = False
 
 
 def freeze(module: nn.Module, optim: Optim) -> None:
@@ -37,19 +39,25 @@ def freeze(module: nn.Module, optim: Optim) -> None:
         raise ConfigError(f"optim.freeze={optim.freeze!r} leaves nothing to train: the network has no head")
 
 
-def group_parameters(module: nn.Module, optim: Optim) -> list[ParameterGroup]:
+def group_parameters(module: nn.Module, optim: Optim, *, has_encoder_rate: bool = False) -> list[ParameterGroup]:
     """The trainable parameters of a network, or of an objective around its `network`, by decay and rate. Only kernels
-    decay: not biases, norms, tokens, position tables or relative offsets."""
+    decay: not biases, norms, tokens, position tables or relative offsets. With `has_encoder_rate`, those of the encoder
+    are groups of their own: all of the network but its head."""
     layers = _layers(module)
     kernels = {part.weight for part in module.modules() if isinstance(part, KERNELS)}
-    last = len(list_blocks(unwrap_network(module))) + 1
-    found: dict[tuple[float, float], dict[str, nn.Parameter]] = {}
+    network = unwrap_network(module)
+    last = len(list_blocks(network)) + 1
+    encoder = set(network.parameters()) - _head(network) if has_encoder_rate else set[nn.Parameter]()
+    found: dict[tuple[float, float, bool], dict[str, nn.Parameter]] = {}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
             decay = optim.weight_decay if parameter in kernels else 0.0
             rate = optim.layer_decay ** (last - layers.get(parameter, last))
-            found.setdefault((decay, rate), {})[name] = parameter
-    return [ParameterGroup(params=params, weight_decay=decay, rate=rate) for (decay, rate), params in found.items()]
+            found.setdefault((decay, rate, parameter in encoder), {})[name] = parameter
+    return [
+        ParameterGroup(params=params, weight_decay=decay, rate=rate, is_encoder=is_encoder)
+        for (decay, rate, is_encoder), params in found.items()
+    ]
 
 
 def unwrap_network(module: nn.Module) -> nn.Module:
@@ -80,7 +88,7 @@ def _frozen(network: nn.Module, what: str) -> set[nn.Parameter]:
     if not what:
         return set()
     if what == "all":
-        return set(network.parameters()) - {p for head in _parts(network, "head") for p in head.parameters()}
+        return set(network.parameters()) - _head(network)
     depth = len(list_blocks(network))
     count = re.fullmatch(r"blocks:([0-9]+)", what)
     upto = 0 if what == "embedding" else int(count[1]) if count else -1
@@ -88,6 +96,10 @@ def _frozen(network: nn.Module, what: str) -> set[nn.Parameter]:
         known = f"'embedding', 'blocks:N' with N from 0 to {depth}, or 'all' for everything but the head"
         raise ConfigError(f"optim.freeze={what!r} must be empty, {known}")
     return {parameter for parameter, layer in _layers(network).items() if layer <= upto}
+
+
+def _head(network: nn.Module) -> set[nn.Parameter]:
+    return {parameter for head in _parts(network, "head") for parameter in head.parameters()}
 
 
 def _parts(network: nn.Module, *names: str) -> Iterator[nn.Module]:

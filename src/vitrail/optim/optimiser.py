@@ -27,6 +27,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from vitrail.core.errors import ConfigError
 from vitrail.optim.config import Optim
 from vitrail.optim.groups import ParameterGroup
+from vitrail.optim.schedules import Rates
 
 
 @torch.no_grad()
@@ -131,10 +132,11 @@ class Optimiser:
         self._count = torch.zeros((), device=next(iter(self.params.values())).device)
 
     @torch.no_grad()
-    def step(self, lr: float | Tensor, *, divisor: Tensor, ok: Tensor) -> None:
+    def step(self, lr: float | Tensor | Rates, *, divisor: Tensor, ok: Tensor) -> None:
         """One update with the gradients divided by `divisor`; if `ok` is false, nothing changes, to the bit, whatever
         the gradients hold. Both are 0-dim and on the device. Modifies the gradients: call `zero_grad` next. Parameters
         without a gradient stay as they are and do not decay either."""
+        rates = lr if isinstance(lr, Rates) else Rates(lr, lr)
         skip = 1 - ok.float()
         # The kernels increment the counts, and want one per tensor.
         counts = list(self._count.expand(len(self.params)).clone().unbind())
@@ -147,7 +149,8 @@ class Optimiser:
                     [counts.pop() for _ in names],
                     *([local(moment[name]) for name in names] for moment in self._moments.values()),
                 ]
-                apply_update(tensors, self.optim, lr * group.rate, group.weight_decay, divisor, skip)
+                rate = (rates.encoder if group.is_encoder else rates.head) * group.rate
+                apply_update(tensors, self.optim, rate, group.weight_decay, divisor, skip)
         self._count.add_(ok)
 
     def zero_grad(self) -> None:

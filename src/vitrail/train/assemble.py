@@ -82,7 +82,8 @@ def assemble(
     instead of zeros."""
     network, values = make_network(run, splits, world, saved, head)
     objective, parallel = place_objective(run, splits, world, network, values)
-    optimiser = Optimiser(group_parameters(objective, run.optim), run.optim)
+    groups = group_parameters(objective, run.optim, has_encoder_rate=run.schedule.encoder_warmup > 0)
+    optimiser = Optimiser(groups, run.optim)
     average = Average(dict(objective.named_parameters()), run.average) if run.average else None
     if saved is not None:
         restore_state(collect_state(objective, optimiser, average), saved)

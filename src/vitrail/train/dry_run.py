@@ -26,7 +26,7 @@ from vitrail.evaluation.speed import training_flops
 from vitrail.models.zoo import network_name
 from vitrail.optim.config import Schedule
 from vitrail.optim.optimiser import total_norm
-from vitrail.optim.schedules import learning_rate
+from vitrail.optim.schedules import Rates, learning_rate
 from vitrail.tasks.registry import TASKS, targets_of, task_of
 from vitrail.train.assemble import Parts, assemble
 from vitrail.train.closed_form_baseline import read_head
@@ -108,7 +108,7 @@ def time_steps(parts: Parts, *, warm: int, most: int, limit_s: float) -> float:
         batches = itertools.cycle(list(batches))
     start, count = time.perf_counter(), 0
     for count, batch in enumerate(batches, start=1 - warm):
-        parts.step(batch, step=batch.step, rate=0.0, micro=run.micro)
+        parts.step(batch, step=batch.step, rates=Rates(0.0, 0.0), micro=run.micro)
         synchronise(world.device)
         if count == 0:
             start = time.perf_counter()

@@ -27,7 +27,7 @@ from vitrail.data.randomness import EpochOrder
 from vitrail.data.training_record import KEY
 from vitrail.data.unreadable_log import UnreadableLog
 from vitrail.distributed.process_group import FlagSync, World
-from vitrail.optim.schedules import learning_rate
+from vitrail.optim.schedules import Rates, learning_rates
 from vitrail.report.sections import State
 from vitrail.tasks.registry import task_of
 from vitrail.train.assemble import Parts, assemble
@@ -204,15 +204,15 @@ class Training:
     def is_out_of_patience(self) -> bool:
         return 0 < self.config.evaluation.patience <= self.best.since
 
-    def learning_rate(self, step: int) -> float:
-        return learning_rate(step, self.config.schedule, base=self.config.optim.lr, total=self.config.steps)
+    def learning_rates(self, step: int) -> Rates:
+        return learning_rates(step, self.config.schedule, base=self.config.optim.lr, total=self.config.steps)
 
     def update(self, batch: Batch) -> None:
         """One step; in the first few, running out of memory halves the micro-batches and repeats the step."""
-        rate = self.learning_rate(batch.step)
+        rates = self.learning_rates(batch.step)
         while True:
             try:
-                result = self.parts.step(batch, step=batch.step, rate=rate, micro=self.micro)
+                result = self.parts.step(batch, step=batch.step, rates=rates, micro=self.micro)
                 break
             except torch.OutOfMemoryError as error:
                 micro, couples = min(self.micro, len(batch)), self.parts.objective.config.needs_whole_batch
@@ -254,7 +254,7 @@ class Training:
         row: dict[str, Any] = {"kind": "train", "step": snapshot.step}
         row |= {"epoch": snapshot.step * self.config.batch / len(self.splits.train), "loss": snapshot.mean("total")}
         row |= {name: snapshot.mean(name) for name in snapshot.values if name not in ("total", "count")}
-        row |= {"lr": self.learning_rate(snapshot.step - 1), "norm": snapshot.norm, "skipped": snapshot.skipped}
+        row |= {"lr": self.learning_rates(snapshot.step - 1).head, "norm": snapshot.norm, "skipped": snapshot.skipped}
         row |= speed | self.parts.cost.row()
         self.folder.record(row)
         left = (self.config.steps - self.step) * self.config.batch

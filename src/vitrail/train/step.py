@@ -2,14 +2,14 @@
 
 On a GPU an update can be recorded as one CUDA graph and replayed step after step: a small network's update is some
 seven hundred launches, which take the host longer than the GPU needs for the work; a recording is one launch. It reads
-its inputs and the learning rate from fixed buffers, so each step copies its own there, and the next step overwrites the
+its inputs and the learning rates from fixed buffers, so each step copies its own there, and the next overwrites the
 results.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from vitrail.distributed.parallel import Parallel
 from vitrail.distributed.process_group import World
 from vitrail.objectives.objective import Objective, ObjectiveOutput
 from vitrail.optim.optimiser import Average, Optimiser, clip_factor, total_norm
+from vitrail.optim.schedules import Rates
 from vitrail.train.config import RECORDED, ResolvedRun
 
 
@@ -35,27 +36,28 @@ class StepResult(NamedTuple):
 
 WARM = 3  # updates before recording, in which everything that happens once (compiling, choosing, allocating) happens
 
-Update = Callable[[tuple[Tensor, ...], Tensor], StepResult]
+Update = Callable[[tuple[Tensor, ...], Rates], StepResult]
 
 
 class RecordedUpdate:
-    """Records `update(inputs, rate)`, which must not synchronise with the GPU, and replays it."""
+    """Records `update(inputs, rates)`, which must not synchronise with the GPU, and replays it."""
 
     def __init__(self, update: Update, device: torch.device) -> None:
         self.update, self.device = update, device
-        self.rate = torch.zeros((), device=device)
+        self.rates = Rates(torch.zeros((), device=device), torch.zeros((), device=device))
         self.inputs: tuple[Tensor, ...] = ()
         self.graph: torch.cuda.CUDAGraph | None = None
         self.done: StepResult | None = None
         self.warm = 0
 
-    def __call__(self, inputs: tuple[Tensor, ...], rate: float) -> StepResult:
+    def __call__(self, inputs: tuple[Tensor, ...], rates: Rates) -> StepResult:
         """One update with these inputs, which have the same shapes every time."""
         if not self.inputs:
             self.inputs = tuple(torch.empty_like(tensor) for tensor in inputs)
         for place, tensor in zip(self.inputs, inputs, strict=True):
             place.copy_(tensor)
-        self.rate.fill_(rate)
+        for place, rate in zip(self.rates, rates, strict=True):
+            cast(Tensor, place).fill_(rate)
         if self.graph is not None:
             assert self.done is not None
             self.graph.replay()
@@ -64,14 +66,14 @@ class RecordedUpdate:
             current, side = torch.cuda.current_stream(self.device), torch.cuda.Stream(self.device)
             side.wait_stream(current)
             with torch.cuda.stream(side):
-                done = self.update(self.inputs, self.rate)
+                done = self.update(self.inputs, self.rates)
             current.wait_stream(side)
             self.warm += 1  # only now: an update that ran out of memory is tried again
             return done
         self.graph = torch.cuda.CUDAGraph()
         # Other threads are not recorded: a loader's thread pins the next batches meanwhile.
         with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
-            self.done = self.update(self.inputs, self.rate)
+            self.done = self.update(self.inputs, self.rates)
         self.graph.replay()
         return self.done
 
@@ -97,16 +99,16 @@ class TrainingStep:
     run: ResolvedRun
     recordings: dict[RecordingKey, RecordedUpdate] = field(default_factory=dict[RecordingKey, RecordedUpdate])
 
-    def __call__(self, batch: Batch, *, step: int, rate: float, micro: int) -> StepResult:
+    def __call__(self, batch: Batch, *, step: int, rates: Rates, micro: int) -> StepResult:
         inputs = self.objective.inputs(batch, seed=self.run.seed, step=step)
         patch = self.set_patch(step)
         try:
             if self.run.compile in RECORDED:
                 self.world.count_collective()  # a recording does not count its collectives
                 seed_generators(self.world.device, self.run.seed, step, self.world.rank, 0)
-                done = self.find_recording(micro, patch)(inputs, rate)
+                done = self.find_recording(micro, patch)(inputs, rates)
             else:
-                done = self.update(inputs, rate, step, micro)
+                done = self.update(inputs, rates, step, micro)
         finally:
             self.set_patch(None)  # between steps the network is what its config says
         self.objective.after_step(step)
@@ -130,14 +132,14 @@ class TrainingStep:
             self.recordings[key] = RecordedUpdate(update, self.world.device)
         return self.recordings[key]
 
-    def update(self, inputs: tuple[Tensor, ...], rate: float | Tensor, step: int | None, micro: int) -> StepResult:
+    def update(self, inputs: tuple[Tensor, ...], rates: Rates, step: int | None, micro: int) -> StepResult:
         output = self.compute_gradients(inputs, step, micro)
         sums = torch.stack([output.total, output.count, *output.tallies.values()]).float()
         self.world.sum_(sums)
         count = sums[1].clamp(min=1.0) / self.parallel.gradient_factor
         norm = total_norm(self.optimiser.gradients()) / count
         ok = norm.isfinite() & sums[0].isfinite()
-        self.optimiser.step(rate, divisor=count / clip_factor(norm, self.run.optim.clip), ok=ok)
+        self.optimiser.step(rates, divisor=count / clip_factor(norm, self.run.optim.clip), ok=ok)
         self.optimiser.zero_grad()
         if self.average is not None:
             self.average.update()
