@@ -1,0 +1,1 @@
+"""What semantic, instance and panoptic segmentation with queries share."""
