@@ -25,6 +25,7 @@ from vitrail.data.dataset import ImageDataset
 from vitrail.data.datasets.builtin_sets import CLASSES, DIGITS, SHAPES
 from vitrail.data.datasets.catalogue import SETS, VTAB_TASKS
 from vitrail.data.datasets.open_by_name import find_places, find_set, folder_of
+from vitrail.data.datasets.scenes import SCENES, THINGS
 
 if TYPE_CHECKING:  # without torch `vitrail data` alone is quick
     from vitrail.data.dedup.match import Embed
@@ -196,6 +197,7 @@ def known_sets() -> list[tuple[str, str, int, int, str]]:
     for name in SHAPES:
         label = name.partition("/")[2] or "shape"
         rows.append((name, f"rendered shapes by {label}", len(CLASSES[label]), 12_000, INCLUDED))
+    rows.append((SCENES, "rendered scenes of shapes", len(THINGS) + 2, 11_000, INCLUDED))
     for name, entry in SETS.items():
         rows.append((name, entry.title, entry.classes, sum(entry.splits.values()), locate_files(name)))
     for name, task in VTAB_TASKS.items():

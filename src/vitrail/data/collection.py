@@ -8,7 +8,7 @@
     set/train-{000..146}.tar    several tar files
     classes:photos/             the same, read as said: classes, splits, masks, flat, shards, parquet, saved, manifest,
                                 arrays
-    digits  shapes/colour       a bundled set
+    digits  shapes/colour       a bundled set; scenes/SIZE for scenes of other sizes
     cifar10  cifar10:DIR        a set by name, in its usual folder or in DIR
     vtab/pets:DIR               one of the 19 tasks of VTAB
     pets@test                   one split of any of them
@@ -32,7 +32,7 @@ from vitrail.core.errors import BadLabels, DataError, SourceNotFound
 from vitrail.core.text import join_words
 from vitrail.data.annotations.segments import SegmentClass
 from vitrail.data.dataset import NONE, ImageDataset, Labels, RelabelledDataset
-from vitrail.data.datasets import builtin_sets
+from vitrail.data.datasets import builtin_sets, scenes
 from vitrail.data.datasets import open_by_name as opening
 from vitrail.data.datasets.catalogue import SETS, VTAB_TASKS
 from vitrail.data.datasets.open_by_name import Progress
@@ -161,7 +161,7 @@ def resolve(text: str, by_name: Callable[[str, Path | None], Collection]) -> Res
     place = Path(os.path.expanduser(tail)) if tail else None
     if head in READINGS and place is not None:
         return ResolvedSource(os.path.exists(place), lambda: build_collection(text, place, read_as(head, place)))
-    if head in known_names():
+    if head in known_names() or scenes.is_scene_set(head):
         return ResolvedSource(place is None or os.path.exists(place), lambda: by_name(head, place))
     return None
 
@@ -169,7 +169,7 @@ def resolve(text: str, by_name: Callable[[str, Path | None], Collection]) -> Res
 def known_names() -> dict[str, str]:
     """The names that stand for a set, each with its kind: embedded, named or vtab."""
     return {
-        **dict.fromkeys([builtin_sets.DIGITS, *builtin_sets.SHAPES], "embedded"),
+        **dict.fromkeys([builtin_sets.DIGITS, *builtin_sets.SHAPES, scenes.SCENES], "embedded"),
         **dict.fromkeys(SETS, "named"),
         **dict.fromkeys((f"vtab/{task}" for task in VTAB_TASKS), "vtab"),
     }
@@ -177,11 +177,12 @@ def known_names() -> dict[str, str]:
 
 def open_by_name(name: str, place: Path | None, root: Path | None, download: bool, progress: Progress) -> Collection:
     """A set by its name, in the folder that the text names, else in the one that is given, else in its usual one."""
-    kind, root = known_names()[name], place or root
+    kind, root = "embedded" if scenes.is_scene_set(name) else known_names()[name], place or root
     if kind == "embedded":
         if place is not None:
             raise DataError(f"{name}:{place}: the set {name} is in the package and has no folder; write {name}")
-        return build_collection(name, None, ("in the package", builtin_sets.read_builtin(name)))
+        read = scenes.read_scenes if scenes.is_scene_set(name) else builtin_sets.read_builtin
+        return build_collection(name, None, ("in the package", read(name)))
     task = opening.find_vtab_task(name) if kind == "vtab" else None
     entry = opening.find_set(task.source if task else name)
     open_splits = opening.open_vtab if task else opening.open_named

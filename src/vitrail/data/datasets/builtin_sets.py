@@ -14,7 +14,7 @@ products, comparisons and roots are used: the pixels are the same everywhere.
 import math
 from functools import cached_property, lru_cache
 from importlib import resources
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from vitrail.core.errors import ConfigError, unknown_name
 from vitrail.data.dataset import ArrayDataset, ImageDataset, Labels, hash_content, hash_names
 from vitrail.data.randomness import CounterRng
 
-Plane: TypeAlias = NDArray[np.floating[Any]]  # [H, W], float32
+Plane: TypeAlias = NDArray[np.floating[Any]]  # [H, W] or [3, H, W], float32
 Label: TypeAlias = Literal["shape", "colour", "position", "size"]
 
 DIGITS: Final = "digits"
@@ -151,16 +151,8 @@ class ShapesDataset(ImageDataset):
         """Pixels [size, size, 3]."""
         scene = self.scene(index)
         pixels = draw_backdrop(scene, self.size)
-        rows, columns, distance, light = self.outline(scene)
-        part = pixels[:, rows, columns]
-        by = max(1, self.size // 32)
-        moved = np.full_like(distance, 9 * by)  # to the right and down; what enters at the border is far away
-        moved[by:, by:] = distance[:-by, :-by]
-        shadow = np.clip(0.5 - moved * np.float32(0.35), 0, 1)
-        part *= 1 - shadow * np.float32(0.28)
-        part += np.clip(0.5 - distance, 0, 1) * (scene.tint[:, None, None] * light - part)
-        np.minimum(part, np.float32(255), out=part)
-        return np.ascontiguousarray(pixels.astype(np.uint8).transpose(1, 2, 0))
+        paint_outline(pixels, self.outline(scene), scene.tint)
+        return to_image(pixels)
 
     def mask(self, index: int) -> NDArray[np.uint8]:
         """Class indices [size, size]: the shape's where it covers at least half of a pixel, else 0."""
@@ -193,18 +185,8 @@ class ShapesDataset(ImageDataset):
             raise IndexError(index)
         return Scene(self.seed, index)
 
-    def outline(self, scene: "Scene") -> tuple[slice, slice, Plane, Plane]:
-        """The rows and columns around the shape, and for each pixel there its distance to the outline in pixels,
-        negative inside, and how brightly it is lit."""
-        reach = scene.radius + 3 / self.size + 0.05
-        low, high = ([int((at + by) * self.size) for at in (scene.y, scene.x)] for by in (-reach, reach))
-        rows, columns = (slice(max(0, first), min(self.size, last + 1)) for first, last in zip(low, high, strict=True))
-        place = pixel_grid(self.size)[0]
-        dx = ((place[columns] - np.float32(scene.x)) / np.float32(scene.radius))[None, :]
-        dy = ((place[rows] - np.float32(scene.y)) / np.float32(scene.radius))[:, None]
-        cos, sin = (np.float32(part) for part in CIRCLE[scene.turn])
-        distance = OUTLINES[CLASSES["shape"][scene.shape]](cos * dx + sin * dy, cos * dy - sin * dx)
-        return rows, columns, distance * np.float32(scene.radius * self.size), 1 - (dx + dy) * np.float32(0.08)
+    def outline(self, scene: "Scene") -> "Outline":
+        return trace_outline(scene.shape, (scene.x, scene.y), scene.radius, scene.turn, self.size)
 
 
 def draw_labels(label: str, seed: int, count: int, *, block: int = 1 << 20) -> NDArray[np.int8]:
@@ -256,14 +238,62 @@ def pixel_grid(size: int) -> tuple[Plane, NDArray[np.int64], Plane]:
     return place, cell, part * part * (3 - 2 * part)
 
 
-def draw_backdrop(scene: Scene, size: int) -> NDArray[np.float32]:
-    """A gradient between two quiet tones with soft clouds: [3, H, W]."""
-    place, cell, part = pixel_grid(size)
-    right, down = (np.float32(slope) for slope in scene.bend)
-    rows = scene.grain[cell]
-    rows += (scene.grain[cell + 1] - rows) * part[:, None]
+def spread_grain(grain: Plane, size: int) -> Plane:
+    """Soft clouds [H, W] between the points of a grid [GRAIN, GRAIN]."""
+    _, cell, part = pixel_grid(size)
+    rows = grain[cell]
+    rows += (grain[cell + 1] - rows) * part[:, None]
     amount = rows[:, cell]
     amount += (rows[:, cell + 1] - amount) * part
+    return amount
+
+
+class Outline(NamedTuple):
+    """The rows and columns around a shape, and for each pixel there its distance to the outline in pixels, negative
+    inside, and how brightly it is lit."""
+
+    rows: slice
+    columns: slice
+    distance: Plane
+    light: Plane
+
+
+def trace_outline(shape: int, at: tuple[float, float], radius: float, turn: int, size: int) -> Outline:
+    """A shape of some radius at x and y, both in sides of the image, turned, in an image of size x size pixels."""
+    x, y = at
+    reach = radius + 3 / size + 0.05
+    low, high = ([int((middle + by) * size) for middle in (y, x)] for by in (-reach, reach))
+    rows, columns = (slice(max(0, first), min(size, last + 1)) for first, last in zip(low, high, strict=True))
+    place = pixel_grid(size)[0]
+    dx = ((place[columns] - np.float32(x)) / np.float32(radius))[None, :]
+    dy = ((place[rows] - np.float32(y)) / np.float32(radius))[:, None]
+    cos, sin = (np.float32(part) for part in CIRCLE[turn])
+    distance = OUTLINES[CLASSES["shape"][shape]](cos * dx + sin * dy, cos * dy - sin * dx)
+    return Outline(rows, columns, distance * np.float32(radius * size), 1 - (dx + dy) * np.float32(0.08))
+
+
+def paint_outline(pixels: Plane, outline: Outline, tint: Plane) -> None:
+    """Paints a shape and its shadow over an image [3, H, W], in place."""
+    rows, columns, distance, light = outline
+    part, by = pixels[:, rows, columns], max(1, pixels.shape[-1] // 32)
+    moved = np.full_like(distance, 9 * by)  # to the right and down; what enters at the border is far away
+    moved[by:, by:] = distance[:-by, :-by]
+    shadow = np.clip(0.5 - moved * np.float32(0.35), 0, 1)
+    part *= 1 - shadow * np.float32(0.28)
+    part += np.clip(0.5 - distance, 0, 1) * (tint[:, None, None] * light - part)
+    np.minimum(part, np.float32(255), out=part)
+
+
+def to_image(pixels: Plane) -> NDArray[np.uint8]:
+    """[3, H, W] as bytes [H, W, 3]."""
+    return np.ascontiguousarray(pixels.astype(np.uint8).transpose(1, 2, 0))
+
+
+def draw_backdrop(scene: Scene, size: int) -> Plane:
+    """A gradient between two quiet tones with soft clouds: [3, H, W]."""
+    place = pixel_grid(size)[0]
+    right, down = (np.float32(slope) for slope in scene.bend)
+    amount = spread_grain(scene.grain, size)
     amount += place * right
     amount += place[:, None] * down + (np.float32(0.25) - (right + down) / 2)
     np.clip(amount, 0, 1, out=amount)
