@@ -117,6 +117,13 @@ class Objective(nn.Module, ABC):
     def inputs(self, batch: Batch, *, seed: int, step: int) -> tuple[Tensor, ...]:
         """What `forward` takes, of a batch that is on the device already. Random choices come from (seed, step)."""
 
+    def normalisers(self, inputs: tuple[Tensor, ...]) -> Tensor | None:
+        """What the losses are divided by, where that is more than a count of samples: sums [n] over this process's part
+        of a step. Those of the whole step follow its inputs, the same [B, n] for every sample, so that the loss does
+        not depend on how the batch is split."""
+        del inputs
+        return None
+
     @abstractmethod
     def forward(self, *inputs: Tensor) -> ObjectiveOutput: ...
 

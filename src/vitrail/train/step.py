@@ -83,6 +83,7 @@ class RecordingKey(NamedTuple):
 
     micro: int
     patch: int | None
+    shapes: tuple[torch.Size, ...]  # of inputs: segments come in a few different numbers
 
 
 @dataclass(slots=True)
@@ -100,19 +101,25 @@ class TrainingStep:
     recordings: dict[RecordingKey, RecordedUpdate] = field(default_factory=dict[RecordingKey, RecordedUpdate])
 
     def __call__(self, batch: Batch, *, step: int, rates: Rates, micro: int) -> StepResult:
-        inputs = self.objective.inputs(batch, seed=self.run.seed, step=step)
+        inputs = self.prepare_inputs(batch, step)
         patch = self.set_patch(step)
         try:
             if self.run.compile in RECORDED:
                 self.world.count_collective()  # a recording does not count its collectives
                 seed_generators(self.world.device, self.run.seed, step, self.world.rank, 0)
-                done = self.find_recording(micro, patch)(inputs, rates)
+                done = self.find_recording(micro, patch, inputs)(inputs, rates)
             else:
                 done = self.update(inputs, rates, step, micro)
         finally:
             self.set_patch(None)  # between steps the network is what its config says
         self.objective.after_step(step)
         return done
+
+    def prepare_inputs(self, batch: Batch, step: int) -> tuple[Tensor, ...]:
+        """What the objective takes of a process's whole part of a batch, sums over all processes included."""
+        inputs = self.objective.inputs(batch, seed=self.run.seed, step=step)
+        sums = self.objective.normalisers(inputs)
+        return inputs if sums is None else (*inputs, self.world.sum_(sums).expand(len(batch), -1))
 
     def set_patch(self, step: int | None) -> int | None:
         """Puts the network at the patch size of a step, or at its own; returns that of the step where there are several
@@ -123,9 +130,10 @@ class TrainingStep:
         self.objective.network.set_patch(patch)
         return patch
 
-    def find_recording(self, micro: int, patch: int | None) -> RecordedUpdate:
-        """One for every patch size; micro-batches may shrink in the first steps, and then all are new."""
-        key = RecordingKey(micro, patch)
+    def find_recording(self, micro: int, patch: int | None, inputs: tuple[Tensor, ...]) -> RecordedUpdate:
+        """One for every patch size and shape of inputs; micro-batches may shrink in the first steps, and then all are
+        new."""
+        key = RecordingKey(micro, patch, tuple(tensor.shape for tensor in inputs))
         if key not in self.recordings:
             self.recordings = {known: one for known, one in self.recordings.items() if known.micro == micro}
             update = partial(self.update, step=None, micro=micro)
