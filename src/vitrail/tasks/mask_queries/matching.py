@@ -1,0 +1,132 @@
+"""Which query predicts which segment: the assignment of least total cost (the Hungarian method's), for many images at
+once.
+
+On a CPU, and on a GPU without Triton, all problems advance together, step by step; with Triton each has a program of
+its own (models/kernels/matching.py). A GPU never waits for the host.
+"""
+
+import math
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitrail.models.kernels.fused_ops import TRITON
+
+LARGEST: Final = 1e10  # what a cost counts that is no number, so that such a query is the last to be taken
+
+
+def match(costs: Tensor, present: Tensor) -> Tensor:
+    """The query of each target: costs [P, N, Q] of P problems, and which of the N targets there are [P, N], to int64
+    [P, N]; -1 where there is no target, and where there are more targets than queries and one stays without."""
+    costs = torch.nan_to_num(costs.float(), LARGEST, LARGEST, LARGEST).clamp(-LARGEST, LARGEST)
+    return assign(costs, present)
+
+
+@torch.library.custom_op("vitrail::assign", mutates_args=())
+def assign(costs: Tensor, present: Tensor) -> Tensor:
+    """`match` of finite costs in float32."""
+    if costs.is_cuda and TRITON:
+        from vitrail.models.kernels import matching
+
+        return matching.match(costs, present)
+    return assign_together(costs, present)
+
+
+@assign.register_fake
+def _(costs: Tensor, present: Tensor) -> Tensor:
+    return torch.empty_like(present, dtype=torch.int64)
+
+
+def assign_together(costs: Tensor, present: Tensor) -> Tensor:
+    """Shortest augmenting paths (Jonker and Volgenant 1987; Crouse 2016), the same step of all problems at once. On a
+    CPU it stops when the last is done; elsewhere it takes as many steps as the longest could need."""
+    targets, queries = costs.shape[1:]
+    if not costs.numel():
+        return torch.full_like(present, -1, dtype=torch.int64)
+    counts = present.sum(1)
+    columns = torch.arange(max(targets, queries), device=costs.device)
+    costs = F.pad(costs if costs.device.type == "mps" else costs.double(), (0, len(columns) - queries))
+    if targets > queries:
+        # Columns past the queries cost nothing and stand for none at all: as many as there are too many targets.
+        costs = costs.masked_fill((columns >= counts.clamp(min=queries)[:, None])[:, None], math.inf)
+    search = PathSearch(costs, waits=costs.device.type == "cpu")
+    left = search.add_undisputed(present)
+    counts, order = left.sum(1), left.byte().argsort(dim=1, descending=True, stable=True)
+    for turn in range(int(counts.max()) if search.waits else targets):
+        search.add(order[:, turn], turn < counts, longest=targets)
+    # The column of each owner; what nobody owns goes to one place more than there are.
+    found = costs.new_full((len(costs), targets + 1), -1, dtype=torch.int64)
+    found.scatter_(1, torch.where(search.owner < 0, targets, search.owner), columns.expand_as(search.owner))
+    return torch.where(found < queries, found, -1)[:, :targets].contiguous()
+
+
+class PathSearch:
+    """What is known of the columns [P, C] of P problems: their prices, the targets that own them, the owners' prices."""
+
+    def __init__(self, costs: Tensor, *, waits: bool) -> None:
+        self.costs, self.waits = costs, waits
+        self.price = costs.new_zeros(costs.shape[0], costs.shape[2])
+        self.owner = torch.full_like(self.price, -1, dtype=torch.int64)
+        self.owner_price = torch.zeros_like(self.price)
+        self.problems = torch.arange(len(costs), device=costs.device)
+
+    def add_undisputed(self, present: Tensor) -> Tensor:
+        """Gives each column to the first of the targets to which it is the cheapest; returns those that get none."""
+        cheapest, chosen = self.costs.min(2)
+        targets = present.shape[1]
+        rows = torch.arange(targets, device=present.device)
+        claims = torch.full_like(self.owner, targets)
+        claims.scatter_reduce_(1, chosen, torch.where(present, rows, targets), "amin")
+        self.owner = torch.where(claims < targets, claims, -1)
+        self.owner_price = torch.where(claims < targets, cheapest.gather(1, claims.clamp(max=targets - 1)), 0.0)
+        return present & (self.owner.gather(1, chosen) != rows)
+
+    def add(self, rows: Tensor, wanted: Tensor, *, longest: int) -> None:
+        """One more target of each problem, `rows` [P], where it is `wanted` [P]; no path has more steps than
+        `longest`."""
+        sink, length, shortest, before, scanned = self.find_paths(rows, wanted, longest)
+        change = torch.where(scanned, length[:, None] - shortest, 0.0)
+        self.price -= change
+        self.owner_price += change
+        at = torch.where(wanted, sink, -1)
+        for _ in range(longest):
+            moving = at >= 0
+            if self.waits and not bool(moving.any()):
+                break
+            place = at.clamp(min=0)[:, None]
+            source = before.gather(1, place)
+            start, held = source < 0, source.clamp(min=0)
+            owner = torch.where(start, rows[:, None], self.owner.gather(1, held))
+            price = torch.where(start, length[:, None], self.owner_price.gather(1, held))
+            there = moving[:, None]
+            self.owner.scatter_(1, place, torch.where(there, owner, self.owner.gather(1, place)))
+            self.owner_price.scatter_(1, place, torch.where(there, price, self.owner_price.gather(1, place)))
+            at = torch.where(moving, source[:, 0], -1)
+
+    def find_paths(self, rows: Tensor, wanted: Tensor, longest: int) -> tuple[Tensor, ...]:
+        """Dijkstra's search for a column that is free: the column [P], the length of the path [P], that to each column
+        [P, C], the column before each (-1 for the row itself), and which columns were reached."""
+        shortest = torch.full_like(self.price, math.inf)
+        before = torch.full_like(self.owner, -1)
+        scanned = torch.zeros_like(self.owner, dtype=torch.bool)
+        length = torch.zeros_like(self.price[:, 0])
+        price, at = length, torch.full_like(rows, -1)
+        sink = at + (~wanted).long()  # -1 while the search goes on
+        for _ in range(longest):
+            going = sink < 0
+            if self.waits and not bool(going.any()):
+                break
+            offset = (length - price)[:, None]
+            reached = self.costs[self.problems, rows.clamp(min=0)] - self.price + offset
+            closer = (reached < shortest) & ~scanned & going[:, None]
+            shortest = torch.where(closer, reached, shortest)
+            before = torch.where(closer, at[:, None], before)
+            nearest, chosen = shortest.masked_fill(scanned, math.inf).min(1)
+            length, at = torch.where(going, nearest, length), torch.where(going, chosen, at)
+            place = at.clamp(min=0)[:, None]
+            scanned = scanned.scatter(1, place, scanned.gather(1, place) | going[:, None])
+            rows, price = self.owner.gather(1, place)[:, 0], self.owner_price.gather(1, place)[:, 0]
+            sink = torch.where(going & (rows < 0), at, sink)
+        return sink, length, shortest, before, scanned
