@@ -35,10 +35,12 @@ class Card:
     provenance: dict[str, Any] = field(default_factory=dict[str, Any])
     multi_label: bool = False  # whether each class is a question of its own, answered by a sigmoid
     task: str = CLASSIFICATION  # what its outputs mean; a name that is not known here is kept as it is
+    things: tuple[bool, ...] | None = None  # of classes of segments: which are counted one by one; None: all
 
     def without_labels(self, *, keep_task: bool = False) -> "Card":
         """The card of a network whose head was replaced; the task stays where the new head is of the same kind."""
-        return replace(self, labels=None, multi_label=False, task=self.task if keep_task else CLASSIFICATION)
+        task = self.task if keep_task else CLASSIFICATION
+        return replace(self, labels=None, multi_label=False, task=task, things=None)
 
     def abridge(self) -> "Card":
         """For files that no command here scores: without the hashes of the images that were trained on."""
@@ -83,6 +85,7 @@ def describe(config: ModelConfig, card: Card) -> dict[str, Any]:
         "provenance": card.provenance,
         **({"multi_label": True} if card.multi_label else {}),  # as older versions wrote it where it is not
         **({"task": card.task} if card.task != CLASSIFICATION else {}),
+        **({"things": list(card.things)} if card.things is not None else {}),
     }
 
 
@@ -95,7 +98,11 @@ def parse_description(data: dict[str, Any]) -> tuple[ModelConfig, Card]:
             raise ConfigError(f"multi_label={multi_label!r} is not true or false, or task={task!r} not a name")
         preprocessing = Preprocessing.from_dict(data["preprocessing"])
         names = None if labels is None else tuple(map(str, labels))
-        kind: Any = {"multi_label": multi_label, "task": task}
+        kind: Any = {
+            "multi_label": multi_label,
+            "task": task,
+            "things": parse_things(data.get("things"), config.classes),
+        }
         card = Card(preprocessing=preprocessing, labels=names, provenance=dict(provenance), **kind)
     except ConfigError:
         raise
@@ -104,6 +111,16 @@ def parse_description(data: dict[str, Any]) -> tuple[ModelConfig, Card]:
     if card.labels is not None and len(card.labels) != config.classes:
         raise ConfigError(f"{len(card.labels)} labels for {config.classes} classes")
     return config, card
+
+
+def parse_things(values: Any, classes: int) -> tuple[bool, ...] | None:
+    """Which classes are things, as a description says it; ConfigError unless it says so of each."""
+    if values is None:
+        return None
+    things = tuple(cast("list[Any]", values)) if isinstance(values, list) else ()
+    if len(things) != classes or not all(isinstance(one, bool) for one in things):
+        raise ConfigError(f"things={values!r} is not true or false for each of {classes} classes")
+    return things
 
 
 def sidecar_path(weights: Path) -> Path:

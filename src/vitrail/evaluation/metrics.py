@@ -17,7 +17,7 @@ The loss of several labels is minus the log of their total probability. A predic
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import ClassVar, Final, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import one_hot
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.frozen.features import Precision, inference_context, make_normaliser
+from vitrail.models.query_output import Output
 
 REMEDY: Final = "choose another split, or check it with `vitrail data`"  # where nothing could be scored
 
@@ -41,9 +42,9 @@ ResultT_co = TypeVar("ResultT_co", covariant=True)
 class Metric(Protocol[ResultT_co]):
     """Scores a network's outputs on the device, without blocking it."""
 
-    def update(self, outputs: Tensor, batch: Batch, /) -> None:
-        """Counts one batch, which is on the metric's device. Rows where `batch.valid` is false have no image and
-        do not count."""
+    def update(self, outputs: Any, batch: Batch, /) -> None:
+        """Counts one batch, which is on the metric's device: an `Output` of the network. Rows where `batch.valid` is
+        false have no image and do not count."""
         ...
 
     def merge(self, world: World, /) -> None:
@@ -81,7 +82,7 @@ def is_better(new: Mapping[str, float], old: Mapping[str, float | None], criteri
 
 
 def score_batches(
-    network: Callable[[Tensor], Tensor],
+    network: Callable[[Tensor], Output],
     batches: Iterable[Batch],
     preprocessing: Preprocessing,
     metric: Metric[ResultT],

@@ -24,12 +24,13 @@ from vitrail.export.verify import Forward
 from vitrail.models.build import Model, build_from
 from vitrail.models.family import ImageSizes
 from vitrail.models.layers import RootPool, StandardisedConv, pad_same
+from vitrail.models.query_output import Output
 from vitrail.models.resnet_config import same_widths
 
 
 def to_exportable(model: Model, *, dynamic: bool = False, preprocessing: Preprocessing | None = None) -> nn.Module:
-    """A module [B, C, H, W] -> [B, K], or [B, K, H, W], in evaluation mode, on the CPU and in float32. With `dynamic`
-    it takes other image sizes, too; with `preprocessing` it takes bytes and normalises them itself."""
+    """A module [B, C, H, W] -> [B, K], [B, K, H, W] or a `QueryOutput`, in evaluation mode, on the CPU and in
+    float32. With `dynamic` it takes other image sizes, too; with `preprocessing` bytes, which it normalises itself."""
     tensors = {name: tensor.detach().to("cpu", torch.float32) for name, tensor in model.state_dict().items()}
     copy = build_from(model.config, tensors).eval()  # other modules around the same tensors: these get changed
     replace_parts(copy, dynamic)
@@ -56,7 +57,7 @@ class NormalisingNetwork(nn.Module):
         super().__init__()
         self.network, self.preprocessing = network, preprocessing
 
-    def forward(self, image: Tensor) -> Tensor:
+    def forward(self, image: Tensor) -> Output:
         return self.network(self.preprocessing.normalise(image))
 
 
@@ -133,7 +134,7 @@ def make_reference(bundle: Bundle, image: Pair, *, pixels: bool = False) -> Forw
     preprocessing = bundle.card.preprocessing
 
     @torch.inference_mode()
-    def forward(images: Tensor) -> Tensor:
+    def forward(images: Tensor) -> Output:
         return model(preprocessing.normalise(images) if pixels else images)
 
     return forward

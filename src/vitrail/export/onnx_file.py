@@ -4,8 +4,9 @@
 
 The input is `image`, normalised float32 [batch, C, height, width]; with `preprocessing` it is `pixels`, bytes. The
 output is `logits`, [batch, K] or, of a head that reads every patch, [batch, K, height, width]; or `features` where
-there is no head. The metadata hold JSON: `preprocessing`, `labels`, `config` and `provenance`, and `task` where it is
-not classification; and `vitrail`, the version.
+there is no head. Queries have two: `classes`, [batch, Q, K + 1], and `masks`, [batch, Q, rows, columns]. The metadata
+hold JSON: `preprocessing`, `labels`, `config` and `provenance`, and `task` where it is not classification; and
+`vitrail`, the version.
 
 ONNX Runtime, as it comes: the CPU, all of its default optimisations.
 """
@@ -19,6 +20,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.export import ExportedProgram
 
 from vitrail import __version__
 from vitrail.checkpoint.bundle import Bundle, describe
@@ -32,12 +34,14 @@ from vitrail.export.output import ExportResult, atomic_output, check_target, lis
 from vitrail.export.torch_export import choose_sizes, note_fixed_size, silence_exporter, trace_network
 from vitrail.export.verify import check_export, measure_speed, score_export
 from vitrail.models.family import ImageSizes
+from vitrail.models.query_output import Output, QueryOutput
 
 LIBRARIES: Final = ("onnx", "onnxscript", "onnxruntime")
 
 
 class OnnxSession:
-    """A loaded file: [B, C, H, W] -> [B, K], or [B, K, H, W]. `threads=0` leaves their number to the runtime."""
+    """A loaded file: [B, C, H, W] -> [B, K], [B, K, H, W] or a `QueryOutput`. `threads=0` leaves their
+    number to the runtime."""
 
     def __init__(self, path: Path, *, threads: int = 0):
         import onnxruntime
@@ -54,8 +58,9 @@ class OnnxSession:
     def metadata(self) -> dict[str, str]:
         return dict(self.inner.get_modelmeta().custom_metadata_map)
 
-    def __call__(self, images: Tensor) -> Tensor:
-        return torch.from_numpy(self.inner.run(None, {self.input: images.contiguous().numpy()})[0])
+    def __call__(self, images: Tensor) -> Output:
+        found = [torch.from_numpy(one) for one in self.inner.run(None, {self.input: images.contiguous().numpy()})]
+        return found[0] if len(found) == 1 else QueryOutput(*found)
 
 
 OPSETS: Final = (18, 23)  # that torch writes and the runtimes of the day read
@@ -146,7 +151,8 @@ def write_onnx(bundle: Bundle, path: Path, options: OnnxOptions, sizes: ImageSiz
     prepare = bundle.card.preprocessing if pixels else None
     form = to_exportable(build_network(bundle), dynamic=sizes.step is not None, preprocessing=prepare)
     program = trace_network(form, config.image, config.channels, sizes, pixels=pixels)
-    inputs, outputs = ["pixels" if pixels else "image"], ["logits" if config.classes else "features"]
+    inputs, outputs = ["pixels" if pixels else "image"], name_outputs(program)
+    outputs = outputs if config.classes else ["features"]
     with silence_exporter():
         names: Any = {"opset_version": options.opset, "input_names": inputs, "output_names": outputs}
         done: Any = torch.onnx.export(program, dynamo=True, verbose=False, **names)
@@ -170,18 +176,25 @@ def write_onnx(bundle: Bundle, path: Path, options: OnnxOptions, sizes: ImageSiz
     onnx.checker.check_model(str(path))
 
 
+def name_outputs(program: ExportedProgram) -> list[str]:
+    """What the graph gives: `logits`, or the `classes` and `masks` of queries."""
+    count = len(program.graph_signature.user_outputs)
+    return ["logits"] if count == 1 else list(QueryOutput._fields)
+
+
 def name_axes(model: Any, sizes: ImageSizes) -> None:
-    """Words for the open axes, in the place of the tracer's numbers."""
+    """Words for the open axes, in the place of the tracer's numbers. The masks of queries have axes of their own."""
     words: dict[int, str] = {0: "batch"}
     if sizes.any:
         words |= {2: "height", 3: "width"}
     elif sizes.step is not None:
         for axis, name, step in ((2, "rows", sizes.step[0]), (3, "columns", sizes.step[1])):
             words[axis] = f"{step}*{name}" if step > 1 else name
-    for value in (model.graph.input[0], model.graph.output[0]):
+    for value in (model.graph.input[0], *model.graph.output):
         sides = value.type.tensor_type.shape.dim
-        for axis, word in words.items():
-            if axis < len(sides):
+        named = {"classes": {0: "batch"}, "masks": {0: "batch", 2: "mask_rows", 3: "mask_columns"}}
+        for axis, word in named.get(value.name, words).items():
+            if axis < len(sides) and (value.name != "masks" or not sides[axis].dim_value):
                 sides[axis].dim_param = word
 
 

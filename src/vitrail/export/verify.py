@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
@@ -27,12 +27,13 @@ from vitrail.core.text import Pair, format_size
 from vitrail.data.targets import CLASS_LABELS
 from vitrail.evaluation.metrics import Criterion
 from vitrail.export.int8 import ExportImages
+from vitrail.models.query_output import Output, QueryOutput, output_tensors
 from vitrail.tasks.registry import TASKS, find_task
 
 TOLERANCE: Final = 1e-4  # largest difference over largest value
 BATCHES: Final = (1, 3, 16)
 
-Forward: TypeAlias = Callable[[Tensor], Tensor]  # [B, C, H, W] -> [B, K], or [B, K, H, W]
+Forward: TypeAlias = Callable[[Tensor], Any]  # [B, C, H, W] -> an `Output`, or its tensors in order
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,7 +110,7 @@ def check_export(
     for image, reference in references.items():
         for batch in BATCHES:
             images = make_noise_images(batch, bundle.config.channels, image, seed=batch, pixels=pixels)
-            cases.append(compare_outputs(image, reference(images), candidate(images), classes))
+            cases.append(compare_outputs(image, reference(images), read_output(candidate(images)), classes))
     report = ExportReport(against=against, cases=tuple(cases), tolerance=tolerance)
     bar = float("inf") if tolerance is None else tolerance
     if not report.worst <= bar:
@@ -119,20 +120,38 @@ def check_export(
     return report
 
 
-def compare_outputs(image: Pair, mine: Tensor, theirs: Tensor, classes: int) -> CheckedBatch:
-    if mine.shape != theirs.shape:
-        raise ExportFailed(f"it gives {list(theirs.shape)} where the network gives {list(mine.shape)}")
-    difference = (mine.double() - theirs.double()).abs().max().item()
-    scale = mine.double().abs().max().item()
-    relative, same = difference / scale if scale else difference, mine.argmax(1) == theirs.argmax(1)
+def read_output(found: Any) -> Output:
+    """What a runtime gives as the network itself would: one tensor, or a class and a mask of each query."""
+    if isinstance(found, Tensor | QueryOutput):
+        return found
+    return QueryOutput(*found)
+
+
+def compare_outputs(image: Pair, mine: Output, theirs: Output, classes: int) -> CheckedBatch:
+    """The tensor that differs most counts. The answers of queries are their classes."""
+    pairs = list(zip(output_tensors(mine), output_tensors(theirs), strict=True))
+    for own, other in pairs:
+        if own.shape != other.shape:
+            raise ExportFailed(f"it gives {list(other.shape)} where the network gives {list(own.shape)}")
+    found = [measure_difference(own, other) for own, other in pairs]
+    absolute, relative = max(found, key=lambda one: one[1] if one[1] == one[1] else float("inf"))
+    axis = 1 if isinstance(mine, Tensor) else 2
+    same = pairs[0][0].argmax(axis) == pairs[0][1].argmax(axis)
     return CheckedBatch(
         image=image,
-        batch=len(mine),
-        absolute=difference,
+        batch=len(same),
+        absolute=absolute,
         relative=relative,
         agree=int(same.sum()) if classes else None,
         places=same[0].numel(),
     )
+
+
+def measure_difference(mine: Tensor, theirs: Tensor) -> tuple[float, float]:
+    """The largest difference, and that over the largest value."""
+    difference = (mine.double() - theirs.double()).abs().max().item()
+    scale = mine.double().abs().max().item()
+    return difference, difference / scale if scale else difference
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,12 +186,12 @@ def score_export(
     if images is None or not bundle.config.classes:
         return None
     task, preprocessing, count, shares = find_task(bundle.card.task), bundle.card.preprocessing, 0, list[float]()
-    metrics = [task.metric(bundle.config.classes, torch.device("cpu")) for _ in range(2)]
+    metrics = [task.metric_for(bundle.card, bundle.config.classes, torch.device("cpu")) for _ in range(2)]
     for batch in images.batches(preprocessing, task.targets if images.has_targets else CLASS_LABELS):
         if not bool(batch.valid.any()):
             continue
         shown = batch.pixels if pixels else preprocessing.normalise(batch.pixels)
-        own, other = reference(shown), candidate(shown)
+        own, other = reference(shown), read_output(candidate(shown))
         count += int(batch.valid.sum())
         same = task.agreement(own, other)
         if same is not None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from copy import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Generic, Literal, NamedTuple, TypeAlias, cast, get_args, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeAlias, cast, get_args, overload
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from vitrail.data.preprocessing import Preprocessing, normalise_pixels
 from vitrail.data.targets import Geometry
 from vitrail.distributed.process_group import find_device
 from vitrail.models.build import Model
+from vitrail.models.query_output import Output, map_output
 from vitrail.predict.image_input import ImageInput, describe_input, image_from, is_one, prepare_ahead, split_batches
 from vitrail.tasks.classification.prediction import Prediction, rank_classes
 from vitrail.tasks.classification.task import ClassificationTask
@@ -140,7 +141,7 @@ class Predictor(Generic[PredictionT]):
         once, read ahead of what is asked for."""
         self._options(topk)
         for views in self._batches(pictures):
-            outputs = self.logits(torch.stack([view.pixels for view in views]))
+            outputs = self.outputs(torch.stack([view.pixels for view in views]))
             yield from self.interpret(outputs, [view.geometry for view in views], topk)
 
     def features(self, pictures: "ImageInput | Iterable[ImageInput]") -> Tensor:
@@ -179,16 +180,25 @@ class Predictor(Generic[PredictionT]):
 
     def logits(self, batch: Tensor) -> Tensor:
         """Prepared images to what the network puts out: uint8 [N, 3, H, W] -> float32 [N, K] on the CPU, and
-        [N, K, H, W] where the task is about pixels."""
+        [N, K, H, W] where the task is about pixels. A network with queries has `outputs` instead."""
+        found = self.outputs(batch)
+        if not isinstance(found, Tensor):
+            raise ConfigError("this network has queries, each with a class and a mask; take Predictor.outputs")
+        return found
+
+    def outputs(self, batch: Tensor) -> Output:
+        """As `logits`, for a network of any kind: of one with queries classes [N, Q, K + 1] and masks [N, Q, h, w]."""
         if not self.labels:
             remedy = "take its features, give it a head with `vitrail fit`, or fine-tune it"
             raise ConfigError(f"this network has no classes to name; {remedy}")
-        return self._read(batch, self.network)
+        with torch.inference_mode():
+            found: Output = self.network(self.normalise(batch))
+        return map_output(found, to_host)
 
     def interpret(
-        self, outputs: Tensor, views: Sequence[Geometry], topk: int | None = None, threshold: float | None = None
+        self, outputs: Output, views: Sequence[Geometry], topk: int | None = None, threshold: float | None = None
     ) -> Sequence[PredictionT]:
-        """What the outputs [N, K, ...] of `logits` say of N images, of which the network was shown these views."""
+        """What `outputs`, such as [N, K, ...], say of N images, of which the network was shown these views."""
         found = self.task.predict(outputs, views, self._options(topk, threshold))
         return cast("Sequence[PredictionT]", found)
 
@@ -219,7 +229,7 @@ class Predictor(Generic[PredictionT]):
     def _read(self, batch: Tensor, read: Callable[[Tensor], Tensor]) -> Tensor:
         with torch.inference_mode():
             found = read(self.normalise(batch))
-        return found.to("cpu", torch.float32, copy=True)  # a tensor like any other, which one may train on
+        return to_host(found)
 
     def _options(self, topk: int | None = None, threshold: float | None = None) -> PredictionOptions:
         if topk is not None and "topk" not in self.task.prediction_options(multi_label=self.multi_label):
@@ -227,11 +237,12 @@ class Predictor(Generic[PredictionT]):
         if topk is not None and topk < 1:
             raise ConfigError(f"topk={topk} must be at least 1")
         topk, threshold = TOPK if topk is None else topk, self.threshold if threshold is None else threshold
-        return PredictionOptions(names=self.labels, topk=topk, threshold=threshold, multi_label=self.multi_label)
+        facts: Any = {"multi_label": self.multi_label, "things": get_card(self.network).things}
+        return PredictionOptions(names=self.labels, topk=topk, threshold=threshold, **facts)
 
     def _check_classifies(self, method: str) -> None:
         if not isinstance(self.task, ClassificationTask):
-            kind = f"these weights are for {self.task.name}; take `logits` and `interpret`"
+            kind = f"these weights are for {self.task.name}; take `outputs` and `interpret`"
             raise ConfigError(f"Predictor.{method} is for classification, and {kind}")
 
     def _batches(self, pictures: "ImageInput | Iterable[ImageInput]") -> Iterator[list[View]]:
@@ -248,6 +259,11 @@ class Predictor(Generic[PredictionT]):
         rows = [self._read(torch.stack([view.pixels for view in views]), read) for views in self._batches(pictures)]
         empty = torch.zeros(0, 3, *self.preprocessing.image, dtype=torch.uint8)
         return torch.cat(rows or [self._read(empty, read)])
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """In float32 on the CPU: a tensor like any other, which one may train on."""
+    return tensor.to("cpu", torch.float32, copy=True)
 
 
 def load_network(

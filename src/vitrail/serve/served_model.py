@@ -17,6 +17,7 @@ from vitrail.data.decode.image import EncodedImage
 from vitrail.data.targets import Geometry
 from vitrail.inspection import layer_taps as taps
 from vitrail.inspection.rollout import roll_layer
+from vitrail.models.query_output import map_output
 from vitrail.predict.predictor import Predictor
 from vitrail.serve.batch_queue import MemoryBudget, QueuedImage
 from vitrail.serve.http_errors import RequestError, unavailable
@@ -123,8 +124,10 @@ class ServedModel:
             case "predict":
                 # Here and one by one: outputs and masks of dense tasks are much larger than what is sent of them.
                 answers: list[tuple[dict[str, Any], Any]] = []
-                for output, image in zip(self.predictor.logits(batch).split(1), images, strict=True):
-                    (prediction,) = self.predictor.interpret(output, [image.facts.geometry], **image.options)
+                outputs = self.predictor.outputs(batch)
+                for at, image in enumerate(images):
+                    one = map_output(outputs, lambda tensor, at=at: tensor[at : at + 1])
+                    (prediction,) = self.predictor.interpret(one, [image.facts.geometry], **image.options)
                     answers.append((prediction.to_dict(), prediction if image.show else None))
                 return answers
             case "embed":

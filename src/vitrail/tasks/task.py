@@ -26,9 +26,11 @@ from vitrail.evaluation.metrics import REMEDY, Criterion, Metric
 from vitrail.evaluation.result import Measure, make_measure
 from vitrail.evaluation.scoring import EvaluationOutcome, EvaluationSetting, ScoringOptions, Subject
 from vitrail.models.family import ModelConfig
+from vitrail.models.query_output import Output
 from vitrail.models.zoo import adapt_config
 from vitrail.objectives.objective import ObjectiveConfig, register_objective
 from vitrail.report.page import Section, Table
+from vitrail.tasks.mask_queries.decode import to_dense
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -91,13 +93,14 @@ class TaskPrediction(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PredictionOptions:
-    """How outputs become predictions: their names, how many classes are listed, and the threshold of a multi-label
-    network. A task uses what it needs."""
+    """How outputs become predictions: their names, how many classes are listed, the threshold of a multi-label network
+    (of segments: from which score they are shown), and which classes are things. A task uses what it needs."""
 
     names: tuple[str, ...]
     topk: int = 5
     threshold: float = 0.5
     multi_label: bool = False
+    things: tuple[bool, ...] | None = None  # None: all
 
 
 class PredictionBar(NamedTuple):
@@ -116,6 +119,7 @@ class Task(ABC):
     objective: ClassVar[type[ObjectiveConfig]]  # the default objective
     targets: ClassVar[Targets]
     criteria: ClassVar[tuple[Criterion, ...]]  # numbers that select weights; the first is the main one
+    extras: ClassVar[tuple[Criterion, ...]] = ()  # further numbers of a score, and how they are shown
     mixes: ClassVar[bool] = False  # whether the targets of two images can be mixed (mixup, CutMix)
     has_classes: ClassVar[bool] = False  # whether outputs [B, K, ...] are logits of K exclusive classes
     has_closed_form: ClassVar[bool] = False  # whether least squares on frozen features also solves it
@@ -152,6 +156,10 @@ class Task(ABC):
     def metric(self, outputs: int, device: torch.device, *, extremes: int = 0) -> Metric[Any]:
         """A metric whose result is a `TaskScore`. It may keep some of the best and worst images for reports."""
 
+    def metric_for(self, card: Card, outputs: int, device: torch.device, *, extremes: int = 0) -> Metric[Any]:
+        """The metric for a network with this card, for a task whose metric depends on more than a number of outputs."""
+        return self.metric(outputs, device, extremes=extremes)
+
     def report_sections(
         self, score: Any, source: ImageDataset | None, names: Sequence[str], title: str
     ) -> list[Section]:
@@ -180,7 +188,7 @@ class Task(ABC):
         network, outputs = setting.about.network, self.describe_outputs(names)
         check_outputs(get_card(network), network.config.classes, names, outputs, setting.collection.name)
         self.targets.check(source)
-        metric = self.metric(len(names), setting.world.device, extremes=EXTREMES)
+        metric = self.metric_for(get_card(network), len(names), setting.world.device, extremes=EXTREMES)
         score: TaskScore = setting.run(metric, self.targets)
         left = len(source) - len(setting.unreadable) - score.count
         if not score.count:
@@ -189,7 +197,7 @@ class Task(ABC):
         if setting.world.is_main:
             setting.advance("computing intervals", 0, None)
         intervals = self.intervals(score, seed=seed)
-        measures = measure_row(row, self.criteria, intervals, score.count)
+        measures = measure_row(row, (*self.criteria, *self.extras), intervals, score.count)
         notes = [f"skipped {pluralise(left, 'image')} without a target"] if left else []
         unsound = [name for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
         notes += [f"skipped {name}, which is {row[name]}" for name in unsound]
@@ -223,19 +231,21 @@ class Task(ABC):
         check_outputs(card, bundle.config.classes, names, self.describe_outputs(names), collection.name)
         return source, ()
 
-    def agreement(self, outputs: Tensor, other: Tensor) -> Tensor | None:
-        """The share of equal predictions of two outputs [B, K, ...] for each image [B]; None without classes."""
+    def agreement(self, outputs: Output, other: Output) -> Tensor | None:
+        """The share of equal predictions of two outputs [B, K, ...] for each image [B]; None without classes. Of
+        queries: of the pixels whose class is the same."""
         if not self.has_classes:
             return None
+        outputs, other = (to_dense(one) for one in (outputs, other))
         return (outputs.argmax(1) == other.argmax(1)).float().reshape(len(outputs), -1).mean(1)
 
     # Predictions.
 
     @abstractmethod
     def predict(
-        self, outputs: Tensor, views: Sequence["Geometry"], options: PredictionOptions
+        self, outputs: Any, views: Sequence["Geometry"], options: PredictionOptions
     ) -> Sequence[TaskPrediction]:
-        """The predictions for B images from outputs [B, K, ...] on these views of them."""
+        """The predictions for B images from the network's `Output`, such as [B, K, ...], on these views of them."""
 
     def prediction_options(self, *, multi_label: bool) -> tuple[str, ...]:
         """The fields of `PredictionOptions` that a user may set: "topk", "threshold"."""

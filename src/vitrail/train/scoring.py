@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vitrail.checkpoint.bundle import Bundle
+from vitrail.checkpoint.bundle import Bundle, get_card
 from vitrail.checkpoint.find_weights import read_bundle
 from vitrail.core.errors import DataError, VitrailError
 from vitrail.data.collection import Collection, open_collection
@@ -26,6 +26,7 @@ from vitrail.distributed.process_group import World
 from vitrail.evaluation.frozen.features import FrozenFeatures, extract_features
 from vitrail.evaluation.frozen.fewshot import score_few_shot
 from vitrail.evaluation.metrics import Criterion, is_better, score_batches
+from vitrail.models.backbone import unwrap_backbone
 from vitrail.optim.optimiser import swap_tensors
 from vitrail.tasks.classification.task import CLASSIFICATION
 from vitrail.tasks.registry import task_of
@@ -127,7 +128,8 @@ class Scorer(FeatureScorer):
                 return {"kind": part, "step": step, **row}
             size = min(EVALUATION_BATCH, max(len(source) // world.size, 1))
             batches = self.iterate(f"scoring {split}", source, run.preprocessing, size)
-            metric = task.metric(len(splits.class_names), world.device, extremes=EXTREMES)
+            card = get_card(unwrap_backbone(self.parts.objective.eval_network))
+            metric = task.metric_for(card, len(splits.class_names), world.device, extremes=EXTREMES)
             shared, precision = world if world.size > 1 else None, self.parts.evaluation_precision
             found: TaskScore = score_batches(
                 self.network, batches, run.preprocessing, metric, device=world.device, world=shared, precision=precision

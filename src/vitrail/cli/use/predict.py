@@ -342,7 +342,7 @@ class PredictSession:
         answers, maps = iter(()), iter(())
         if views:
             pixels, geometries = torch.stack([view.pixels for view in views]), [view.geometry for view in views]
-            answers = iter(self.asker.interpret(self.asker.logits(pixels), geometries, self.topk))
+            answers = iter(self.asker.interpret(self.asker.outputs(pixels), geometries, self.topk))
             maps = iter(() if self.attention is None else self.attention.maps(pixels))
         for found, thing in batch:
             self.seen += 1

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitrail.core.text import Pair
-from vitrail.models.query_output import QueryOutput
+from vitrail.models.query_output import Output, QueryOutput
 
 PIXELS: Final = 2**25  # of masks that are held in full size
 THRESHOLD: Final = 0.8  # probability of its class from which a query takes part in a panoptic map
@@ -68,6 +68,14 @@ def decode_semantic(output: QueryOutput, size: Pair) -> Tensor:
     place = partial(resize_masks, size=size)
     tiny = torch.finfo(torch.float32).tiny
     return torch.stack([sum_scores(*one, place).clamp_(min=tiny).log_() for one in zip(*output, strict=True)])
+
+
+def to_dense(output: Output, size: Pair | None = None) -> Tensor:
+    """Logits per class [B, K, ...] of either kind of output; queries are decoded at `size`, or at their masks' own."""
+    if isinstance(output, Tensor):
+        return output
+    height, width = output.masks.shape[-2:]
+    return decode_semantic(output, (height, width) if size is None else size)
 
 
 def decode_panoptic(
@@ -127,7 +135,8 @@ def assign_pixels(scores: Tensor, masks: Tensor, place: Place) -> tuple[Tensor, 
             better = value > best
             best = torch.where(better, value, best)
             owner, inside = torch.where(better, at, owner), torch.where(better, within, inside)
-    assert owner is not None and inside is not None
+    assert owner is not None
+    assert inside is not None
     return owner, inside, torch.cat(areas)
 
 
