@@ -20,7 +20,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.randomness import CounterRng
 from vitrail.data.targets import IGNORED, Geometry, MaskTargets
 from vitrail.data.transforms.augmentation import Augmentation, cifar
-from vitrail.data.transforms.crop import Crop, InceptionCrop, ResizeCrop, Squash
+from vitrail.data.transforms.crop import Crop, InceptionCrop, ResizeCrop, ScaleJitter, Squash
 from vitrail.data.transforms.policy import Distort, RandAugment, ThreeAugment
 
 FUNCTIONAL: Any = F  # takes tv_tensors too, whatever its annotations say
@@ -31,7 +31,9 @@ SIZES = st.tuples(SIDES, SIDES)
 @st.composite
 def crops(draw: st.DrawFn) -> Crop:
     size = draw(st.tuples(st.integers(4, 24), st.integers(4, 24)))
-    kind = draw(st.sampled_from(["inception", "tensorflow", "resize", "shorter", "pad", "squash"]))
+    kind = draw(st.sampled_from(["inception", "tensorflow", "resize", "shorter", "pad", "squash", "jitter"]))
+    if kind == "jitter":
+        return ScaleJitter(size=size, scale=draw(st.sampled_from([(0.1, 2.0), (1.0, 1.0), (1.2, 3.0)])))
     if kind in ("inception", "tensorflow"):
         return InceptionCrop(size=size, sampler="tensorflow" if kind == "tensorflow" else "torchvision")
     if kind == "squash":
@@ -154,14 +156,16 @@ def test_as_torchvision_moves_them(whole: Pair, data: st.DataObject, inner: Pair
     more=st.none() | st.integers(0, 9),
     interpolation=st.sampled_from(["bilinear", "bicubic", "area"]),
     antialias=st.booleans(),
+    fit=st.sampled_from(["squash", "pad"]),
 )
 def test_preprocessing_says_where_its_pixels_come_from(
-    whole: Pair, image: Pair, more: int | None, interpolation: Any, antialias: bool
+    whole: Pair, image: Pair, more: int | None, interpolation: Any, antialias: bool, fit: Any
 ) -> None:
+    fit = fit if more is None else "squash"
     if interpolation == "area" and more is not None:
         image = (min(image), min(image))
     resize = None if more is None else min(image) + more
-    preparing = Preprocessing(image=image, resize=resize, interpolation=interpolation, antialias=antialias)
+    preparing = Preprocessing(image=image, resize=resize, interpolation=interpolation, antialias=antialias, fit=fit)
     source = ArrayDataset(gradient(whole).permute(1, 2, 0).numpy()[None])
     pixels = preparing.pixels(source.open_image(0).rgb()).int()
     geometry = preparing.geometry(whole)

@@ -21,7 +21,7 @@ from vitrail.data.loader import Batch, BatchStream, eval_batches, train_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.targets import IGNORED, MaskTargets
 from vitrail.data.transforms.augmentation import Augmentation, cifar, inception, reference_inception
-from vitrail.data.transforms.crop import InceptionCrop, ResizeCrop, Squash
+from vitrail.data.transforms.crop import InceptionCrop, ResizeCrop, ScaleJitter, Squash
 from vitrail.data.transforms.policy import RandAugment
 from vitrail.data.unreadable_log import UnreadableLog
 from vitrail.train.data import can_reside
@@ -185,6 +185,8 @@ RESIDENT = {
     "resized": (Augmentation(crop=ResizeCrop(size=(7, 7), resize=(10, 9)), flip=1.0),),
     "resized and padded": (Augmentation(crop=ResizeCrop(size=(7, 7), resize=8, padding=2)),),
     "squash": (Augmentation(crop=Squash(size=(5, 16))),),
+    "jitter": (Augmentation(crop=ScaleJitter(size=(11, 9))),),
+    "larger jitter": (Augmentation(crop=ScaleJitter(size=(9, 9), scale=(1.0, 4.0)), flip=1.0),),
     "several": VIEWS,
 }
 

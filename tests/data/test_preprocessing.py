@@ -1,6 +1,7 @@
 """Images to the pixels that a network was trained on."""
 
 import io
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,6 +58,23 @@ def test_bit_for_bit_torchvision(resize: int | None, interpolation: F.Interpolat
         image=(16, 16), resize=resize, interpolation=interpolation.value, mean=IMAGENET_MEAN, std=IMAGENET_STD
     )
     assert torch.equal(made(picture()), wanted)
+
+
+@pytest.mark.parametrize(("size", "inner"), [((30, 20), (11, 16)), ((20, 90), (16, 4)), ((16, 16), (16, 16))])
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "area"])
+@pytest.mark.parametrize("antialias", [True, False])
+def test_a_whole_image_with_borders(
+    size: tuple[int, int], inner: tuple[int, int], interpolation: Any, antialias: bool
+) -> None:
+    """What a squash to the inner size gives, at the upper left; black at the right and at the bottom."""
+    image = picture().resize(size)
+    how = {"interpolation": interpolation, "antialias": antialias}
+    made = Preprocessing(image=(16, 16), fit="pad", **how)
+    assert made.resized((size[1], size[0])) == inner
+    wanted = torch.zeros(3, 16, 16, dtype=torch.uint8)
+    wanted[:, : inner[0], : inner[1]] = Preprocessing(image=inner, **how).pixels(image)
+    assert torch.equal(made.pixels(image), wanted)
+    assert made.geometry((size[1], size[0])).pad == (0, 0, 16 - inner[1], 16 - inner[0])
 
 
 def test_pixels_then_normalise() -> None:
@@ -150,6 +168,13 @@ def test_it_survives_a_file_and_bad_values_are_named() -> None:
     assert Preprocessing.from_dict(reference.to_dict()) == reference
     older = {key: value for key, value in made.to_dict().items() if key != "antialias"}
     assert Preprocessing.from_dict(older) == made
+    padded = Preprocessing(fit="pad")
+    assert Preprocessing.from_dict(padded.to_dict()) == padded
+    assert "fit" not in made.to_dict()  # as in older files
+    with pytest.raises(ConfigError, match="fit"):
+        Preprocessing.from_dict(padded.to_dict() | {"fit": "crop"})
+    with pytest.raises(ConfigError, match="resize=300"):
+        Preprocessing(resize=300, fit="pad")
     with pytest.raises(ConfigError, match="antialias='no'"):
         Preprocessing.from_dict(older | {"antialias": "no"})
     with pytest.raises(ConfigError, match="resize=7"):

@@ -63,6 +63,7 @@ def truncate_levels(levels: "Tensor") -> "Tensor":
 
 Interpolation: TypeAlias = Literal["bilinear", "bicubic"]
 Resampling: TypeAlias = Literal["bilinear", "bicubic", "area"]
+Fit: TypeAlias = Literal["squash", "pad"]
 Triple: TypeAlias = tuple[float, float, float]
 ChannelValues: TypeAlias = tuple[float, ...]  # one for each channel: three for colours, one for grey
 
@@ -81,8 +82,9 @@ LARGEST: Final = 1 << 26  # pixels that a resized image may have before the crop
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preprocessing:
     """Resize, crop, normalise. With `resize` the shorter side goes there and the centre is cut out; without it the
-    image goes straight to `image`, whatever its aspect, as the reference evaluates. With `antialias` an image is
-    shrunk as Pillow does it, every pixel counted; without, as TensorFlow does, which the reference was trained in: the
+    image goes straight to `image`, whatever its aspect, as the reference evaluates; or, with the fit "pad", keeps its
+    aspect and gets black borders at the right or at the bottom, as EoMT evaluates. With `antialias` an image is shrunk
+    as Pillow does it, every pixel counted; without, as TensorFlow does, which the reference was trained in: the
     nearest pixels only, from half-pixel centres. The interpolation "area" is big_vision's evaluation, whole: the mean
     over what becomes one pixel, levels cut off to bytes, and a window that is rounded its way. Images are always read
     in colour; where `mean` and `std` are of one channel, their luma is what the network sees."""
@@ -93,6 +95,7 @@ class Preprocessing:
     mean: ChannelValues = HALF
     std: ChannelValues = HALF
     antialias: bool = True
+    fit: Fit = "squash"
 
     def __post_init__(self) -> None:
         if len(self.image) != 2 or not all(type(side) is int and 1 <= side <= LARGEST_SIDE for side in self.image):
@@ -110,6 +113,10 @@ class Preprocessing:
             raise ConfigError(f"mean has {len(self.mean)} channels and std {len(self.std)}; give one number for each")
         if type(self.antialias) is not bool:
             raise ConfigError(f"antialias={quote_value(self.antialias)} must be true or false")
+        if self.fit not in get_args(Fit):
+            raise unknown_name("fit", str(self.fit)[:60], get_args(Fit))
+        if self.resize is not None and self.fit != "squash":
+            raise ConfigError(f"fit={self.fit} shows the whole image, and resize={self.resize} a part of it; set one")
 
     def check_fit(self, image: Pair, channels: int = 3) -> None:
         """ConfigError where images would come out absurdly large for a network made for `image`, or in other channels
@@ -148,32 +155,44 @@ class Preprocessing:
 
         mode = F.InterpolationMode.BICUBIC if self.interpolation == "bicubic" else F.InterpolationMode.BILINEAR
         resize: Any = F.resize  # takes images too, whatever its annotation says
-        size = list(self.image) if self.resize is None else [self.resize]
         upright = upright_rgb(image)
         whole = (upright.height, upright.width)
+        tall, wide = self.resized(whole)
+        size = [tall, wide] if self.resize is None else [self.resize]
         height, width = self.image
+
+        def place(done: Any) -> Any:
+            if self.resize is None:
+                borders: Any = F.pad
+                return borders(done, [0, 0, width - wide, height - tall])
+            return F.center_crop(done, [height, width])
+
         if self._is_strip(whole):
             box = self.centre(whole)
             return F.pil_to_tensor(upright.resize((width, height), pillow_filter(self.interpolation), box))
         if self.interpolation == "area":  # big_vision's resize_small and central_crop
-            done = truncate_levels(resize_area(F.pil_to_tensor(upright), self.resized(whole)))
-            top, left = (0, 0) if self.resize is None else ((done.shape[1] - height) // 2, (done.shape[2] - width) // 2)
+            done = truncate_levels(resize_area(F.pil_to_tensor(upright), (tall, wide)))
+            if self.resize is None:
+                return place(done)
+            top, left = (done.shape[1] - height) // 2, (done.shape[2] - width) // 2
             return done[:, top : top + height, left : left + width]
         if self.antialias:
-            return F.pil_to_tensor(F.center_crop(resize(upright, size, interpolation=mode), list(self.image)))
+            return F.pil_to_tensor(place(resize(upright, size, interpolation=mode)))
         # In floats: the kernel for bytes exists on some processors only, and rounds otherwise.
         if self.interpolation == "bilinear":
-            resized = resize_bilinear(F.pil_to_tensor(upright), self.resized(whole))
+            resized = resize_bilinear(F.pil_to_tensor(upright), (tall, wide))
         else:
             resized = resize(F.pil_to_tensor(upright).float(), size, interpolation=mode, antialias=False)
-        return F.center_crop(resized, list(self.image)).round().clamp(0, 255).byte()
+        return place(resized).round().clamp(0, 255).byte()
 
     def geometry(self, whole: Pair) -> "Geometry":
         """Where the pixels come from, in an upright image of size `whole`."""
         from vitrail.data.targets import Geometry  # loads torch
 
         if self.resize is None:
-            return Geometry(whole=whole, box=(0, 0, *whole), inner=self.image)
+            tall, wide = self.resized(whole)
+            pad = (0, 0, self.image[1] - wide, self.image[0] - tall)
+            return Geometry(whole=whole, box=(0, 0, *whole), inner=(tall, wide), pad=pad)
         if self._is_strip(whole):
             left, top, right, bottom = self.centre(whole)
             return Geometry(whole=whole, box=(top, left, bottom - top, right - left), inner=self.image)
@@ -200,7 +219,12 @@ class Preprocessing:
         """What the whole image is resized to: torchvision's rule, which cuts the longer side off to pixels; or
         big_vision's, which rounds it."""
         if self.resize is None:
-            return self.image
+            scale = min(self.image[0] / whole[0], self.image[1] / whole[1])
+            return (
+                self.image
+                if self.fit == "squash"
+                else (max(round(whole[0] * scale), 1), max(round(whole[1] * scale), 1))
+            )
         if self.interpolation == "area":
             scale = self.resize / min(whole)
             return (round(whole[0] * scale), round(whole[1] * scale))
@@ -228,7 +252,9 @@ class Preprocessing:
         return mean, std
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Without the fit where it is the usual one, which files of earlier versions do not have."""
+        data = asdict(self)
+        return {name: value for name, value in data.items() if name != "fit" or value != "squash"}
 
     @staticmethod
     def from_dict(data: dict[str, Any]) -> "Preprocessing":
@@ -238,7 +264,8 @@ class Preprocessing:
             image = cast("Pair", read_numbers(image if isinstance(image, list | tuple) else [image, image]))
             resize = None if resize is None else cast("int", read_numbers([resize])[0])
             mean, std = (tuple(map(float, read_numbers(data[name]))) for name in ("mean", "std"))
-            rest = {"interpolation": data["interpolation"], "antialias": data.get("antialias", True)}  # in newer files
+            newer = {"antialias": data.get("antialias", True), "fit": data.get("fit", "squash")}
+            rest = {"interpolation": data["interpolation"], **newer}
             return Preprocessing(image=image, resize=resize, mean=mean, std=std, **rest)
         except KeyError as error:
             raise ConfigError(f"incomplete preprocessing: {error.args[0]} is missing") from None

@@ -25,7 +25,7 @@ from vitrail.data.transforms.batched import (
     find_unsupported,
 )
 from vitrail.data.transforms.batched_ops import SORTED, gaussian_kernels, grey, plan_programme
-from vitrail.data.transforms.crop import InceptionCrop, ResizeCrop, Squash
+from vitrail.data.transforms.crop import InceptionCrop, ResizeCrop, ScaleJitter, Squash
 from vitrail.data.transforms.policy import GEOMETRIC, NUMBER, OPERATIONS, Distort, Programme, RandAugment, ThreeAugment
 
 SMOOTH = np.stack([pixels(32, 40, seed) for seed in range(24)])
@@ -76,6 +76,7 @@ def test_resampling_is_pillows(size: tuple[int, int], interpolation: Any, device
         InceptionCrop(size=size, interpolation=interpolation, sampler="tensorflow"),
         Squash(size=size, interpolation=interpolation),
         ResizeCrop(size=size, resize=(size[0] + 8, size[1] + 6), interpolation=interpolation),
+        ScaleJitter(size=size, interpolation=interpolation),
     ):
         augmentation, draws = Augmentation(crop=crop), drawn(24)
         close(together(augmentation, SMOOTH, draws, device), one_by_one(augmentation, SMOOTH, draws), 2, 0.1)
@@ -200,10 +201,11 @@ def test_the_operations_of_a_step_do_not_touch_each_other() -> None:
 @pytest.mark.parametrize(
     "size", [(13, 9), *(pytest.param(size, marks=pytest.mark.slow) for size in ((32, 40), (64, 64)))]
 )
-@pytest.mark.parametrize("crop", ["squash", "bilinear", "bicubic"])
+@pytest.mark.parametrize("crop", ["squash", "bilinear", "bicubic", "jitter"])
 def test_a_picture_is_the_same_to_the_bit_whatever_comes_with_it(size: tuple[int, int], crop: str) -> None:
     """The order of the sums in a product or a convolution may depend on the number of images; nothing else may."""
-    cut: Any = Squash(size=size) if crop == "squash" else InceptionCrop(size=size, interpolation=crop)  # type: ignore[arg-type]
+    plain = {"squash": Squash(size=size), "jitter": ScaleJitter(size=size)}
+    cut: Any = plain.get(crop) or InceptionCrop(size=size, interpolation=crop)  # type: ignore[arg-type]
     some = np.random.default_rng(1).integers(0, 256, (150, 3, *size), dtype=np.uint8)
     batch, draws = torch.from_numpy(some), drawn(150, seed=2)
     for policy in (RandAugment(ops=3), ThreeAugment(), Distort(jitter=(0.4, 0.4, 0.2, 0.0))):

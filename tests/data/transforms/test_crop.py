@@ -14,9 +14,10 @@ from torchvision.transforms.v2 import functional as F
 
 from vitrail.core.errors import ConfigError
 from vitrail.data.decode.image import EncodedImage
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.randomness import CounterRng
 from vitrail.data.transforms.augmentation import Augmentation, bit, cifar, inception
-from vitrail.data.transforms.crop import InceptionCrop, ResizeCrop, Squash
+from vitrail.data.transforms.crop import InceptionCrop, ResizeCrop, ScaleJitter, Squash
 from vitrail.recipes.table4 import hyper_rule
 
 
@@ -164,6 +165,43 @@ def test_cifar_crop_is_pad_and_crop(edge: Any) -> None:
         wanted = padded[:, top : top + 32, left : left + 32]
         assert torch.equal(Augmentation(crop=crop, flip=0.0)(EncodedImage(array), draws), wanted)
     assert {0, 8} <= {top for top, _ in places}
+
+
+@pytest.mark.parametrize("whole", [(60, 80), (90, 30)])
+def test_scale_jitter_draws_scales_evenly_and_windows_inside(whole: tuple[int, int]) -> None:
+    crop = ScaleJitter(size=(48, 64), scale=(0.5, 2.0))
+    found = crop.windows(drawn(4000), whole)
+    scale = found[:, 0] / whole[0] / min(48 / whole[0], 64 / whole[1])
+    assert stats.kstest(scale, "uniform", args=(0.5, 1.5)).statistic < 0.05
+    assert np.abs(found[:, 0] / found[:, 1] - whole[0] / whole[1]).max() < 0.15
+    room = np.maximum(found[:, :2] - [48, 64], 0)
+    assert (found[:, 2:] >= 0).all()
+    assert (found[:, 2:] <= room).all()
+    assert (found[:, 2:] == room)[room > 0].any()
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_scale_jitter_is_resize_then_crop_and_pad(interpolation: Any) -> None:
+    image, crop = pixels(30, 40), ScaleJitter(size=(24, 24), scale=(0.3, 2.5), interpolation=interpolation)
+    mode = F.InterpolationMode(interpolation)
+    for index in range(20):
+        draws = drawn(1, seed=index)
+        height, width, top, left = crop.windows(draws, (30, 40))[0].tolist()
+        resized = F.pil_to_tensor(F.resize(Image.fromarray(image), [height, width], interpolation=mode))
+        wanted = torch.zeros(3, 24, 24, dtype=torch.uint8)
+        part = resized[:, top : top + 24, left : left + 24]
+        wanted[:, : part.shape[1], : part.shape[2]] = part
+        made = Augmentation(crop=crop, flip=0.0)(EncodedImage(image), draws)
+        assert int((made.int() - wanted.int()).abs().max()) <= 2
+
+
+def test_scale_jitter_of_one_scale_shows_the_whole_image_as_it_is_scored() -> None:
+    for size in ((30, 40), (40, 30), (25, 25)):
+        image = EncodedImage(pixels(*size))
+        made = Augmentation(crop=ScaleJitter(size=(32, 20), scale=(1.0, 1.0)), flip=0.0)(image, drawn(1))
+        assert torch.equal(made, Preprocessing(image=(32, 20), fit="pad").pixels(image.rgb()))
+    with pytest.raises(ConfigError, match="scale"):
+        ScaleJitter(size=(8, 8), scale=(0.0, 1.0))
 
 
 def test_flip_mirrors_half() -> None:

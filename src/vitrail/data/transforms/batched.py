@@ -30,7 +30,7 @@ from vitrail.data.randomness import CounterRng
 from vitrail.data.targets import TIE
 from vitrail.data.transforms.augmentation import Augmentation, RandomErasing, make_noise, noise_keys
 from vitrail.data.transforms.batched_ops import SORTED, BatchStage, column, plan_programme
-from vitrail.data.transforms.crop import Crop, InceptionCrop, ResizeCrop
+from vitrail.data.transforms.crop import Crop, InceptionCrop, ResizeCrop, ScaleJitter
 from vitrail.data.transforms.policy import operations_of
 
 UNIT: Final = 2.0**15  # of weights: times 255 it leaves a bit of float32's 24, which negative weights may need
@@ -60,7 +60,7 @@ def find_unsupported(augmentation: Augmentation) -> str | None:
     missing = [] if policy is None else sorted(name for name in operations_of(policy) if name not in SORTED)
     if not missing:
         return None
-    known = ", ".join(["InceptionCrop", "ResizeCrop", "Squash", "flip", "RandomErasing", *SORTED])
+    known = ", ".join(["InceptionCrop", "ResizeCrop", "ScaleJitter", "Squash", "flip", "RandomErasing", *SORTED])
     return f"{type(policy).__name__} uses {', '.join(missing)}, which has no batched form; supported: {known}"
 
 
@@ -134,10 +134,30 @@ def plan_crop(crop: Crop, flips: NDArray[np.bool_], draws: CounterRng, whole: Pa
         # A window of the resized image is a box of this one, and what lies outside the box may shine in.
         boxes = np.concatenate([windows * scale, np.broadcast_to(np.array(crop.size) * scale, windows.shape)], 1)
         return [plan_resampling(boxes, whole, crop.size, crop.interpolation, tight=False), flipped]
+    if isinstance(crop, ScaleJitter):
+        return [*plan_jitter(crop, draws, whole), flipped]
     if isinstance(crop, InceptionCrop):
         boxes = crop.boxes(draws, height, width)
         return [plan_resampling(boxes, whole, crop.size, crop.interpolation, tight=True), flipped]
     return [*plan_squash(len(draws), whole, crop.size, crop.interpolation), flipped]
+
+
+def plan_jitter(crop: ScaleJitter, draws: CounterRng, whole: Pair) -> list[BatchStage]:
+    """Images at scales of their own, as if they went on beyond their edges; then black where they do not."""
+    found = crop.windows(draws, whole)
+    resized, corner = found[:, :2], found[:, 2:]
+    scale = np.array(whole) / resized
+    boxes = np.concatenate([corner * scale, np.array(crop.size) * scale], 1)
+    inner = (resized - corner)[..., None, None, None]
+    rulers = (np.arange(crop.size[0])[:, None], np.arange(crop.size[1]))
+    sampled = plan_resampling(boxes, whole, crop.size, crop.interpolation, tight=False)
+    return [sampled, BatchStage((inner[:, 0], inner[:, 1], *rulers), apply_borders)]
+
+
+def apply_borders(pixels: Tensor, arrays: Sequence[Tensor]) -> Tensor:
+    """In place: the pixels are those of the step before."""
+    height, width, row, column = arrays
+    return pixels.masked_fill_((row >= height) | (column >= width), 0)
 
 
 def plan_squash(count: int, whole: Pair, size: Pair, interpolation: Interpolation) -> list[BatchStage]:
@@ -214,7 +234,9 @@ def resampling_weights(arrays: Sequence[Tensor], interpolation: Interpolation, t
         shares = (1 - away).clamp_(min=0)
     if tight:
         shares.mul_((at > first) & (at < last))
-    return shares.div_(shares.sum(-1, keepdim=True)).mul_(UNIT).round_()
+    total = shares.sum(-1, keepdim=True)
+    # Zero far beyond an edge, where nothing is near: such pixels get borders.
+    return shares.div_(total.masked_fill_(total == 0, 1)).mul_(UNIT).round_()
 
 
 def plan_erasing(erase: RandomErasing, draws: CounterRng, size: Pair) -> list[BatchStage]:
@@ -247,6 +269,7 @@ def find_sources(augmentation: Augmentation, draws: CounterRng, whole: Pair) -> 
     crop, count = augmentation.crop, len(draws)
     found: list[NDArray[np.int64]] = []
     windows = crop.windows(draws, whole) if isinstance(crop, ResizeCrop) else None
+    jittered = crop.windows(draws, whole) if isinstance(crop, ScaleJitter) else None
     boxes = crop.boxes(draws, *whole) if isinstance(crop, InceptionCrop) else np.array([[0, 0, *whole]] * count)
     for axis, side in enumerate(whole):
         places = np.arange(crop.size[axis])
@@ -254,6 +277,9 @@ def find_sources(augmentation: Augmentation, draws: CounterRng, whole: Pair) -> 
             resized = crop.resized(whole)[axis]
             places = windows[:, axis, None] - crop.padding + places
             centres, inside = (2 * places + 1) * side / (2 * resized), (places >= 0) & (places < resized)
+        elif jittered is not None:
+            resized, places = jittered[:, axis, None], jittered[:, axis + 2, None] + places
+            centres, inside = (2 * places + 1) * side / (2 * resized), places < resized
         else:
             centres = boxes[:, axis, None] + (2 * places + 1) * boxes[:, axis + 2, None] / (2 * crop.size[axis])
             inside = np.True_

@@ -26,6 +26,7 @@ Sampler: TypeAlias = Literal["torchvision", "tensorflow"]
 
 TRIES: Final = 10  # torchvision's number
 ATTEMPTS: Final = 100  # TensorFlow's
+LARGEST_SCALE: Final = 16.0  # of an image that is cut from
 SCALES: Final = (8, 4, 2)  # at which a JPEG can be decoded, besides 1
 
 
@@ -176,6 +177,41 @@ class ResizeCrop:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ScaleJitter:
+    """The image at a random scale of what fits into `size`, with its own aspect; what is larger is cut out at random,
+    what is smaller gets black borders at the right and at the bottom. It is the crop of Mask2Former and EoMT for
+    segments (large scale jitter: Ghiasi et al. 2021). With a scale of (1, 1) it always fits the whole image in."""
+
+    size: Pair
+    scale: Range = (0.1, 2.0)
+    interpolation: Interpolation = "bilinear"
+
+    def __post_init__(self) -> None:
+        check_crop(self.size, self.interpolation)
+        low, high = self.scale
+        if not 0 < low <= high <= LARGEST_SCALE:
+            raise ConfigError(f"scale={self.scale} must be two numbers up to {LARGEST_SCALE}, the smaller first")
+
+    def windows(self, draws: CounterRng, whole: Pair) -> NDArray[np.int64]:
+        """For each of the B samples, the height and width of the resized image, and where in it the window has its top
+        and left [B, 4]."""
+        low, high = self.scale
+        fit = min(self.size[0] / whole[0], self.size[1] / whole[1])
+        scale = fit * (low + (high - low) * draws.uniform("scale"))
+        resized = np.rint(np.array(whole) * scale).astype(np.int64).clip(1)
+        room = (resized - np.array(self.size)).clip(0) + 1
+        return np.concatenate([resized, (draws.uniform("crop", 2) * room).astype(np.int64)], 1)
+
+    def cut(self, whole: Pair, draws: CounterRng) -> Cut:
+        height, width, top, left = self.windows(draws, whole)[0].tolist()
+        inner = (min(self.size[0], height - top), min(self.size[1], width - left))
+        down, across = whole[0] / height, whole[1] / width
+        box = (top * down, left * across, inner[0] * down, inner[1] * across)
+        pad = (0, 0, self.size[1] - inner[1], self.size[0] - inner[0])
+        return Cut(box, inner, self.interpolation, False, pad)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Squash:
     """The whole image, whatever its aspect: for tasks where a crop would cut the answer off (VTAB's structured)."""
 
@@ -189,7 +225,7 @@ class Squash:
         return Cut((0, 0, *whole), self.size, self.interpolation)
 
 
-Crop: TypeAlias = InceptionCrop | ResizeCrop | Squash
+Crop: TypeAlias = InceptionCrop | ResizeCrop | ScaleJitter | Squash
 
 
 def column(sizes: Whole) -> NDArray[np.int64]:
