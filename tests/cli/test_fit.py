@@ -11,6 +11,7 @@ import torch
 import vitrail
 from tests.cli.test_frozen import folder, picture
 from tests.models.tiny import VIT, awake
+from tests.tasks.segmentation.drawn import draw_folder
 from vitrail.checkpoint.bundle import Card
 from vitrail.checkpoint.weights import save
 from vitrail.cli.app import main
@@ -132,6 +133,29 @@ def test_one_picture_a_class(here: Path, run: Run) -> None:
     assert "learned from 2 images" in said
     assert "note: nothing was held out" in said
     assert vitrail.load("out.safetensors").config.classes == 2
+
+
+def test_images_with_masks_become_a_segmenter(here: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    draw_folder(here / "discs")
+    said = run("--rename", "disc=ball", data="discs")
+    assert "discs: 3 classes of pixels; images: 24 of train, 8 of test" in said
+    assert re.search(r"learned from 24 images of train, \d+ patches each, solved in [\d.]+ s without the network", said)
+    assert re.search(r"estimated mIoU: [\d.]+%, on [\d,]+ pixels of 2 images held out \(l2", said)
+    scored = re.search(r"mIoU +([\d.]+)% +[\d.]+–[\d.]+", said)
+    assert scored
+    model = vitrail.load("out.safetensors")
+    assert model.card is not None
+    assert (model.card.task, model.card.labels) == ("segmentation", ("ground", "ball", "bar"))
+    run(data="discs", out="plain.safetensors")
+    words = ["evaluate", "plain.safetensors", "--data", "discs", "--out", "r.json", "--workers", "0"]
+    assert main(words) == 0
+    capsys.readouterr()
+    found = Result.read(here / "r.json").measures[0]
+    assert (found.name, f"{100 * found.value:.2f}") == ("mIoU", scored[1])
+    assert "is for classes of whole images" in run("--shots", "3", data="discs", status=2)
+    assert "photos has no masks" in run("--task", "segmentation", status=2)
+    assert "panoptic" in run("--task", "panoptic", data="discs", status=2)
+    assert "has no labels" in run("--task", "classification", data="discs", status=2)
 
 
 @pytest.mark.slow

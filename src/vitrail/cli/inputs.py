@@ -20,6 +20,7 @@ from vitrail.data.collection import Collection, open_collection
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.loader import Batch, Views
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.targets import CLASS_LABELS, Targets
 from vitrail.distributed.process_group import join_world
 from vitrail.evaluation.scoring import Subject, ignore_progress, iterate_batches, make_subject
 from vitrail.train.observer import count_batches
@@ -65,10 +66,12 @@ def load_batches(
     device: torch.device,
     advance: Advance = ignore_progress,
     what: str = "features",
+    targets: Targets = CLASS_LABELS,
 ) -> Iterator[Batch]:
     """Every image once, prepared, as the options say; `advance` shows how many have been used."""
     check_batch(options)
-    batches = iterate_batches(source, preprocessing, device, batch=options.batch, workers=options.workers)
+    loading = {"batch": options.batch, "workers": options.workers}
+    batches = iterate_batches(source, preprocessing, device, targets=targets, **loading)
     return count_batches(batches, what, len(source), advance)
 
 

@@ -28,7 +28,7 @@ from vitrail.data.dataset import ImageDataset, Labels, RelabelledDataset, Subset
 from vitrail.data.loader import Batch, Views, eval_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.splits import Selection, drop_listed
-from vitrail.data.targets import Targets
+from vitrail.data.targets import CLASS_LABELS, Targets
 from vitrail.data.training_record import (
     MOST_BYTES,
     MOST_IMAGES,
@@ -117,10 +117,16 @@ def describe_scored_data(about: Subject, collection: Collection, split: str, pat
 
 
 def iterate_batches(
-    source: ImageDataset, views: Preprocessing | Views, device: torch.device, *, batch: int = 0, workers: int = 0
+    source: ImageDataset,
+    views: Preprocessing | Views,
+    device: torch.device,
+    *,
+    batch: int = 0,
+    workers: int = 0,
+    targets: Targets = CLASS_LABELS,
 ) -> Iterator[Batch]:
     """Every image once, prepared. A `batch` of 0 depends on the device, negative `workers` on the cores."""
-    return eval_batches(source, views, **choose_loading(source, device, batch, workers))
+    return eval_batches(source, views, targets=targets, **choose_loading(source, device, batch, workers))
 
 
 def choose_loading(

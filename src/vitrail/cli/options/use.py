@@ -64,12 +64,15 @@ class PredictOptions(NamesOptions):
 
 @command_options
 class FitOptions(WeightsOptions):
-    """Build a classifier from your images in seconds; a CPU will do.
+    """Build a classifier, or a segmenter, from your images in seconds; a CPU will do.
 
     The network's features stay as they are; a linear classifier on top of them is computed in closed form (least
     squares, Section 4.1), with its L2 penalty chosen on held-out images, and becomes the network's last layer. The file
     is a network like any other, for predict, serve, evaluate or as a start for finetune. Features are cached, so that
     another --l2 or --shots takes a moment.
+
+    Images with masks become a segmentation network in the same way: least squares from patch tokens to the share of
+    each class in a patch, with an offset for each class chosen on held-out images.
 
     examples:
       vitrail fit vitrail-cifar10 photos --out photos.safetensors
@@ -81,6 +84,7 @@ class FitOptions(WeightsOptions):
     image_size: int | None = option(None, IMAGE_SIZE, "N")
     patch: int | None = option(None, PATCH, "P")
     channels: int | None = option(None, groups.CHANNELS, "N", usually="those of the weights")
+    task: str = option("", "classification or segmentation", "NAME", usually="the data's")
     test: str | None = option(None, "images to score, if they are not in DATA", "DATA", completes="set")
     l2: float | None = option(None, "penalty of the classifier", "L2", usually="the best on dev")
     dev: float = option(SHARE, DEV, "SHARE")

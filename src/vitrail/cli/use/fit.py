@@ -1,30 +1,44 @@
-"""`vitrail fit` builds a classifier in closed form; `vitrail embed` writes features to a file."""
+"""`vitrail fit` builds a classifier or segmenter in closed form; `vitrail embed` writes features to a file."""
 
 import contextlib
 import math
 import os
 import shlex
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
-from vitrail.checkpoint.bundle import rename_classes
+from vitrail.checkpoint.bundle import get_card, rename_classes
 from vitrail.checkpoint.weights import to_bundle, write_bundle
 from vitrail.cli import inputs
 from vitrail.cli.inputs import load_batches, load_subject, open_data, resolve_class_names, weights_line
 from vitrail.cli.options.use import SUFFIX, EmbedOptions, FitOptions
-from vitrail.cli.progress import bars, on_interrupt
+from vitrail.cli.progress import Advance, bars, on_interrupt
 from vitrail.core.atomic_files import cache_folder, check_writable
 from vitrail.core.console import print_table
-from vitrail.core.errors import ConfigError
+from vitrail.core.errors import ConfigError, unknown_name
 from vitrail.core.text import format_bytes, format_size, join_words, pluralise
+from vitrail.data.collection import Collection
+from vitrail.data.dataset import ImageDataset
+from vitrail.data.loader import Batch
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.targets import MaskTargets
 from vitrail.distributed.process_group import join_world
 from vitrail.evaluation.frozen.closed_form_classifier import FittedClassifier, MultiLabelMeasures, fit
 from vitrail.evaluation.frozen.embed import EmbeddingSummary, embed
 from vitrail.evaluation.frozen.embedding_file import FORMATS
 from vitrail.evaluation.frozen.fewshot import PENALTIES
+from vitrail.evaluation.frozen.ridge_patches import TRIED
 from vitrail.evaluation.intervals import wilson_interval
 from vitrail.evaluation.result import format_interval, format_value
-from vitrail.evaluation.scoring import choose_workers
+from vitrail.evaluation.scoring import Subject, choose_workers
+from vitrail.tasks.classification.task import CLASSIFICATION
+from vitrail.tasks.segmentation.closed_form import FittedSegmenter, fit_segmenter
+from vitrail.tasks.segmentation.task import SEGMENTATION, build_class_table
+from vitrail.tasks.task import PRINTED, measure_row
+
+UNSCORED: Final = "not evaluated: no test or val split found; name one with --test DATA"
 
 
 def run_fit(options: FitOptions) -> int:
@@ -32,46 +46,84 @@ def run_fit(options: FitOptions) -> int:
     begun = time.monotonic()
     collection = open_data(options.data, download=options.download)
     test = None if options.test is None else open_data(options.test, download=options.download)
-    collection.need_labels()  # before the weights are read
-    names = resolve_class_names(options.labels, options.rename, collection.classes, len(collection.classes))
-    kept = "" if options.no_cache else "; complete features are cached for the next start"
+    on_pixels = is_about_pixels(options, collection)
+    if not on_pixels:
+        collection.need_labels()  # before the weights are read
+    classes = collection.pixel_classes if on_pixels else collection.classes
+    names = resolve_class_names(options.labels, options.rename, classes, len(classes))
+    kept = "" if options.no_cache or on_pixels else "; complete features are cached for the next start"
     with inputs.single_process(options.device) as device, on_interrupt(f"{options.out} was not written{kept}"):
         sizes = {"image_size": options.image_size, "patch": options.patch, "channels": options.channels}
         about = load_subject(options.weights, device, **sizes)
         print(weights_line(options.weights, about.facts, f"{format_size(about.preprocessing.image)} px"))
         counts = ", ".join(f"{len(source):,} of {split}" for split, source in collection.splits.items())
-        print(f"{collection.title}: {len(collection.classes):,} classes; images: {counts}", flush=True)
+        kind = " of pixels" if on_pixels else ""
+        print(f"{collection.title}: {len(classes):,} classes{kind}; images: {counts}", flush=True)
         with bars() as advance:
-            made = fit(
-                about.network,
-                collection,
-                test=test,
-                penalty=options.l2,
-                held_out=options.dev,
-                shots=options.shots,
-                name=options.weights,
-                device=device,
-                batches=lambda source: load_batches(options, source, about.preprocessing, device, advance),
-                folder=None if options.no_cache else cache_folder("features"),
-            )
+            build = build_segmenter if on_pixels else build_classifier
+            made = build(options, about, collection, test, advance)
         out = options.out
         out.parent.mkdir(parents=True, exist_ok=True)
         bundle = to_bundle(made.model)
         write_bundle(bundle if names is None else rename_classes(bundle, names), out)
-    how = "from the cache" if made.found else "extracted and cached" if made.kept else "extracted again"
-    width = made.head.weight.shape[1]
-    print(f"learned from {made.pictures:,} images of {made.split}, {width:,} features each, {how}")
-    if made.several is None:
-        show_result(made, given=options.l2 is not None)
+    if isinstance(made, FittedSegmenter):
+        show_segmenter(made, given=options.l2 is not None)
     else:
-        show_multi_label(made.several)
-    if not (made.scored or (made.several and made.several.scored)):
-        print("not evaluated: no test or val split found; name one with --test DATA")
+        show_classifier(made, given=options.l2 is not None)
     for note in dict.fromkeys((*collection.notes, *made.notes)):
         print(f"note: {note}")
     print(f"network: {out} ({format_bytes(out.stat().st_size)}), in {time.monotonic() - begun:.1f} s")
     print(f"next: vitrail predict {shlex.quote(str(out))} IMAGE...   or   vitrail serve {shlex.quote(str(out))}")
     return 0
+
+
+def is_about_pixels(options: FitOptions, collection: Collection) -> bool:
+    """Whether the classes are those of pixels: as --task says, or of data that have masks and no labels."""
+    tasks = (CLASSIFICATION.name, SEGMENTATION.name)
+    if options.task and options.task not in tasks:
+        raise unknown_name("task", options.task, tasks)
+    known = options.task or ("" if CLASSIFICATION.recognises(collection) or not collection.pixel_classes else tasks[1])
+    if known != SEGMENTATION.name:
+        return False
+    collection.need_masks()
+    if options.shots is not None:
+        raise ConfigError(f"--shots {options.shots} is for classes of whole images, and these are of pixels")
+    return True
+
+
+def build_classifier(
+    options: FitOptions, about: Subject, collection: Collection, test: Collection | None, advance: Advance
+) -> FittedClassifier:
+    return fit(
+        about.network,
+        collection,
+        test=test,
+        penalty=options.l2,
+        held_out=options.dev,
+        shots=options.shots,
+        name=options.weights,
+        device=about.device,
+        batches=lambda source: load_batches(options, source, about.preprocessing, about.device, advance),
+        folder=None if options.no_cache else cache_folder("features"),
+    )
+
+
+def build_segmenter(
+    options: FitOptions, about: Subject, collection: Collection, test: Collection | None, advance: Advance
+) -> FittedSegmenter:
+    def load(source: ImageDataset, preprocessing: Preprocessing) -> Iterator[Batch]:
+        return load_batches(options, source, preprocessing, about.device, advance, "images", targets=MaskTargets())
+
+    return fit_segmenter(
+        about.network,
+        collection,
+        test=test,
+        penalty=options.l2,
+        held_out=options.dev,
+        name=options.weights,
+        device=about.device,
+        batches=load,
+    )
 
 
 def check_fit(options: FitOptions) -> None:
@@ -88,6 +140,44 @@ def check_fit(options: FitOptions) -> None:
         raise ConfigError(f"--dev {options.dev:g} must be at least 0 and below 1")
     if options.shots is not None and options.shots < 1:
         raise ConfigError(f"--shots {options.shots} must be at least 1")
+
+
+def show_classifier(made: FittedClassifier, *, given: bool) -> None:
+    """What was learned from, and how well."""
+    how = "from the cache" if made.found else "extracted and cached" if made.kept else "extracted again"
+    width = made.head.weight.shape[1]
+    print(f"learned from {made.pictures:,} images of {made.split}, {width:,} features each, {how}")
+    if made.several is None:
+        show_result(made, given=given)
+    else:
+        show_multi_label(made.several)
+    if not (made.scored or (made.several and made.several.scored)):
+        print(UNSCORED)
+
+
+def show_segmenter(made: FittedSegmenter, *, given: bool) -> None:
+    """What was learned from, the expected mean IoU on new images, from held-out ones, and the score."""
+    head, held = made.head, made.head.held
+    work = f"solved in {made.seconds:.1f} s without the network"
+    print(f"learned from {made.pictures:,} images of {made.split}, {made.patches:,} patches each, {work}")
+    if held is None:
+        print(f"estimated mIoU: unknown, no images were held out (l2 {head.penalty:.4g})")
+    else:
+        penalty = f"(l2 {head.penalty:.3g}, {'as given' if given else f'the best of {len(TRIED)}'})"
+        print(
+            f"estimated mIoU: {held.miou:.2%}, on {held.pixels:,} pixels of {held.images:,} images held out {penalty}"
+        )
+    if made.scored is None:
+        print(UNSCORED)
+        return
+    score, card = made.scored.score, get_card(made.model)
+    measures = measure_row(score.row(), SEGMENTATION.criteria, made.scored.intervals, score.count)
+    rows = [(measure.name, format_value(measure), format_interval(measure)) for measure in measures]
+    print(f"{made.scored.split}, {score.count:,} images:")
+    print_table(["measure", "value", "95% interval"], rows)
+    table = build_class_table(score, card.labels or (), "")
+    if len(table.rows) <= PRINTED:
+        print_table(table.columns, table.rows)
 
 
 def show_result(made: FittedClassifier, *, given: bool) -> None:
