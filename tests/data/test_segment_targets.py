@@ -5,14 +5,18 @@ import pytest
 import torch
 from PIL import Image
 
-from vitrail.core.errors import DataError
+from vitrail.core.errors import BadImage, DataError
 from vitrail.data.annotations.rle import decode, encode
 from vitrail.data.annotations.segments import SegmentClass, Segments
 from vitrail.data.dataset import ArrayDataset, ConcatDataset, SubsetDataset
-from vitrail.data.loader import eval_batches
+from vitrail.data.datasets.scenes import SceneDataset
+from vitrail.data.device_dataset import DeviceDataset, fits_on_device
+from vitrail.data.loader import Batch, BatchStream, eval_batches, train_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.segment_targets import SegmentTargets, pack_masks, round_up_places, unpack_planes
 from vitrail.data.targets import Geometry
+from vitrail.data.transforms.augmentation import Augmentation, cifar
+from vitrail.data.transforms.crop import InceptionCrop, ScaleJitter
 
 RNG = np.random.default_rng(3)
 
@@ -98,3 +102,62 @@ def test_parts_of_a_set_keep_their_segments() -> None:
 
 def test_places_are_eight_doubled() -> None:
     assert [round_up_places(count) for count in (0, 1, 8, 9, 16, 17, 33, 65)] == [8, 8, 8, 16, 16, 32, 64, 128]
+
+
+def shown(batch: Batch) -> list[list[set[tuple[int, bool, bytes]]]]:
+    """Class, crowd and mask of every segment, for each image of each view."""
+    views = list[list[set[tuple[int, bool, bytes]]]]()
+    for target in batch.targets:
+        assert not isinstance(target, torch.Tensor)
+        masks = unpack_planes(target.planes)
+        assert torch.equal(masks.flatten(2).any(2), target.classes >= 0)  # none without a pixel
+        assert not (target.crowd & (target.classes < 0)).any()
+        rows = zip(target.classes.tolist(), target.crowd.tolist(), masks.numpy(), strict=True)
+        views.append([{(k, c, m.tobytes()) for k, c, m in zip(*row, strict=True) if k >= 0} for row in rows])
+    return views
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(
+    "views",
+    [
+        [Augmentation(crop=ScaleJitter(size=(9, 12), scale=(0.5, 4.0)))],
+        [Augmentation(crop=InceptionCrop(size=(7, 7), area=(0.05, 0.3)), flip=1.0), cifar((12, 10), padding=2)],
+    ],
+    ids=["jitter", "two views"],
+)
+def test_on_the_device_the_segments_are_the_loaders(views: list[Augmentation], device: str) -> None:
+    source = RandomSegments(5)
+    resident = DeviceDataset(source, device=device, targets=SegmentTargets())
+    for group in (1, 3):
+        stream = BatchStream(batch=4, seed=2, start=1, stop=6)
+        here = list(train_batches(source, views, stream, targets=SegmentTargets()))
+        there = [batch.to("cpu") for batch in resident.train_batches(views, stream, group=group)]
+        assert [batch.step for batch in there] == [1, 2, 3, 4, 5]
+        assert [shown(batch) for batch in there] == [shown(batch) for batch in here]
+        assert all(torch.equal(a.sample, b.sample) for a, b in zip(here, there, strict=True))
+    assert sum(len(one) for batch in here for view in shown(batch) for one in view) > 50
+
+
+class OneUnusable(RandomSegments):
+    def segments(self, index: int) -> Segments:
+        if index == 1:
+            raise BadImage("damaged")
+        return super().segments(index)
+
+
+def test_an_unusable_image_has_no_segments_on_the_device() -> None:
+    source = OneUnusable(3)
+    resident = DeviceDataset(source, device="cpu", targets=SegmentTargets())
+    assert resident.valid.tolist() == [True, False, True]
+    (batch,) = resident.train_batches(cifar((12, 10), padding=0), BatchStream(batch=3, stop=1))
+    assert (batch.segments.classes[~batch.valid] == -1).all()
+    assert (batch.segments.classes >= 0).sum(1).tolist() == [{0: 0, 1: 0, 2: 10}[at] for at in batch.sample.tolist()]
+
+
+def test_planes_count_for_what_fits_on_the_device() -> None:
+    source = SceneDataset(20, size=32)
+    most = max(len(source.segments(at)) for at in range(20))
+    need = 20 * (3 + round_up_places(most) // 8) * 32 * 32
+    assert fits_on_device(source, need, SegmentTargets())[0]
+    assert not fits_on_device(source, need - 1, SegmentTargets())[0]

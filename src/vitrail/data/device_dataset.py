@@ -24,7 +24,8 @@ from vitrail.data.dataset import ImageDataset
 from vitrail.data.loader import OTHER_SIZE, Batch, BatchStream, EvalView, eval_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.randomness import EpochOrder
-from vitrail.data.targets import CLASS_LABELS, Targets
+from vitrail.data.segment_targets import BITS, SegmentTargets, add_places, drop_unseen, round_up_places
+from vitrail.data.targets import CLASS_LABELS, Target, Targets, TargetSegments, map_target
 from vitrail.data.transforms.augmentation import Augmentations, check_geometries
 from vitrail.data.transforms.batched import BatchedAugmentation, BatchPlan, PackedArrays, find_sources, gather_masks
 from vitrail.data.unreadable_log import UnreadableLog
@@ -36,7 +37,7 @@ Device: TypeAlias = torch.device | str
 PreparedGroup: TypeAlias = tuple[range, list[BatchPlan], PackedArrays]
 
 LOAD_BATCH: Final = 256
-MOVING: Final = "targets that follow crops and flips have no batched form, masks excepted"
+MOVING: Final = "targets that follow crops and flips have no batched form, masks and segments excepted"
 SIZES_COMPARED: Final = 64  # images whose sizes are compared before a set is loaded
 DRAWN: Final = 8192  # places of the stream that are looked up at once; a few take almost as long
 GROUPED: Final = 4096  # images that are augmented at once, where steps have fewer
@@ -50,15 +51,18 @@ def fits_on_device(source: ImageDataset, limit: int, targets: Targets = CLASS_LA
     if targets.moves and targets.fill is None:
         return False, MOVING
     sizes, seen = list[Pair](), np.unique(np.linspace(0, len(source) - 1, SIZES_COMPARED).astype(np.int64))
-    for index in seen if len(source) else ():
-        with suppress(BadImage):  # not valid on the device either, which is not a reason against it
-            sizes.append(source.open_image(int(index)).size)
+    segments = 0  # of the fullest image
+    for index in seen.tolist() if len(source) else ():
+        with suppress(BadImage, OSError):  # not valid on the device either, which is not a reason against it
+            sizes.append(source.open_image(index).size)
+            segments = max(segments, len(source.segments(index)) if isinstance(targets, SegmentTargets) else 0)
     if not sizes:
         return False, "no image can be read"
     size, other = sizes[0], next((size for size in sizes if size != sizes[0]), None)
     if other is not None:
         return False, f"images are of several sizes, {format_size(size)} and {format_size(other)}"
-    need = len(source) * (4 if targets.moves else 3) * size[0] * size[1]
+    masks = round_up_places(segments) // BITS if isinstance(targets, SegmentTargets) else int(targets.moves)
+    need = len(source) * (3 + masks) * size[0] * size[1]
     takes = f"{len(source):,} images of {format_size(size)} take {need / 1e9:.2f} GB"
     return need <= limit, f"{takes}, {limit / 1e9:.2f} GB are allowed"
 
@@ -85,11 +89,7 @@ class DeviceDataset:
         self.size = height, width = first_size(source)
         self.pixels = torch.empty((len(source), 3, height, width), dtype=torch.uint8, device=self.device)
         self.valid = torch.zeros(len(source), dtype=torch.bool, device=self.device)
-        if targets.moves:  # until they are read, what stands where there is no image
-            blank = targets.blank(self.size).to(self.device)
-            self.target = blank.repeat(len(source), *[1] * blank.ndim)
-        else:
-            self.target = targets.batch(source, np.arange(len(source))).to(self.device)
+        self.target = make_blank_target(source, targets, self.size, self.device)
         view = EvalView(Preprocessing(image=self.size), same_size=True)
         for batch in eval_batches(source, view, batch=LOAD_BATCH, ledger=ledger, targets=targets):
             if odd := next((entry for entry in batch.unreadable if entry.reason == OTHER_SIZE), None):
@@ -98,7 +98,7 @@ class DeviceDataset:
             self.pixels[first : first + count].copy_(batch.pixels[:count])
             self.valid[first : first + count].copy_(batch.valid[:count])
             if targets.moves:
-                self.target[first : first + count].copy_(batch.target[:count])
+                self.target = write_target(self.target, batch.targets[0], first, count)
 
     def __len__(self) -> int:
         return len(self.source)
@@ -159,14 +159,50 @@ class DeviceDataset:
         taken, epoch = next(arrays), next(arrays)
         pixels = self.pixels.index_select(0, taken)
         seen = [view.apply(plan, pixels, arrays) for view, plan in zip(views, plans, strict=True)]
-        targets = [self.target.index_select(0, taken)]
+        target = map_target(self.target, lambda tensor: tensor.index_select(0, taken))
+        targets = [target]
         if self.targets.fill is not None:
-            targets = [gather_masks(targets[0], next(arrays), next(arrays), self.targets.fill) for _ in views]
-        tensors = (taken, epoch, self.valid.index_select(0, taken), *targets, *seen)
-        parts = zip(*(tensor.split(len(taken) // len(steps)) for tensor in tensors), strict=True)
-        for step, (sample, epochs, valid, *rest) in zip(steps, parts, strict=True):
-            moved, images = tuple(rest[: len(targets)]), tuple(rest[len(targets) :])
-            yield Batch(step=step, views=images, targets=moved, sample=sample, epoch=epochs, valid=valid)
+            targets = [gather_target(target, next(arrays), next(arrays), self.targets.fill) for _ in views]
+        local = len(taken) // len(steps)
+        tensors = (taken, epoch, self.valid.index_select(0, taken), *seen)
+        parts = zip(*(tensor.split(local) for tensor in tensors), strict=True)
+        for place, (step, (sample, epochs, valid, *images)) in enumerate(zip(steps, parts, strict=True)):
+            mine = slice(place * local, (place + 1) * local)
+            moved = tuple(map_target(target, lambda tensor, mine=mine: tensor[mine]) for target in targets)
+            yield Batch(step=step, views=tuple(images), targets=moved, sample=sample, epoch=epochs, valid=valid)
+
+
+def make_blank_target(source: ImageDataset, targets: Targets, size: Pair, device: torch.device) -> Target:
+    """Those of all images, where they do not move; else, until they are read, what stands where there is no image."""
+    count = len(source)
+    if not targets.moves:
+        return targets.batch(source, np.arange(count)).to(device)
+    if isinstance(targets, SegmentTargets):
+        return map_target(targets.stack([None], size), lambda one: one.to(device).repeat(count, *[1] * (one.ndim - 1)))
+    blank = targets.blank(size).to(device)
+    return blank.repeat(count, *[1] * blank.ndim)
+
+
+def write_target(target: Target, batch: Target, first: int, count: int) -> Target:
+    """The targets of all images with those of `count` of them, from `first` on, written into them. Segments get more
+    places where an image has more than any before it."""
+    pairs = list[tuple[torch.Tensor, torch.Tensor]]()
+    if isinstance(target, TargetSegments) and isinstance(batch, TargetSegments):
+        places = max(target.classes.shape[1], batch.classes.shape[1])
+        target = add_places(target, places) if places > target.classes.shape[1] else target
+        pairs += zip(target, add_places(batch, places), strict=True)
+    elif isinstance(target, torch.Tensor) and isinstance(batch, torch.Tensor):
+        pairs.append((target, batch))
+    for whole, part in pairs:
+        whole[first : first + count].copy_(part[:count])
+    return target
+
+
+def gather_target(target: Target, rows: torch.Tensor, columns: torch.Tensor, fill: int) -> Target:
+    """Masks or segments as views show them, which take these rows and columns."""
+    if isinstance(target, torch.Tensor):
+        return gather_masks(target, rows, columns, fill)
+    return drop_unseen(target._replace(planes=gather_masks(target.planes, rows, columns, fill)))
 
 
 def groups(start: int, stop: int | None, most: int, block: int = 1) -> Iterator[list[range]]:

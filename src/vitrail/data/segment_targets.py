@@ -6,10 +6,11 @@ from typing import Final, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from vitrail.core.errors import BadImage, DataError
 from vitrail.core.text import Pair, format_size
-from vitrail.data.annotations.segments import Segments
+from vitrail.data.annotations.segments import SegmentClass, Segments
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.targets import Geometry, Target, Targets, TargetSegments
 
@@ -25,9 +26,13 @@ class ViewSegments(NamedTuple):
 
 
 class SegmentTargets(Targets):
-    """The segments of every view, as `TargetSegments`. Those that a view does not show are dropped."""
+    """The segments of every view, as `TargetSegments`. Those that a view does not show are dropped, and with
+    `things_only` those of stuff: then classes are numbered as the things among them."""
 
-    moves = True
+    moves, fill = True, 0
+
+    def __init__(self, *, things_only: bool = False) -> None:
+        self.things_only = things_only
 
     def check(self, source: ImageDataset) -> None:
         if not source.segment_classes:
@@ -43,7 +48,7 @@ class SegmentTargets(Targets):
         if found.size != size:
             sizes = f"their size is {format_size(found.size)}, that of the image {format_size(size)}"
             raise BadImage(f"segments: {sizes}")
-        return found
+        return keep_things(found, source.segment_classes) if self.things_only else found
 
     def view(self, target: Segments, geometry: Geometry) -> ViewSegments:
         masks = geometry.mask(torch.from_numpy(target.decode()).byte(), 0).bool()
@@ -65,6 +70,17 @@ class SegmentTargets(Targets):
         return TargetSegments(planes, classes, crowd)
 
 
+def keep_things(found: Segments, classes: Sequence[SegmentClass]) -> Segments:
+    """The segments of things, with their classes numbered as the things among `classes`."""
+    things = np.array([one.thing for one in classes], np.bool_)
+    if things.all():
+        return found
+    kept = things[found.classes]
+    masks = None if found.masks is None else tuple(found.masks[at] for at in np.flatnonzero(kept).tolist())
+    numbers = (np.cumsum(things) - 1)[found.classes[kept]].astype(np.int64)
+    return Segments(size=found.size, classes=numbers, boxes=found.boxes[kept], crowd=found.crowd[kept], masks=masks)
+
+
 def round_up_places(count: int) -> int:
     """8, 16, 32, ...: few different sizes, so that a compiled step meets few shapes."""
     return BITS * 1 << max(-(-count // BITS) - 1, 0).bit_length()
@@ -80,3 +96,16 @@ def pack_masks(masks: Tensor) -> Tensor:
     """The planes of masks, whose number is a multiple of eight: [..., N, H, W] -> uint8 [..., N / 8, H, W]."""
     shifts = torch.arange(BITS, dtype=torch.uint8, device=masks.device)[:, None, None]
     return (masks.to(torch.uint8).unflatten(-3, (-1, BITS)) << shifts).sum(-3, dtype=torch.uint8)
+
+
+def drop_unseen(target: TargetSegments) -> TargetSegments:
+    """The same without the segments that have no pixel; the places of the others stay."""
+    seen = torch.stack([((target.planes >> bit) & 1).flatten(-2).amax(-1) for bit in range(BITS)], -1).flatten(-2) > 0
+    return TargetSegments(target.planes, target.classes.masked_fill(~seen, -1), target.crowd & seen)
+
+
+def add_places(target: TargetSegments, places: int) -> TargetSegments:
+    """The same with as many places as asked for, which are at least its own."""
+    more = places - target.classes.shape[1]
+    planes = pad(target.planes, (0, 0, 0, 0, 0, more // BITS))
+    return TargetSegments(planes, pad(target.classes, (0, more), value=-1), pad(target.crowd, (0, more)))

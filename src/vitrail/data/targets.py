@@ -107,7 +107,7 @@ class Targets:
     (`moves`; then `read`, `view` and `stack`). A loader process gets a copy."""
 
     moves: ClassVar[bool] = False
-    # Of those that are one value a pixel, the value of borders: whole batches can be moved on a device then.
+    # Of those that are values of pixels, the value of borders: whole batches can be moved on a device then.
     fill: ClassVar[int | None] = None
 
     def check(self, source: ImageDataset) -> None:

@@ -289,7 +289,11 @@ def find_sources(augmentation: Augmentation, draws: CounterRng, whole: Pair) -> 
 
 
 def gather_masks(masks: Tensor, rows: Tensor, columns: Tensor, fill: int) -> Tensor:
-    """[B, H, W] to [B, h, w], with `fill` where a row or a column is -1."""
+    """[B, ..., H, W] to [B, ..., h, w], with `fill` where a row or a column is -1."""
+    if several := masks.shape[1:-2].numel() if masks.ndim > 3 else 0:
+        flat = masks.flatten(0, -3)
+        rows, columns = rows.repeat_interleave(several, 0), columns.repeat_interleave(several, 0)
+        return gather_masks(flat, rows, columns, fill).unflatten(0, masks.shape[:-2])
     found = masks.gather(1, rows.clamp(min=0)[:, :, None].expand(-1, -1, masks.shape[2]))
     found = found.gather(2, columns.clamp(min=0)[:, None, :].expand(-1, rows.shape[1], -1))
     return found.masked_fill_((rows < 0)[:, :, None] | (columns < 0)[:, None, :], fill)
