@@ -21,6 +21,8 @@ class Places(NamedTuple):
     offsets: Tensor | None = None  # vectors of relative positions (D.4): [2T-1, D_h]
     rotation: Tensor | None = None  # cosines and sines of rotary ones: [2, T, D_h], or [2, B or heads, ..., T, D_h]
     bias: Tensor | None = None  # of the logits, for all layers: [heads, T, T]
+    ahead: int = 0  # tokens in front of all these that stand nowhere: not turned, and without a bias
+    hidden: Tensor | None = None  # patches, the last tokens, that those ahead do not see: [B, ahead, N]
 
 
 def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -47,6 +49,25 @@ def rotate(z: Tensor, rotation: Tensor, *, pairs: bool) -> Tensor:
         first, second = z.chunk(2, dim=-1)
         turned = torch.cat([-second, first], dim=-1)
     return z * cosine + turned * sine
+
+
+def pad_rotation(rotation: Tensor, ahead: int) -> Tensor:
+    """Rotary positions with tokens in front that are not turned: [2, ..., T, D_h] -> [2, ..., ahead + T, D_h]."""
+    if not ahead:
+        return rotation
+    cosine, sine = rotation.unbind(0)
+    return torch.stack([F.pad(cosine, (0, 0, ahead, 0), value=1.0), F.pad(sine, (0, 0, ahead, 0))])
+
+
+def attend_masked(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, hidden: Tensor, dropout: float) -> Tensor:
+    """Attention whose first tokens do not see the patches that are `hidden` from them, [B, ahead, N]. Those tokens
+    alone need a mask, so the others keep the fast kernel. They always see each other: no row is empty."""
+    ahead, seen = hidden.shape[1], k.shape[2] - hidden.shape[2]
+    mask = F.pad(torch.zeros_like(hidden, dtype=q.dtype).masked_fill(hidden, float("-inf")), (seen, 0))[:, None]
+    mask, rest = (mask, None) if bias is None else (mask + bias[..., :ahead, :], bias[..., ahead:, :])
+    first = F.scaled_dot_product_attention(q[:, :, :ahead], k, v, attn_mask=mask, dropout_p=dropout)
+    others = F.scaled_dot_product_attention(q[:, :, ahead:], k, v, attn_mask=rest, dropout_p=dropout)
+    return torch.cat([first, others], dim=2)
 
 
 class QKV(nn.Linear):
@@ -142,14 +163,17 @@ class Attention(nn.Module):
         """q and k turned by rotary positions, and what positions of other kinds add to the logits."""
         if places is None:
             return q, k, None
+        ahead = places.ahead
         if places.rotation is not None:
-            pairs, table = self.rotary_pairs, places.rotation.to(q.dtype)
+            pairs, table = self.rotary_pairs, pad_rotation(places.rotation, ahead).to(q.dtype)
             q, k = rotate(q, table[..., : q.shape[-2], :], pairs=pairs), rotate(k, table, pairs=pairs)
         bias = None if places.offsets is None else relative_logits(q, places.offsets)
         if position_bias is not None:
-            bias = position_bias(q, places.grid)
+            bias = position_bias(q[..., ahead:, :], places.grid)
         elif places.bias is not None:
             bias = places.bias
+        if bias is not None and ahead:
+            bias = F.pad(bias, (ahead, 0, ahead, 0))
         return q, k, None if bias is None else bias[..., : q.shape[-2], :]
 
     def weights(self, z: Tensor, places: Places | None = None, position_bias: nn.Module | None = None) -> Tensor:
@@ -168,7 +192,7 @@ class Attention(nn.Module):
         """[B, T, D] -> [B, T, D], or [B, queries, D] for the first tokens alone, which still see all others."""
         dropout = self.dropout if self.training else 0.0
         tapped = taps is not None and taps.attention
-        bare = places is None or (places.offsets is None and places.rotation is None and places.bias is None)
+        bare = places is None or all(part is None for part in (places[1], places[2], places[3], places.hidden))
         plain = bare and queries is None and position_bias is None and self.norm_q is None and not (dropout or tapped)
         if plain and can_fuse_attention(z, self.qkv, self.heads):
             return self._finish(fused_attention(z, self.qkv.weight, self.qkv.full_bias, self.heads))  # Eqs. 5-8
@@ -183,7 +207,10 @@ class Attention(nn.Module):
             if taps.explicit:
                 return self._finish((weights @ v).transpose(1, 2).flatten(2))
         bias = None if bias is None else bias.to(q.dtype)
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)  # Eqs. 6, 7
+        if places is not None and places.hidden is not None:
+            mixed = attend_masked(q, k, v, bias, places.hidden, dropout)
+        else:
+            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)  # Eqs. 6, 7
         return self._finish(mixed.transpose(1, 2).flatten(2))  # Eq. 8
 
     def _finish(self, mixed: Tensor) -> Tensor:

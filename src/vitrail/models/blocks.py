@@ -3,12 +3,14 @@ of the grid (D.6)."""
 
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 
 from vitrail.core.text import Pair
 from vitrail.models.attention import (
     Attention,
     Places,
+    count_windows,
     expand_line_weights,
     expand_window_weights,
     merge_lines,
@@ -96,17 +98,29 @@ class PostNormBlock(Block):
 
 
 class WindowBlock(Block):
-    """A layer whose tokens see their own window of the grid alone (ViTDet, SAM)."""
+    """A layer whose tokens see their own window of the grid alone (ViTDet, SAM). Tokens ahead of the image's are in
+    every window, and take the mean of what they find in each."""
 
     def __init__(self, config: ViTConfig, layer: int):
         super().__init__(config, layer)
         self.size = config.window_of(layer)
 
     def attend(self, z: Tensor, places: Places, queries: int | None, taps: Taps | None) -> Tensor:
-        inside = Places((self.size, self.size))
-        windows = split_windows(z, places.grid, self.size)
+        ahead, hidden = places.ahead, places.hidden
+        if hidden is not None:
+            hidden = split_windows(hidden.transpose(1, 2), places.grid, self.size).transpose(1, 2)
+        inside = Places((self.size, self.size), ahead=ahead, hidden=hidden)
+        windows = split_windows(z[:, ahead:], places.grid, self.size)
+        if ahead:
+            rows, columns = count_windows(places.grid, self.size)
+            visitors = z[:, None, :ahead].expand(-1, rows * columns, -1, -1)
+            windows = torch.cat([visitors.flatten(0, 1), windows], dim=1)
         mixed = self.attention(windows, inside, None, taps, self.position_bias)
-        return merge_windows(mixed, places.grid, self.size)[:, :queries]
+        merged = merge_windows(mixed[:, ahead:], places.grid, self.size)
+        if ahead:
+            visited = mixed[:, :ahead].unflatten(0, (-1, rows * columns)).mean(dim=1)
+            merged = torch.cat([visited, merged], dim=1)
+        return merged[:, :queries]
 
     def expand_weights(self, weights: Tensor, grid: Pair) -> Tensor:
         return expand_window_weights(weights, grid, self.size)

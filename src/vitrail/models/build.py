@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from vitrail.models.backbone import Backbone
+from vitrail.models.eomt import EoMT
 from vitrail.models.family import ModelConfig, register_config
 from vitrail.models.layers import initialise
+from vitrail.models.pmt import PMT
 from vitrail.models.positions.embeddings import SineTable
 from vitrail.models.resnet import ResNet
 from vitrail.models.vit import ViT
@@ -25,6 +27,8 @@ def register_family(network: N) -> N:
 
 register_family(ViT)
 register_family(ResNet)
+register_family(EoMT)
+register_family(PMT)
 
 
 def network_class(config: ModelConfig) -> type[Backbone]:

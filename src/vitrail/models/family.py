@@ -118,6 +118,16 @@ class ModelConfig(Choice, ABC):
         return False
 
     @property
+    def has_queries(self) -> bool:
+        """Whether it answers with classes and masks of queries, a `QueryOutput`."""
+        return False
+
+    @property
+    def encoder(self) -> "ModelConfig | None":
+        """What its queries read, as a network by itself without a head; none without queries."""
+        return None
+
+    @property
     def has_convolutions(self) -> bool:
         """Whether there are convolutions of more than a patch."""
         return False
@@ -294,6 +304,7 @@ MOST: Final = {
     "depth": 1024, "width": 1 << 16, "mlp_width": 1 << 18, "heads": 1 << 12, "channels": 1 << 12, "classes": 1 << 24,
     "registers": 1 << 12, "groups": 1 << 16, "axial_heads": 1 << 12, "head_width": 1 << 12, "class_tokens": 1 << 12,
     "map_heads": 1 << 12, "map_mlp_width": 1 << 18, "projection": 1 << 16, "neck": 1 << 16,
+    "queries": 1 << 16, "query_blocks": 1 << 10, "masked_blocks": 1 << 10, "upscale": 8,
 }  # fmt: skip
 LARGEST_FLOAT: Final = 2**53  # up to here whole numbers are floats, too
 

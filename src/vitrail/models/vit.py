@@ -26,7 +26,16 @@ from vitrail.models.attention import Places
 from vitrail.models.backbone import Backbone, Intermediates, Layers, Taps, resolve_layers
 from vitrail.models.blocks import AxialBlock, Block, PostNormBlock, WindowBlock
 from vitrail.models.family import ModelConfig, Pool
-from vitrail.models.layers import AttentionPool, LinearPatchHead, Neck, build_head, lecun_normal_, make_norm, pool
+from vitrail.models.layers import (
+    AttentionPool,
+    ClassificationHead,
+    LinearPatchHead,
+    Neck,
+    build_head,
+    lecun_normal_,
+    make_norm,
+    pool,
+)
 from vitrail.models.patch_embedding import HybridEmbedding, PatchEmbedding
 from vitrail.models.positions.bias import BiasTable
 from vitrail.models.positions.embeddings import PositionEmbeddings, redraw_positions, resize_positions
@@ -68,7 +77,11 @@ class ViT(Backbone):
         self.neck = Neck(config.width, config.neck) if config.neck else None
         self.map_pool = AttentionPool(config) if config.pool == "map" else None
         self.projection = self._build_projection(config)
-        self.head = build_head(config)
+        self.head = self.make_head(config)
+
+    def make_head(self, config: ViTConfig) -> ClassificationHead | LinearPatchHead:
+        """What reads the tokens. A family whose head differs overrides this."""
+        return build_head(config)
 
     def _build_projection(self, config: ViTConfig) -> nn.Linear | None:
         read = replace(config, projection=0).features
@@ -142,18 +155,27 @@ class ViT(Backbone):
         queries: int | None = None,
         taps: Taps | None = None,
         keep: Tensor | None = None,
+        rotation: Tensor | None = None,
+        ahead: int = 0,
+        hidden: Tensor | None = None,
     ) -> Tensor:
         """z_0, positions included, through all layers to z_L, or from z_first to z_last: [B, T, D] -> [B, T, D], or the
         first `queries` tokens of it. Where positions enter at the stem alone, T may be any number; rotary ones have to
-        know which patches there are, the `keep` of `embed`. `grid` is that of images of another size."""
+        know which patches there are, the `keep` of `embed`. `grid` is that of images of another size. Calls that share
+        out the layers of a pass share its `rotation`, too. For `ahead` and `hidden`, see Places."""
         recompute = self.grad_checkpointing and self.training and torch.is_grad_enabled()
-        rotation = None if self.rotary is None else self.rotary(grid or self.config.grid, z, keep)
+        rotation = self.compute_rotation(z, grid, keep) if rotation is None else rotation
         for layer in range(first, self.config.depth if last is None else last):
             z = self.position(z, layer, grid) if layer else z
             few = queries if layer == self.config.depth - 1 else None
-            block, args = self.blocks[layer], (z, self._places(layer, z, grid, rotation), few, taps)
+            places = self._places(layer, z, grid, rotation)._replace(ahead=ahead, hidden=hidden)
+            block, args = self.blocks[layer], (z, places, few, taps)
             z = cast(Tensor, checkpoint(block, *args, use_reentrant=False) if recompute else block(*args))  # Eqs. 2, 3
         return z
+
+    def compute_rotation(self, z: Tensor, grid: Pair | None = None, keep: Tensor | None = None) -> Tensor | None:
+        """What rotary positions are for the layers of one pass."""
+        return None if self.rotary is None else self.rotary(grid or self.config.grid, z, keep)
 
     def _places(self, layer: int, z: Tensor, grid: Pair | None, rotation: Tensor | None) -> Places:
         """What a layer's attention knows of where its tokens are."""
@@ -355,6 +377,6 @@ class ViT(Backbone):
         self.projection = None
         self.map_pool = self.map_pool if pool == "map" else None
         like = self.embedding.projection.weight
-        self.head = build_head(self.config).to(like.device, like.dtype)
+        self.head = self.make_head(self.config).to(like.device, like.dtype)
         self.head.initialise()
         self.forget_labels(keep_task=self.config.has_patch_head)

@@ -48,7 +48,7 @@ class ViTConfig(ModelConfig):
     patch: Pair = (16, 16)
     channels: int = 3
     classes: int = 1000
-    head: Literal["none", "linear", "tanh", "patches", "distilled"] = "linear"
+    head: Literal["none", "linear", "tanh", "patches", "distilled", "queries"] = "linear"
     pool: Pool = "token"
     class_token: bool = True
     registers: int = 0
@@ -123,7 +123,10 @@ class ViTConfig(ModelConfig):
             raise ConfigError("norm_after_pool=True goes with pool='mean'")
         if self.head == "none" and self.classes:
             raise ConfigError(f"head='none' has no room for classes={self.classes}; set classes=0")
-        if self.classes < (self.head in ("linear", "patches", "distilled")):
+        if (self.head == "queries") != self.has_queries:
+            needs = "is of the families 'eomt' and 'pmt'; make one with query_config"
+            raise ConfigError(f"head={self.head!r} {'does not go with queries' if self.has_queries else needs}")
+        if self.classes < (self.head in ("linear", "patches", "distilled", "queries")):
             raise ConfigError(f"head={self.head!r} does not take classes={self.classes}; set 1 or more, or head='none'")
         if self.head == "distilled" and not (self.pool == "token" and self.registers and self.class_tokens == 1):
             raise ConfigError("head='distilled' reads one class token and a register; set pool='token', registers=1")

@@ -15,6 +15,14 @@ if TYPE_CHECKING:
 
 def walk_vit(c: "ViTConfig") -> Iterator[CostStep]:
     """The steps of one image from pixels to logits."""
+    yield from walk_stem(c)
+    for layer in range(1, c.depth + 1):
+        yield from walk_block(c, layer)
+    yield from _patch_head(c) if c.has_patch_head else _head(c)
+
+
+def walk_stem(c: "ViTConfig") -> Iterator[CostStep]:
+    """The steps from pixels to what the first block reads."""
     n, t, d, channels = c.patches, c.tokens, c.width, c.channels
     yield CostStep("image", (*c.image, channels))
     if c.backbone is not None:
@@ -24,7 +32,7 @@ def walk_vit(c: "ViTConfig") -> Iterator[CostStep]:
     yield CostStep(f"patches {format_size(c.patch)}", (n, inside))
     yield CostStep("embeddings E", (n, d), inside * d + d * c.patch_bias, n * inside * d)
     if c.norm_stem == "patches":
-        yield CostStep("norm of patches", (n, d), _norm(c, d))
+        yield CostStep("norm of patches", (n, d), norm_parameters(c, d))
     if c.class_token:
         several = "class token" if c.class_tokens == 1 else f"{c.class_tokens} class tokens"
         yield CostStep(several, (n + c.class_tokens, d), c.class_tokens * d)
@@ -40,10 +48,7 @@ def walk_vit(c: "ViTConfig") -> Iterator[CostStep]:
     if c.position_bias == "shared-table":
         yield CostStep("position bias, shared by all layers", (c.heads, t, t), _bias_parameters(c, 0))
     if c.norm_stem == "tokens":
-        yield CostStep("norm of tokens", (t, d), _norm(c, d))
-    for layer in range(1, c.depth + 1):
-        yield from _block(c, layer)
-    yield from _patch_head(c) if c.has_patch_head else _head(c)
+        yield CostStep("norm of tokens", (t, d), norm_parameters(c, d))
 
 
 def vit_activation_bytes(c: "ViTConfig", width: int, *, recompute: bool) -> int:
@@ -52,12 +57,8 @@ def vit_activation_bytes(c: "ViTConfig", width: int, *, recompute: bool) -> int:
     LayerScale and norms inside keep their inputs, rotated q and k stay, and so does a bias that queries make, for all
     pairs of tokens. With recomputation only the inputs of the blocks stay, and what one
     block needs at its peak (10D + 3M)."""
-    tokens, d, a, m = c.tokens, c.width, c.attention_width, c.mlp_width
-    layers = c.depth * (2 if c.attention == "axial" else 1)
-    a_extra = (2 if c.rotary else 0) + (2 if c.norm_qk else 0) + (1 if c.norm_inner_attention else 0)
-    m_extra = (2 if c.gated else c.gelu == "quick") + (1 if c.norm_inner_mlp else 0)
-    d_extra = 2 if c.layer_scale else 0
-    inside = (4 + d_extra) * d + (4 + a_extra) * a + (2 + m_extra) * m
+    tokens, d, m = c.tokens, c.width, c.mlp_width
+    layers, inside = c.depth * (2 if c.attention == "axial" else 1), kept_by_block(c)
     kept = tokens * (layers * d + inside + 2 * d + m) if recompute else tokens * layers * inside
     if c.position_bias == "decomposed":
         pairs = [c.heads * q * k for layer in range(1, c.depth + 1) for _, q, k in _sequences(c, layer)]
@@ -69,14 +70,23 @@ def vit_activation_bytes(c: "ViTConfig", width: int, *, recompute: bool) -> int:
     return width * (kept + stem + 4 * tokens * d) + c.classes * logits
 
 
-def _norm(c: "ViTConfig", width: int) -> int:
+def kept_by_block(c: "ViTConfig") -> int:
+    """How many values of each token a block keeps for the backward pass."""
+    d, a, m = c.width, c.attention_width, c.mlp_width
+    a_extra = (2 if c.rotary else 0) + (2 if c.norm_qk else 0) + (1 if c.norm_inner_attention else 0)
+    m_extra = (2 if c.gated else c.gelu == "quick") + (1 if c.norm_inner_mlp else 0)
+    d_extra = 2 if c.layer_scale else 0
+    return (4 + d_extra) * d + (4 + a_extra) * a + (2 + m_extra) * m
+
+
+def norm_parameters(c: "ViTConfig", width: int) -> int:
     return width * (2 if c.norm == "layer" else 1)
 
 
 def _head(c: "ViTConfig") -> Iterator[CostStep]:
     t, d = c.tokens, c.width
     if c.norm_final and not c.norm_after_pool:
-        yield CostStep("norm", (t, d), _norm(c, d))
+        yield CostStep("norm", (t, d), norm_parameters(c, d))
     if c.neck:
         yield from _neck(c)
     if c.pool == "map":
@@ -85,7 +95,7 @@ def _head(c: "ViTConfig") -> Iterator[CostStep]:
         names = {"token": "class token's row", "mean": "mean of patches", "token+mean": "class token and mean"}
         yield CostStep(names[c.pool], (c.patch_features * (2 if c.pool == "token+mean" else 1),))
     if c.norm_final and c.norm_after_pool:
-        yield CostStep("norm", (d,), _norm(c, d))
+        yield CostStep("norm", (d,), norm_parameters(c, d))
     if c.projection:
         read = d * (2 if c.pool == "token+mean" else 1)
         yield CostStep("projection", (c.projection,), read * c.projection, read * c.projection)
@@ -99,7 +109,7 @@ def _head(c: "ViTConfig") -> Iterator[CostStep]:
 
 def _patch_head(c: "ViTConfig") -> Iterator[CostStep]:
     n, d, k = c.patches, c.patch_features, c.classes
-    yield CostStep("norm of patches", (n, c.width), _norm(c, c.width) if c.norm_final else 0)
+    yield CostStep("norm of patches", (n, c.width), norm_parameters(c, c.width) if c.norm_final else 0)
     if c.neck:
         yield from _neck(c)
     yield CostStep("head: logits of patches", (n, k), d * k + k, n * d * k)
@@ -122,42 +132,45 @@ def _map_pool(c: "ViTConfig") -> Iterator[CostStep]:
         yield CostStep("attention pooling: norm, MLP, residual", (d,), 2 * d + 2 * d * m + d + m, 2 * d * m)
 
 
-def _block(c: "ViTConfig", layer: int) -> Iterator[CostStep]:
-    t, d, a, m, inner = c.tokens, c.width, c.attention_width, c.mlp_width, c.head_size
+def walk_block(c: "ViTConfig", layer: int, ahead: int = 0) -> Iterator[CostStep]:
+    """The steps of a block, counted from 1; `ahead` tokens that stand nowhere in the image are in front."""
+    t, d, a, m, inner = c.tokens + ahead, c.width, c.attention_width, c.mlp_width, c.head_size
     if c.position not in ("none", "relative") and c.entry == "every":
         yield CostStep(f"block {layer}: positions ({c.position})", (t, d), _table_parameters(c), _resample_macs(c))
     bias = (3 if c.key_bias else 2) * a * c.qkv_bias
     relative = c.position == "relative" and (layer == 1 or c.entry != "stem")
     offsets = _table_parameters(c) if relative and c.entry == "every" else 0
     offsets += _bias_parameters(c, layer - 1) if c.position_bias in ("table", "decomposed") else 0
-    offsets += (2 * _norm(c, inner) if c.norm_qk else 0) + (_norm(c, a) if c.norm_inner_attention else 0)
+    offsets += (2 * norm_parameters(c, inner) if c.norm_qk else 0) + (
+        norm_parameters(c, a) if c.norm_inner_attention else 0
+    )
     scale = d if c.layer_scale else 0
-    wide, hidden = (2 if c.gated else 1) * m, _norm(c, m) if c.norm_inner_mlp else 0
+    wide, hidden = (2 if c.gated else 1) * m, norm_parameters(c, m) if c.norm_inner_mlp else 0
     mlp = d * wide + m * d + (wide + d if c.mlp_bias else 0) + hidden
-    for axis, queries, length in _sequences(c, layer):
+    for axis, queries, length in _sequences(c, layer, ahead):
         name = f"block {layer}: {axis}"
         work = 2 * queries * length * a + relative * t * (2 * length - 1) * d
         if c.position_bias == "decomposed":
             sides = 2 * c.window_of(layer - 1) or sum(c.grid)
-            work += queries * sides * a
-        q_k_v = _norm(c, d) + 3 * d * a + bias
+            work += _sequences(c, layer)[0][1] * sides * a
+        q_k_v = norm_parameters(c, d) + 3 * d * a + bias
         yield CostStep(f"{name}norm, q k v", (3, c.heads, t, inner), q_k_v, 3 * queries * d * a)
         what = "windowed attention" if c.window_of(layer - 1) else "attention"
         yield CostStep(f"{name}{what}", (c.heads, t, inner), offsets, work)
         out = a * d + d * c.out_bias
         yield CostStep(f"{name}out, residual", (t, d), out + scale, queries * a * d)
-        yield CostStep(f"{name}norm, MLP, residual", (t, d), _norm(c, d) + mlp + scale, t * (wide + m) * d)
+        yield CostStep(f"{name}norm, MLP, residual", (t, d), norm_parameters(c, d) + mlp + scale, t * (wide + m) * d)
 
 
-def _sequences(c: "ViTConfig", layer: int) -> list[tuple[str, int, int]]:
+def _sequences(c: "ViTConfig", layer: int, ahead: int = 0) -> list[tuple[str, int, int]]:
     """The sub-blocks of a block: name, queries, and how many tokens one of them sees. That is all, a window, which may
-    hold padding, or its row and then its column (D.6)."""
+    hold padding, or its row and then its column (D.6). Tokens `ahead` of the image's are in every window."""
     if c.attention == "axial":
         return [("row ", c.tokens, c.grid[1]), ("column ", c.tokens, c.grid[0])]
     if side := c.window_of(layer - 1):
         padded = math.prod(-(-length // side) * side for length in c.grid)
-        return [("", padded, side * side)]
-    return [("", c.tokens, c.tokens)]
+        return [("", padded + padded // (side * side) * ahead, side * side + ahead)]
+    return [("", c.tokens + ahead, c.tokens + ahead)]
 
 
 def _table_parameters(c: "ViTConfig") -> int:

@@ -17,6 +17,7 @@ from vitrail.core.errors import ConfigError, UnknownName, unknown_name
 from vitrail.core.text import Pair, pair
 from vitrail.models.families import WEIGHT_FAMILIES
 from vitrail.models.family import ModelConfig
+from vitrail.models.query_configs import QueryConfig
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import ViTConfig
 
@@ -172,7 +173,10 @@ def adapt_config(
 
 def network_name(config: ModelConfig) -> str:
     """The paper's notation where a network has the shape of one with a name, whatever its head or pooling; else a
-    description of its shape. Of several with that shape, the one with the same tokens and pooling, or the first."""
+    description of its shape. Of several with that shape, the one with the same tokens and pooling, or the first. A
+    network with queries goes by its encoder's name: "EoMT of ViT-S/16"."""
+    if isinstance(config, QueryConfig):
+        return f"{config.design} of {network_name(config.encoder)}"
     return max(
         _names_by_shape().get(config.shape, ()), key=lambda name: _count_alike(ZOO[name], config), default=config.title
     )
