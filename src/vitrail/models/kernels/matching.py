@@ -26,13 +26,13 @@ def _match_kernel(costs, present, out, targets: tl.constexpr, queries: tl.conste
     present += problem * targets
     column = tl.arange(0, wide)
     count = tl.program_id(0) * 0
-    for row in range(0, targets):
+    for row in range(targets):
         count += tl.load(present + row).to(tl.int32)
     there = column < tl.maximum(count, queries)  # a column past the queries, at no cost: the target stays without one
     price = tl.zeros((wide,), tl.float32)
     owner = tl.zeros((wide,), tl.int32) - 1
     owner_price = tl.zeros((wide,), tl.float32)
-    for row in range(0, targets):
+    for row in range(targets):
         wanted = tl.load(present + row).to(tl.int32)
         shortest = tl.zeros((wide,), tl.float32) + float("inf")
         before = tl.zeros((wide,), tl.int32) - 1  # the column from which each is reached; -1 for the row itself

@@ -63,7 +63,7 @@ def assign_together(costs: Tensor, present: Tensor) -> Tensor:
 
 
 class PathSearch:
-    """What is known of the columns [P, C] of P problems: their prices, the targets that own them, the owners' prices."""
+    """What is known of the columns [P, C] of P problems: their prices, the targets that own them, and those' prices."""
 
     def __init__(self, costs: Tensor, *, waits: bool) -> None:
         self.costs, self.waits = costs, waits
