@@ -3,11 +3,11 @@
     SOURCE[@SPLIT]
 
     photos/                     a folder: of train, val and test, of classes, of images, of tar or Parquet files
-    list.csv  shards.tar        a file: .csv .tsv .jsonl .tar .parquet .npz .npy
+    list.csv  shards.tar        a file: .csv .tsv .jsonl .tar .parquet .npz .npy, and .json of COCO
     list.csv:label=breed        a list or a Parquet file, with its columns chosen: image, label, split
     set/train-{000..146}.tar    several tar files
-    classes:photos/             the same, read as said: classes, splits, masks, flat, shards, parquet, saved, manifest,
-                                arrays
+    classes:photos/             the same, read as said: classes, splits, masks, coco, panoptic, yolo, voc, flat, shards,
+                                parquet, saved, manifest, arrays
     digits  shapes/colour       a bundled set; scenes/SIZE for scenes of other sizes
     cifar10  cifar10:DIR        a set by name, in its usual folder or in DIR
     vtab/pets:DIR               one of the 19 tasks of VTAB
@@ -49,6 +49,11 @@ LABELLING: Final = {
     "manifest": 'give the list a column "label", or say which column it is: LIST.csv:label=COLUMN',
     **dict.fromkeys(("Parquet", "Hugging Face dataset"), 'give the table a column "label"'),
     "arrays": "give it an array called labels",
+    **dict.fromkeys(
+        ("COCO", "COCO panoptic", "YOLO", "Pascal VOC"),
+        "its annotations say where objects are; for classes of whole images put the images of each class into a folder "
+        "of its own",
+    ),
     "images and masks": "masks say the class of every pixel, which `vitrail finetune` and `vitrail pretrain` learn "
     "with --task segmentation; for classes of whole images put the images of each class into a folder of its own",
 }
@@ -246,7 +251,8 @@ def unify_classes(where: str, splits: dict[str, ImageDataset]) -> tuple[dict[str
 
 
 def check_masks(where: str, splits: dict[str, ImageDataset]) -> list[str]:
-    """Refuses splits whose masks have different classes; a note for each split without masks where others have some."""
+    """Refuses splits whose masks or segments have different classes; a note for each split without any where others
+    have some."""
     masked = {split: source.pixel_classes for split, source in splits.items() if source.pixel_classes}
     first = next(iter(masked), None)
     for split, names in masked.items():
@@ -254,7 +260,14 @@ def check_masks(where: str, splits: dict[str, ImageDataset]) -> list[str]:
             ours, theirs = join_words(names, limit=10), join_words(masked[first], limit=10)
             fact = f"{where}: the masks of {split} have the classes {ours}, those of {first} {theirs}"
             raise BadLabels(f"{fact}; give all splits the same class names")
-    return [f"{split} has no masks" for split in splits if masked and split not in masked]
+    described = {split: source.segment_classes for split, source in splits.items() if source.segment_classes}
+    for split, kinds in described.items():
+        if kinds != (known := next(iter(described.values()))):
+            ours, theirs = (join_words([one.name for one in some], limit=10) for some in (kinds, known))
+            fact = f"{where}: the segments of {split} have the classes {ours}, those of another split {theirs}"
+            raise BadLabels(f"{fact}; give all splits the same classes")
+    bare = [f"{split} has no segments" for split in splits if described and split not in described]
+    return [*(f"{split} has no masks" for split in splits if masked and split not in masked), *bare]
 
 
 def renumber(where: str, split: str, source: ImageDataset, first: str, classes: tuple[str, ...]) -> ImageDataset:

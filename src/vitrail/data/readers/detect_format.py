@@ -13,7 +13,7 @@ from vitrail.core.errors import DataError, SourceNotFound, unknown_name
 from vitrail.core.text import join_words, pluralise
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.decode.image import is_unsupported
-from vitrail.data.readers import folder, manifest, masks
+from vitrail.data.readers import find_annotations, folder, manifest, masks
 from vitrail.data.readers.folder import Contents, find_split_word, list_folder, parse_split, read_classes, read_flat
 
 MANIFESTS: Final = (".csv", ".tsv", ".jsonl")
@@ -24,6 +24,10 @@ READINGS: Final = {  # what a path may be read as, and what that is called
     "classes": "class folders",
     "splits": "folders",  # those named after train, val or test; others are skipped
     "masks": "images and masks",
+    "coco": "COCO",
+    "panoptic": "COCO panoptic",
+    "yolo": "YOLO",
+    "voc": "Pascal VOC",
     "flat": "flat folder",  # all images below it, without labels
     "shards": "tar shards",
     "parquet": "Parquet",
@@ -32,7 +36,8 @@ READINGS: Final = {  # what a path may be read as, and what that is called
     "arrays": "arrays",
 }
 BINARIES: Final = {".tar": "shards", ".parquet": "parquet", ".npz": "arrays", ".npy": "arrays"}
-SUFFIXES: Final = BINARIES | dict.fromkeys(MANIFESTS, "manifest")
+SUFFIXES: Final = BINARIES | dict.fromkeys(MANIFESTS, "manifest") | {".json": "coco"}
+MODULES: Final = {"saved": ("parquet", "read_saved"), "panoptic": ("coco_panoptic", "read")}  # of other names
 
 ReadResult = tuple[str, dict[str, ImageDataset]]  # the kind of the data set, and its splits
 
@@ -46,6 +51,8 @@ def read_path(path: Path) -> ReadResult:
     kind = SUFFIXES.get(path.suffix.lower())
     if kind is None:
         raise DataError(f"{path}: a file that is a source ends in {', '.join(SUFFIXES)}; for images, give their folder")
+    if kind == "coco":
+        kind = find_annotations.sniff_json(path) or kind
     return read_as(kind, path)
 
 
@@ -64,7 +71,7 @@ def read_as(kind: str, path: Path, *choice: Mapping[str, str]) -> ReadResult:
         case "flat":
             return READINGS[kind], {"train": read_flat(path)}
         case other if other in READINGS:  # the module is imported on first use
-            module, function = ("parquet", "read_saved") if other == "saved" else (other, "read")
+            module, function = MODULES.get(other, (other, "read"))
             return READINGS[other], getattr(import_module(f"{__package__}.{module}"), function)(path, *choice)
         case other:
             raise unknown_name("reading", other, READINGS)
@@ -88,6 +95,10 @@ def read_folder(path: Path) -> ReadResult:
     contents = list_folder(str(path))
     if any(name in SAVED for name in contents.others):
         return read_as("saved", path)
+    if annotated := find_annotations.find_kinds(path, contents):
+        if len(annotated) > 1:
+            raise DataError(find_annotations.describe_kinds(path, annotated))
+        return read_as(next(iter(annotated)), path)
     kind = detect_kind(path, contents)
     if kind == "flat":
         if places := masks.find_adjacent(path, {"train": ""}):
@@ -97,6 +108,8 @@ def read_folder(path: Path) -> ReadResult:
         return read_as(kind, path)
     if contents.folders == ("data",) and list_folder(str(path / "data")).with_suffix(".parquet"):
         return read_as("parquet", path)  # the layout of the Hugging Face hub
+    if ways := find_annotations.list_below(path, contents):
+        raise DataError(f"{path} holds folders of annotations; choose one: {', '.join(ways)}")
     if places := masks.find_masks(path):
         return masks.KIND, masks.read_places(path, places)
     if (splits := folder.find_splits(path, contents.folders)) is not None:

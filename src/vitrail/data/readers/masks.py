@@ -3,6 +3,7 @@
     train/images  train/masks  val/images ...    one folder of images and one of masks per split
     images/train  masks/train  images/val ...    the same, the other way round
     images  masks                                no splits
+    semantic/masks/train  images/train           masks:semantic, whose images other annotations share: those with a mask
     a.jpg  a.png    or    a.jpg  a_mask.png      next to each other, in one folder or in one per split
 
 Names and contents decide whether such folders are images with masks or classes; masks are matched to images by name.
@@ -73,6 +74,7 @@ class MaskFolders(NamedTuple):
 
     images: str
     masks: str | None  # None where the split has no masks
+    shared: bool = False  # whether images without a mask belong to other annotations
 
 
 def stem(name: str) -> str:
@@ -247,6 +249,27 @@ def find_inner_splits(path: Path, images: str, masks: str) -> dict[str, MaskFold
     return {split: MaskFolders(f"{images}/{name}", mask_folders.get(split)) for split, name in inside.items()}
 
 
+def find_shared(path: Path) -> dict[str, MaskFolders] | None:
+    """Masks in a folder whose images are in a folder one or two above; None where there are none."""
+    folders = list_folder(str(path)).folders
+    masks = [name for name in folders if name.lower() in MASK_FOLDERS and has_images(path / name)]
+    if len(masks) != 1 or any(name.lower() in IMAGE_FOLDERS for name in folders):
+        return None
+    for above in path.absolute().parents[:2]:
+        for name in [name for name in list_folder(str(above)).folders if name.lower() in IMAGE_FOLDERS]:
+            images = os.path.relpath(above / name, path.absolute()).replace(os.sep, "/")
+            inner = list_split_folders(path / masks[0])
+            others = list_split_folders(above / name) or {}
+            if inner is None:
+                return {"train": MaskFolders(images, masks[0], shared=True)}
+            both = {split: folder for split, folder in inner.items() if split in others}
+            return {
+                split: MaskFolders(f"{images}/{others[split]}", f"{masks[0]}/{folder}", shared=True)
+                for split, folder in both.items()
+            } or None
+    return None
+
+
 def list_split_folders(path: Path) -> dict[str, str] | None:
     """The folders of a folder by split, where all of them are splits."""
     contents = list_folder(str(path))
@@ -264,7 +287,7 @@ def list_split_folders(path: Path) -> dict[str, str] | None:
 
 def read(path: Path) -> dict[str, ImageDataset]:
     """The splits of a folder that holds images and masks, as the user says, in any of the layouts."""
-    places = find_masks(path, sure=True)
+    places = find_masks(path, sure=True) or find_shared(path)
     if places is None:
         folders = list_folder(str(path)).folders
         splits = {split: name for name, split in (folder.find_splits(path, folders) or {}).items() if split}
@@ -289,7 +312,7 @@ def read_places(path: Path, places: Mapping[str, MaskFolders]) -> dict[str, Imag
         raise DataError(f"{wrong[0]} ({len(wrong):,} of {pluralise(len(paths), 'mask')} like this; {other})")
     classes, note = name_pixel_classes(path, paths, other)
     for source in masked:
-        source.pixel_classes, source.note = classes, note
+        source.pixel_classes, source.note = classes, "; ".join(part for part in (source.note, note) if part)
     return dict(sources)
 
 
@@ -310,8 +333,14 @@ def read_split(path: Path, place: MaskFolders) -> FileDataset:
         else:
             masks, more = list_below(str(path / place.masks), "")
             others += more
+        total = len(images)
+        if place.shared:
+            known = {name for mask in masks for name in (stem(mask), remove_mark(stem(mask)))}
+            images, others = [name for name in images if stem(name) in known], []
         matched = pair_masks(images, masks, str(path / place.images), str(path / place.masks))
         source = MaskedFileDataset(str(path), join(place.images, images), join(place.masks, matched))
+        if total > len(images):
+            source.note = f"{pluralise(total - len(images), 'image')} of {path / place.images} without a mask left out"
     source.note_skipped(others)
     return source
 

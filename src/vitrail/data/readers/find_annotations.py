@@ -1,0 +1,178 @@
+"""Finds files of annotations in a folder by their names and their first bytes.
+
+    a json of COCO's that lists images and annotations, in the folder, in annotations/ or in folders named like splits
+    labels/ with text files of numbers next to images/, as YOLO has them, in the folder or in folders named like splits
+    Annotations/ with XML next to JPEGImages/, as Pascal VOC has them
+
+A folder with two of these is refused, unless one is said: coco:DIR, panoptic:DIR, yolo:DIR, voc:DIR, masks:DIR.
+"""
+
+import re
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from vitrail.core.errors import DataError
+from vitrail.core.text import join_words
+from vitrail.data.readers.folder import Contents, find_split_word, list_folder
+
+HEAD: Final = 1 << 16  # bytes of a json in which one of its lists begins
+PIECE: Final = 1 << 24
+LISTS: Final = re.compile(rb'"(images|annotations|categories)"\s*:\s*\[')
+SEGMENTS: Final = b'"segments_info"'
+MOST_FILES: Final = 64  # of a folder that are looked into
+LOOKED_INTO: Final = 4  # text files whose lines are looked at
+LABEL_FOLDER: Final = "labels"
+NUMBERS: Final = re.compile(rb"\s*(\d+(\.0+)?([ \t]+-?\d*\.?\d+([eE][-+]?\d+)?){4,}\s*?(\r?\n\s*|$))+")
+IMAGE_FOLDERS: Final = ("images", "image", "imgs", "img")
+VOC_FOLDERS: Final = ("annotations", "jpegimages")
+
+
+def find_kinds(path: Path, contents: Contents) -> dict[str, str]:
+    """The kinds of annotations in a folder, each with what shows it."""
+    found: dict[str, str] = {}
+    for kind in ("coco", "panoptic"):
+        if files := list_json(path, contents, kind):
+            found[kind] = str(files[0].relative_to(path))
+    if labels := next((name for name in label_folders(path, contents) if has_label_files(path / name)), None):
+        found["yolo"] = labels
+    if folder := find_voc_folder(path, contents):
+        found["voc"] = folder
+    return found
+
+
+def describe_kinds(path: Path, found: dict[str, str]) -> str:
+    """DIR holds annotations of two kinds; write ..."""
+    kinds = [f"{kind} ({what})" for kind, what in found.items()]
+    return f"{path} holds annotations of several kinds, {join_words(kinds)}; choose one: " + ", ".join(
+        f"{kind}:{path}" for kind in found
+    )
+
+
+def list_below(path: Path, contents: Contents) -> list[str]:
+    """What to write for each of the folders that hold annotations of images in a folder next to them."""
+    if not any(name.lower() in IMAGE_FOLDERS for name in contents.folders):
+        return []
+    kinds = {name: find_kinds(path / name, list_folder(str(path / name))) for name in contents.folders}
+    return [f"{kind}:{path / name}" for name, found in kinds.items() if not find_split_word(name) for kind in found]
+
+
+def list_json(path: Path, contents: Contents, kind: str) -> list[Path]:
+    """COCO's files of one kind in a folder, in its annotations/ or in folders named like splits."""
+    places = [""] + [name for name in contents.folders if name.lower() == "annotations" or find_split_word(name)]
+    for place in places:
+        inside = list_folder(str(path / place)) if place else contents
+        files = [path / place / name for name in islice(inside.with_suffix(".json"), MOST_FILES)]
+        if files := [file for file in files if sniff_json(file) == kind]:
+            if place and find_split_word(place):
+                more = [name for name in places if name and find_split_word(name) and name != place]
+                others = [
+                    path / name / file for name in more for file in list_folder(str(path / name)).with_suffix(".json")
+                ]
+                files += [file for file in others if sniff_json(file) == kind]
+            return files
+    return []
+
+
+def sniff_json(path: Path) -> str | None:
+    """The kind of a json of COCO's by its first bytes; None for other files."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(HEAD)
+            if not head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{") or not LISTS.search(head):
+                return None
+            rest = head
+            while rest:  # the word may be anywhere, and across two pieces
+                if SEGMENTS in rest:
+                    return "panoptic"
+                piece = file.read(PIECE)
+                rest = rest[-len(SEGMENTS) :] + piece if piece else b""
+    except OSError:
+        return None
+    return "coco"
+
+
+def find_json(path: Path, kind: str) -> dict[str, Path]:
+    """The file of each split; a single file is itself one."""
+    if path.is_file():
+        return {split_of_json(path.parent, path) or "train": path}
+    files = list_json(path, list_folder(str(path)), kind)
+    if not files:
+        parts = "images, annotations and categories"
+        raise DataError(
+            f"{kind}:{path}: no json here or in {path / 'annotations'} that has {parts}; give the json itself"
+        )
+    splits: dict[str, list[Path]] = {}
+    for file in files:
+        splits.setdefault(split_of_json(path, file) or "", []).append(file)
+    if "" in splits and len(splits) > 1:
+        silent = splits.pop("")
+        known = next(iter(splits.values()))[0]
+        raise DataError(f"{known} names its split and {silent[0]} does not; give one json, or name the split in both")
+    found: dict[str, Path] = {}
+    for split, some in splits.items():
+        instances = [file for file in some if "instances" in file.name.lower()]
+        chosen = instances if len(instances) == 1 else some
+        if len(chosen) > 1:
+            ways = f"give one of them: {kind}:{chosen[0]}"
+            raise DataError(f"{path} has {join_words([file.name for file in some], limit=4)} for one split; {ways}")
+        found[split or "train"] = chosen[0]
+    return found
+
+
+def split_of_json(root: Path, file: Path) -> str | None:
+    """The split that the name of a file contains, or else that of its folder."""
+    inside = file.parent.name if file.parent != root or find_split_word(root.name) else ""
+    return find_split_word(file.stem) or (find_split_word(inside) if inside else None)
+
+
+def label_folders(path: Path, contents: Contents) -> list[str]:
+    """Folders that may hold YOLO's text files, and the folder itself."""
+    own = [name for name in contents.folders if name.lower() == LABEL_FOLDER]
+    splits = [name for name in contents.folders if find_split_word(name)]
+    inner = [f"{name}/{one}" for name in splits for one in list_folder(str(path / name)).folders]
+    return [
+        *own,
+        *(name for name in inner if name.rpartition("/")[2].lower() == LABEL_FOLDER),
+        *([""] if contents.images else []),
+    ]
+
+
+def has_label_files(folder: Path) -> bool:
+    """Whether a folder, or the folders in it, hold text files of YOLO's and no images but next to them."""
+    contents = list_folder(str(folder))
+    some = [folder / name for name in label_names(contents)]
+    if not some and folder.name.lower() == LABEL_FOLDER:
+        inner = [(folder / name, list_folder(str(folder / name))) for name in contents.folders]
+        if contents.images or any(inside.images for _, inside in inner):
+            return False
+        some = [place / name for place, inside in inner for name in label_names(inside)]
+    elif folder.name.lower() != LABEL_FOLDER:
+        stems = {name.rpartition(".")[0] for name in contents.images}
+        some = [file for file in some if file.stem in stems]
+    heads = [read_head(file) for file in some[:MOST_FILES]]
+    full = [head for head in heads if head.strip()][:LOOKED_INTO]
+    return bool(full) and all(NUMBERS.match(head) for head in full)
+
+
+def label_names(contents: Contents) -> Sequence[str]:
+    known = ("classes.txt", "names.txt", "labels.txt", "train.txt", "val.txt", "test.txt")
+    return [name for name in contents.with_suffix(".txt") if name.lower() not in known]
+
+
+def read_head(path: Path) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(4096)
+    except OSError:
+        return b""
+
+
+def find_voc_folder(path: Path, contents: Contents) -> str | None:
+    """The folder of XML files that says this is Pascal VOC."""
+    folders = {name.lower(): name for name in contents.folders}
+    if not all(name in folders for name in VOC_FOLDERS):
+        return None
+    name = folders[VOC_FOLDERS[0]]
+    return name if list_folder(str(path / name)).with_suffix(".xml") else None
