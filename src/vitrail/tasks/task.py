@@ -91,6 +91,20 @@ class TaskPrediction(Protocol):
         ...
 
 
+class PredictionSet(Protocol):
+    """One file about the predictions for many images."""
+
+    name: str
+
+    def add(self, image: str, prediction: Any, files: Mapping[str, str]) -> None:
+        """Takes in an image, by its name, with the names of the files that were written for it, by what they are."""
+        ...
+
+    def to_bytes(self) -> bytes:
+        """The content of the file."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PredictionOptions:
     """How outputs become predictions: their names, how many classes are listed, the threshold of a multi-label network
@@ -122,6 +136,8 @@ class Task(ABC):
     extras: ClassVar[tuple[Criterion, ...]] = ()  # further numbers of a score, and how they are shown
     mixes: ClassVar[bool] = False  # whether the targets of two images can be mixed (mixup, CutMix)
     has_classes: ClassVar[bool] = False  # whether outputs [B, K, ...] are logits of K exclusive classes
+    threshold: ClassVar[float] = 0.5  # of `PredictionOptions`, where nobody says another
+    slides: ClassVar[bool] = False  # whether networks can be scored by sliding windows
     has_closed_form: ClassVar[bool] = False  # whether least squares on frozen features also solves it
 
     # Data and network.
@@ -181,6 +197,18 @@ class Task(ABC):
         if special := how.list_special():
             options, are = join_words(special), "is" if len(special) == 1 else "are"
             raise ConfigError(f"{options} {are} for classification; the task of {about.name} is {self.name}")
+        self.check_windows(how, about)
+
+    def check_windows(self, how: ScoringOptions, about: Subject) -> None:
+        """ConfigError for sliding windows that do not apply to these weights."""
+        if how.windows is not None and not self.slides:
+            fact = f"--windows {how.windows} is for classes of pixels"
+            raise ConfigError(f"{fact}; the task of {about.name} is {self.name}")
+
+    def score(self, setting: EvaluationSetting, outputs: int) -> Any:
+        """A `TaskScore` of a network with so many outputs."""
+        card = get_card(setting.about.network)
+        return setting.run(self.metric_for(card, outputs, setting.world.device, extremes=EXTREMES), self.targets)
 
     def assess(self, setting: EvaluationSetting) -> EvaluationOutcome:
         """Scores a network with the task's metric, for `vitrail evaluate`: every number of the score's row."""
@@ -188,8 +216,7 @@ class Task(ABC):
         network, outputs = setting.about.network, self.describe_outputs(names)
         check_outputs(get_card(network), network.config.classes, names, outputs, setting.collection.name)
         self.targets.check(source)
-        metric = self.metric_for(get_card(network), len(names), setting.world.device, extremes=EXTREMES)
-        score: TaskScore = setting.run(metric, self.targets)
+        score: TaskScore = self.score(setting, len(names))
         left = len(source) - len(setting.unreadable) - score.count
         if not score.count:
             raise DataError(f"no image could be scored: all are unreadable or without a target; {REMEDY}")
@@ -201,13 +228,14 @@ class Task(ABC):
         notes = [f"skipped {pluralise(left, 'image')} without a target"] if left else []
         unsound = [name for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
         notes += [f"skipped {name}, which is {row[name]}" for name in unsound]
+        windows = {} if setting.how.windows is None else {"windows": setting.how.windows}
         tables = [each for each in self.report_sections(score, None, names, "") if isinstance(each, Table)]
         return EvaluationOutcome(
             outputs=outputs,
             lead=f"{score.count:,} images, {outputs}",
             measures=measures,
             brief=tuple(measure.name for measure in measures),
-            settings={"task": self.name, **({"seed": seed} if intervals else {})},
+            settings={"task": self.name, **({"seed": seed} if intervals else {}), **windows},
             details=self.details(score, names),
             notes=tuple(notes),
             tables=tuple(table for table in tables if len(table.rows) <= PRINTED),
@@ -283,6 +311,10 @@ class Task(ABC):
 
     def file_of(self, prediction: Any) -> tuple[str, bytes] | None:
         """The prediction as a file: suffix and bytes; None if text is enough."""
+        return None
+
+    def collect(self, options: PredictionOptions) -> "PredictionSet | None":
+        """What becomes one file about all images of a folder, next to a file for each; None without one."""
         return None
 
 

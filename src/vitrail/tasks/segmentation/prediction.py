@@ -4,6 +4,7 @@ import base64
 import io
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -13,6 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitrail.data.targets import IGNORED, Geometry
+from vitrail.tasks.mask_queries.decode import resize_masks, sum_scores
+from vitrail.tasks.mask_queries.view import crop_inner, find_seen
 from vitrail.tasks.segmentation.metric import colour_mask
 
 REGION: Final = {"label": {"type": "string"}, "index": {"type": "integer"}, "share": {"type": "number"}}
@@ -70,17 +73,14 @@ class PredictedMask:
 def segment(logits: Tensor, view: Geometry) -> NDArray[np.uint8]:
     """Logits [K, h, w] of a view as the mask [H, W] of the whole image: resized to the part that was seen, and then the
     largest of each pixel."""
-    (top, left, height, width), (across, down, *_) = view.box, view.pad
-    spans: list[tuple[int, int]] = []
-    for start, length, whole in ((top, height, view.whole[0]), (left, width, view.whole[1])):
-        first = min(max(round(start), 0), whole - 1)
-        spans.append((first, max(min(round(start + length), whole), first + 1)))  # less than a pixel may be seen
-    upright = logits.flip(-1) if view.flip else logits
-    inner = upright[:, down : down + view.inner[0], across : across + view.inner[1]]
-    mask = np.full(view.whole, IGNORED, np.uint8)
-    rows, columns = (slice(*span) for span in spans)
-    mask[rows, columns] = resize_argmax(inner, mask[rows, columns].shape)
+    mask, seen = np.full(view.whole, IGNORED, np.uint8), find_seen(view)
+    mask[seen] = resize_argmax(crop_inner(logits, view), mask[seen].shape)
     return mask
+
+
+def segment_queries(classes: Tensor, masks: Tensor, view: Geometry) -> NDArray[np.uint8]:
+    """The same from the queries of one image: the scores of classes at the view's size are what is resized."""
+    return segment(sum_scores(classes, masks, partial(resize_masks, size=view.size)), view)
 
 
 def resize_argmax(logits: Tensor, size: tuple[int, int]) -> NDArray[np.uint8]:

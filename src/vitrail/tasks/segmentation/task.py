@@ -1,5 +1,6 @@
-"""Semantic segmentation with a linear head on the patch tokens: one class per pixel. Reports show the IoU of each class
-and the images with the lowest IoU. The loss is the softmax cross-entropy of every pixel.
+"""Semantic segmentation, with a linear head on the patch tokens or with queries: one class per pixel. Reports show the
+IoU of each class and the images with the lowest IoU. The loss of a linear head is the softmax cross-entropy of every
+pixel.
 """
 
 import math
@@ -20,8 +21,10 @@ from vitrail.data.decode.image import read_mask
 from vitrail.data.loader import Batch
 from vitrail.data.targets import IGNORED, Geometry, MaskTargets
 from vitrail.evaluation.intervals import Interval
+from vitrail.evaluation.scoring import EvaluationSetting
 from vitrail.models.backbone import Backbone
 from vitrail.models.family import ModelConfig
+from vitrail.models.query_output import Output, QueryOutput
 from vitrail.models.zoo import adapt_config
 from vitrail.objectives.objective import Objective, ObjectiveConfig, ObjectiveContext, ObjectiveOutput
 from vitrail.report.axis import format_share
@@ -35,8 +38,9 @@ from vitrail.tasks.segmentation.metric import (
     colour_mask,
     list_colours,
 )
-from vitrail.tasks.segmentation.prediction import SCHEMA, PredictedMask, segment
-from vitrail.tasks.task import PredictionBar, PredictionOptions, Task
+from vitrail.tasks.segmentation.prediction import SCHEMA, PredictedMask, segment, segment_queries
+from vitrail.tasks.segmentation.windows import Scale, Windows
+from vitrail.tasks.task import EXTREMES, PredictionBar, PredictionOptions, Task
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -133,6 +137,7 @@ class SegmentationTask(Task):
     targets = MaskTargets()
     criteria = SegmentationScore.criteria
     has_classes = True
+    slides = True
 
     def recognises(self, collection: Collection) -> bool:
         return bool(collection.pixel_classes)
@@ -145,10 +150,18 @@ class SegmentationTask(Task):
         return f"{len(names):,} classes of pixels"
 
     def fit_model(self, model: ModelConfig, outputs: int, *, new_head: bool) -> ModelConfig:
-        return adapt_config(model, **model.patch_head(outputs))
+        """A linear head on the patches; a network with queries keeps them."""
+        return adapt_config(model, **({"classes": outputs} if model.has_queries else model.patch_head(outputs)))
 
     def metric(self, outputs: int, device: torch.device, *, extremes: int = 0) -> SegmentationMetric:
         return SegmentationMetric(outputs, device, extremes)
+
+    def score(self, setting: EvaluationSetting, outputs: int) -> SegmentationScore:
+        if setting.how.windows is None:
+            return super().score(setting, outputs)
+        from vitrail.tasks.segmentation.full_size import score_windows
+
+        return score_windows(setting, outputs, Windows(cast(Scale, setting.how.windows)), extremes=EXTREMES)
 
     def report_sections(
         self, score: SegmentationScore, source: ImageDataset | None, names: Sequence[str], title: str
@@ -171,7 +184,10 @@ class SegmentationTask(Task):
         ious = {name: iou for name, iou in zip(names, score.ious.tolist(), strict=True) if not math.isnan(iou)}
         return {"classes": list(names), "iou": ious, "confusion": score.confusion.tolist()}
 
-    def predict(self, outputs: Tensor, views: Sequence[Geometry], options: PredictionOptions) -> list[PredictedMask]:
+    def predict(self, outputs: Output, views: Sequence[Geometry], options: PredictionOptions) -> list[PredictedMask]:
+        if isinstance(outputs, QueryOutput):
+            masks = [segment_queries(*one) for one in zip(*outputs, views, strict=True)]
+            return [PredictedMask(mask, options.names) for mask in masks]
         if outputs.ndim != 4:
             raise ConfigError(f"segmentation needs logits per pixel [B, K, H, W], not {tuple(outputs.shape)}")
         return [PredictedMask(segment(*one), options.names) for one in zip(outputs, views, strict=True)]

@@ -1,0 +1,1 @@
+"""A mask for each object."""

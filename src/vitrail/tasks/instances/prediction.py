@@ -1,0 +1,31 @@
+"""The prediction of instance segmentation: the objects in an image, each with a class, a score and a mask."""
+
+import numpy as np
+from torch import Tensor
+
+from vitrail.data.annotations.rle import encode
+from vitrail.data.targets import Geometry
+from vitrail.tasks.mask_queries.decode import TOP, InstanceMasks, rank_instances
+from vitrail.tasks.mask_queries.prediction import PredictedSegment, PredictedSegments
+from vitrail.tasks.mask_queries.view import find_seen, place_in_image
+from vitrail.tasks.task import PredictionOptions
+
+
+def find_instances(classes: Tensor, masks: Tensor, view: Geometry, options: PredictionOptions) -> PredictedSegments:
+    """The objects that the queries of one image find with at least the threshold's score, the best first."""
+    found = rank_instances(classes, masks, place_in_image(view), options.things, TOP, options.threshold)
+    rows, columns = find_seen(view)
+    whole, segments = np.zeros(view.whole, np.bool_), list[PredictedSegment]()
+    for at in pick_first(found):
+        whole[rows, columns] = found.masks[at].cpu().numpy()
+        index, score = int(found.classes[at]), float(found.scores[at])
+        segments.append(PredictedSegment(label=options.names[index], index=index, score=score, rle=encode(whole)))
+    return PredictedSegments(view.whole, tuple(segments))
+
+
+def pick_first(found: InstanceMasks) -> list[int]:
+    """A query is one object, of its likeliest class."""
+    first: dict[int, int] = {}
+    for at, query in enumerate(found.queries.tolist()):
+        first.setdefault(query, at)
+    return list(first.values())

@@ -1,0 +1,69 @@
+"""Instance segmentation: a mask, a class and a score for each object, whose masks may overlap. Scored by COCO's mean
+average precision of masks. Of data with stuff (panoptic annotations) the things alone are learnt.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+from vitrail.core.errors import DataError
+from vitrail.data.collection import Collection
+from vitrail.data.segment_targets import SegmentTargets
+from vitrail.data.targets import Geometry
+from vitrail.tasks.instances.metric import InstanceMetric, InstanceScore
+from vitrail.tasks.instances.prediction import find_instances
+from vitrail.tasks.mask_queries.coco_results import InstanceResults, list_results
+from vitrail.tasks.mask_queries.objective import InstanceQueries
+from vitrail.tasks.mask_queries.prediction import PredictedSegments
+from vitrail.tasks.mask_queries.report import ClassTable
+from vitrail.tasks.mask_queries.task import SegmentsTask, check_masks
+from vitrail.tasks.task import PredictionOptions
+
+
+class InstancesTask(SegmentsTask):
+    name = "instances"
+    objective = InstanceQueries
+    targets = SegmentTargets(things_only=True)
+    criteria = InstanceScore.criteria
+    extras = InstanceScore.extras
+    value_of_image = "F-score"
+
+    def tabulate(self, score: InstanceScore) -> ClassTable:
+        return {"AP": score.ranking.per_class()}
+
+    def recognises(self, collection: Collection) -> bool:
+        """Boxes alone, too: `output_names` says what is missing."""
+        return bool(collection.segment_classes)
+
+    def output_names(self, collection: Collection) -> tuple[str, ...]:
+        check_masks(collection, "instance")
+        names = tuple(one.name for one in collection.segment_classes if one.thing)
+        if not names:
+            raise DataError(f"{collection.name} has stuff alone, of which nothing is counted; use --task segmentation")
+        return names
+
+    def describe_outputs(self, names: Sequence[str]) -> str:
+        return f"{len(names):,} classes of objects"
+
+    def metric(self, outputs: int, device: torch.device, *, extremes: int = 0) -> InstanceMetric:
+        return InstanceMetric(outputs, device, extremes)
+
+    def find(
+        self, classes: torch.Tensor, masks: torch.Tensor, view: Geometry, options: PredictionOptions
+    ) -> PredictedSegments:
+        return find_instances(classes, masks, view, options)
+
+    def describe_predictions(self, *, multi_label: bool) -> str:
+        return "The objects in each image, with their masks"
+
+    def file_of(self, prediction: PredictedSegments) -> tuple[str, bytes]:
+        """COCO results of the image."""
+        return ".json", json.dumps(list_results(prediction)).encode()
+
+    def collect(self, options: PredictionOptions) -> InstanceResults:
+        return InstanceResults()
+
+
+INSTANCES: Final = InstancesTask()

@@ -1,0 +1,1 @@
+"""A class for each pixel, and objects told apart."""
