@@ -175,7 +175,7 @@ class ServedModel:
             "options": list(self.options),
             "labels": list(predictor.labels),
             "multi_label": predictor.multi_label,
-            **({"threshold": predictor.threshold} if predictor.multi_label else {}),
+            **({"threshold": predictor.threshold} if "threshold" in self.options else {}),
             "attention": bool(attention),
             **attention,
             "limits": {**limits, "max_images": settings.most_images},
