@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from vitrail.cli.train import training as demo
+from vitrail.cli.train import demo
 from vitrail.cli.train.display import PlainDisplay
 
 

@@ -30,7 +30,7 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "demo": Command("Start here", "train a small ViT on digits, then at higher resolution", "train.training", "train"),
+    "demo": Command("Start here", "train a small ViT, on digits or to segment scenes", "train.demo", "train"),
     "doctor": Command("Start here", "check the installation", "doctor", "look"),
     "predict": Command("Use a model", "classify images and show attention", "use.predict", "use"),
     "fit": Command("Use a model", "build a classifier from your images", "use.fit", "use"),

@@ -9,3 +9,4 @@ BATCH: Final = 512  # the paper's
 EPOCHS: Final = 30
 LEAST_STEPS: Final = 200
 RATE: Final = 0.01  # in every grid of Table 4
+DENSE_STEPS: Final = 2000  # at least, of queries

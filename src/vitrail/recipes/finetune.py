@@ -16,6 +16,7 @@ from vitrail.models.zoo import adapt_config
 from vitrail.optim.config import Optim, Schedule
 from vitrail.recipes import BATCH, EPOCHS, LEAST_STEPS, RATE
 from vitrail.recipes.run_overrides import start_from
+from vitrail.recipes.warmup import choose_warmup
 from vitrail.tasks.classification.objective import Classification
 from vitrail.train.config import Data, Run, RunRequest
 
@@ -86,11 +87,6 @@ def choose_batch(count: int) -> int:
     """512, or fewer for fewer than 8,192 images; a power of two that is not above `count`."""
     wanted = min(max(count // 16, 16), BATCH, count)
     return 1 << (wanted.bit_length() - 1)
-
-
-def choose_warmup(steps: int) -> int:
-    """A tenth of the run, at most 500 steps."""
-    return min(steps // 10, 500)
 
 
 def explain_choices(

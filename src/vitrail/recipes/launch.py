@@ -22,9 +22,9 @@ from vitrail.core.errors import ConfigError
 from vitrail.core.text import format_duration
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.speed import training_flops
-from vitrail.recipes.finetune import choose_warmup
 from vitrail.recipes.run_overrides import setting_names, with_changes
 from vitrail.recipes.run_request import RunCommand, RunPlan, build_plan
+from vitrail.recipes.warmup import fit_warmup
 from vitrail.tasks.registry import task_of
 from vitrail.train.closed_form_baseline import LEARNT, SCORED, find_obstacle
 from vitrail.train.config import Run
@@ -169,7 +169,8 @@ def choose_budget(
         settings["start"] = "closed-form"
         if "start" not in typed:
             settings["optim.lr"] = f"{GENTLE * run.optim.lr:g}"
-    if run.weights and run.model.tokens and run.model.layers > 1 and "optim.freeze" not in typed:
+    frozen_by_choice = "optim.freeze" in typed or bool(run.optim.freeze)
+    if run.weights and run.model.tokens and run.model.layers > 1 and not frozen_by_choice:
         depth = run.model.layers
         for frozen in (depth // 2, depth - 1):
             share = 1 - 2 * frozen / (3 * depth)
@@ -179,8 +180,10 @@ def choose_budget(
                 break
     steps = min(max(steps, LEAST_STEPS), full_steps)
     settings["steps"] = str(steps)
-    warmup = choose_warmup(steps) if run.weights else round(run.schedule.warmup * steps / full_steps)
-    settings["schedule.warmup"] = str(warmup)
+    if run.weights:
+        settings |= (text.split("=", 1) for text in fit_warmup(run, steps, typed))
+    else:
+        settings["schedule.warmup"] = str(round(run.schedule.warmup * steps / full_steps))
     if not run.evaluation.every:
         settings["evaluation.every"] = str(-(-steps // SCORINGS))
     kept = tuple(f"{name}={value}" for name, value in settings.items() if name not in typed)
@@ -249,6 +252,8 @@ def full_command(asked: RunCommand) -> str:
         words += [asked.recipe, *(["--data", asked.data] if asked.data else [])]
     words += ["--image-size", str(asked.image_size)] if asked.image_size else []
     words += ["--patch", str(asked.patch)] if asked.patch else []
+    words += ["--task", asked.task] if asked.task else []
+    words += ["--decoder", asked.decoder] if asked.decoder else []
     words += ["--seed", str(asked.seed)] if asked.seed is not None else []
     words += [word for text in asked.settings for word in ("--set", text)]
     return shlex.join([*words, "--minutes", "none"])

@@ -7,16 +7,21 @@ from typing import Any
 
 import numpy as np
 
+from vitrail.checkpoint.bundle import Bundle
 from vitrail.checkpoint.find_weights import find_weights
 from vitrail.core.errors import ConfigError, DataError, VitrailError
 from vitrail.core.text import Pair, pair
-from vitrail.data.collection import open_collection
+from vitrail.data.collection import Collection, open_collection
 from vitrail.data.dataset import ImageDataset
 from vitrail.recipes import run_overrides as change
-from vitrail.recipes.finetune import choose_defaults, choose_warmup, explain_choices
+from vitrail.recipes.decoders import OBJECTIVES, Decoder, choose_decoder, count_segments, with_queries
+from vitrail.recipes.finetune import choose_defaults, explain_choices
+from vitrail.recipes.finetune_dense import DenseData, choose_dense_defaults, explain_dense_choices
 from vitrail.recipes.registry import load_recipe
+from vitrail.recipes.warmup import fit_warmup
 from vitrail.tasks.classification.task import CLASSIFICATION
 from vitrail.tasks.registry import find_task, recognise_task, task_of
+from vitrail.tasks.task import Task
 from vitrail.train.config import Run, RunRequest, configure
 from vitrail.train.data import find_split, select_training_images
 
@@ -37,6 +42,7 @@ class RunCommand:
     settings: tuple[str, ...] = ()
     sweep: tuple[str, ...] | None = None
     task: str = ""  # empty: the recipe's, or what the data are annotated for
+    decoder: str = ""  # empty: the recipe's, or what the task needs
     minutes: float | None = None  # 0 for no time budget, none for the default
 
 
@@ -81,18 +87,63 @@ def build_plan(asked: RunCommand) -> RunPlan:
     if not task and asked.data and task_of(run.objective) is CLASSIFICATION:
         with contextlib.suppress(VitrailError):  # data that cannot be opened say why when the run starts
             task = recognise_task(open_collection(asked.data)).name  # what data without labels are annotated for
-    run = apply_command(change.with_task(run, task) if task else run, asked)
+    run = with_decoder(change.with_task(run, task) if task else run, asked)
+    run = apply_command(run, asked)
     check_classes(run, asked.settings)
     return RunPlan(run=run, base=base)
+
+
+def with_decoder(run: Run, asked: RunCommand) -> Run:
+    """The run of a recipe with the decoder that was asked for, or the one that its task needs."""
+    task = task_of(run.objective)
+    if task is None or (not asked.decoder and (run.model.has_queries or task.name not in OBJECTIVES)):
+        return run
+    decoder = choose_decoder(asked.decoder, task, run.model, asked.settings)
+    if decoder == "linear":
+        if run.model.has_queries:
+            raise ConfigError(f"--decoder linear: {asked.recipe} trains a network with queries; take another recipe")
+        return run
+    source = run.data.source  # what cannot be opened says why when the run starts
+    segments = count_segments(find_split(open_collection(source), "train")) if source and asked.data else 0
+    return with_queries(run, decoder, task.name, run.model.classes, segments)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FinetunePlan:
+    """How a fine-tuning without a recipe is chosen: the run for a number of images, and a line for each choice."""
+
+    choose: Callable[[int], Run]
+    explain: Callable[[Run, int], tuple[str, ...]]
 
 
 def plan_finetune(asked: RunCommand) -> RunPlan:
     """Fine-tuning without a recipe: weights say all, and the data that are asked to be trained on."""
     bundle, collection = find_weights(asked.weights), open_collection(asked.data)
-    config = change.with_sizes(bundle.config, pair(asked.image_size or bundle.config.image), asked.patch)
     whole = find_split(collection, "train")
     task = find_task(asked.task) if asked.task else recognise_task(collection)
-    outputs = len(task.output_names(collection))
+    decoder = choose_decoder(asked.decoder, task, bundle.config, asked.settings)
+    if decoder == "linear":
+        plan = plan_linear(asked, bundle, collection, task)
+    else:
+        plan = plan_queries(asked, bundle, collection, task, decoder)
+    train, _ = select_training_images(collection, apply_command(plan.choose(len(whole)), asked).data)
+    base = plan.choose(len(train))
+    run = apply_command(change.with_data(replace(base, name=f"finetune-{collection.title}"), asked.data), asked)
+    count = len(train) - round(len(train) * run.data.dev)
+    steps = run.steps or max(round(run.epochs * count / run.batch), 1)
+    run = change.with_changes(run, fit_warmup(run, steps, change.setting_names(asked.settings)))
+    check_classes(run, asked.settings)
+
+    def explain(run: Run) -> tuple[str, ...]:
+        return plan.explain(run, count)
+
+    return RunPlan(run=run, base=base, why=explain(run), explain=explain)
+
+
+def plan_linear(asked: RunCommand, bundle: Bundle, collection: Collection, task: Task) -> FinetunePlan:
+    """A linear layer as head, for whole images or for every patch."""
+    config = change.with_sizes(bundle.config, pair(asked.image_size or bundle.config.image), asked.patch)
+    whole, outputs = find_split(collection, "train"), len(task.output_names(collection))
     picture, has_val = find_usual_size(whole), "val" in collection.splits
 
     def choose(samples: int) -> Run:
@@ -110,19 +161,40 @@ def plan_finetune(asked: RunCommand) -> RunPlan:
         )
         return change.with_task(run, task.name)
 
-    train, _ = select_training_images(collection, apply_command(choose(len(whole)), asked).data)
-    base = choose(len(train))
-    run = apply_command(change.with_data(replace(base, name=f"finetune-{collection.title}"), asked.data), asked)
-    count = len(train) - round(len(train) * run.data.dev)
-    if "schedule.warmup" not in change.setting_names(asked.settings):
-        steps = run.steps or max(round(run.epochs * count / run.batch), 1)
-        run = replace(run, schedule=replace(run.schedule, warmup=choose_warmup(steps)))
-    check_classes(run, asked.settings)
-
-    def explain(run: Run) -> tuple[str, ...]:
+    def explain(run: Run, count: int) -> tuple[str, ...]:
         return explain_choices(run, bundle.config, count, picture, given=asked.image_size > 0, has_val=has_val)
 
-    return RunPlan(run=run, base=base, why=explain(run), explain=explain)
+    return FinetunePlan(choose=choose, explain=explain)
+
+
+def plan_queries(
+    asked: RunCommand, bundle: Bundle, collection: Collection, task: Task, decoder: Decoder
+) -> FinetunePlan:
+    """Queries, for classes of pixels or for segments."""
+    config = change.with_sizes(bundle.config, pair(asked.image_size or bundle.config.image), asked.patch)
+    whole, outputs = find_split(collection, "train"), len(task.output_names(collection))
+    segments, picture = count_segments(whole), find_usual_size(whole)
+
+    def describe(samples: int) -> DenseData:
+        has_val = "val" in collection.splits
+        return DenseData(task=task.name, samples=samples, classes=outputs, segments=segments, has_val=has_val)
+
+    def choose(samples: int) -> Run:
+        return choose_dense_defaults(
+            config,
+            bundle.card.preprocessing,
+            describe(samples),
+            decoder=decoder,
+            weights=asked.weights,
+            source=asked.data,
+            image_size=asked.image_size or None,
+        )
+
+    def explain(run: Run, count: int) -> tuple[str, ...]:
+        dense, given = describe(count), asked.image_size > 0
+        return explain_dense_choices(run, bundle.config, dense, picture, count=count, given=given)
+
+    return FinetunePlan(choose=choose, explain=explain)
 
 
 def apply_command(run: Run, asked: RunCommand) -> Run:

@@ -26,6 +26,12 @@ MINUTES = "time budget: fewer steps and fewer trained layers if the recipe takes
 REFERENCE = "preprocess as the reference evaluator does (resize to 8/7, crop the centre), not as the weights ask"
 SWEEP = "try every point of a grid on a dev split, then train the best on all images"
 LR_HELP = "peak learning rate"
+TASK = "classification, segmentation, instances or panoptic"
+DECODER = "how patches become masks: linear, eomt (queries in the last blocks) or pmt (queries, frozen encoder)"
+WINDOWS = (
+    "classes of pixels by sliding windows: over images resized until the shorter side fits the network (fit), or in "
+    "their own pixels (full)"
+)
 BY_NUMBER = "match classes by index instead of by name"
 
 
@@ -138,7 +144,8 @@ class TrainingOptions(NamesOptions):
     lr: float | None = length_option("R", LR_HELP)
     image_size: int = option(0, IMAGE_SIZE, "N", usually="the recipe's")
     patch: int = option(0, PATCH, "P", usually="the recipe's, or that of the weights")
-    task: str = option("", "classification or segmentation", "NAME", usually="the recipe's, or the data's")
+    task: str = option("", TASK, "NAME", usually="the recipe's, or the data's")
+    decoder: str = option("", DECODER, "NAME", usually="linear for classes of pixels, eomt for segments")
     settings: tuple[str, ...] = settings_option()
     minutes: float | None = option(
         None, MINUTES, "N", parse=parse_minutes, usually="5 for finetune on a CPU, unless its length is set; else none"

@@ -89,15 +89,18 @@ class ReplayOptions(DeviceOptions):
 
 @command_options
 class DemoOptions(DeviceOptions):
-    """Pre-train a small ViT on 8x8 digits at 16 px, fine-tune it at 32 px with resized positions, and show the report.
+    """Train a small ViT on data included in the package, in a minute or two, and show what it learnt.
 
-    The paper's path from 224 to 384 px, on data included in the package, in a minute or two. Ends with what to type
-    next: to see its report, to serve it, to predict with it.
+    classification: pre-training on 8x8 digits at 16 px, then fine-tuning at 32 px with resized positions, the paper's
+    path from 224 to 384 px. segmentation: every shape of generated scenes, and the sky and the ground behind them. Ends
+    with what to type next: to see the report, to serve the network, to predict with it.
 
     examples:
       vitrail demo
+      vitrail demo segmentation
       vitrail demo --out runs/again --seed 1
     """
 
-    out: Path = option(Path("runs/demo"), "the folder to write", "FOLDER")
+    kind: str = word("classification", "classification or segmentation", "KIND", order=0)
+    out: Path | None = option(None, "the folder to write", "FOLDER", usually="runs/demo, or runs/demo-segmentation")
     seed: int = option(0, "random seed")

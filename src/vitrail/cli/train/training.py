@@ -1,4 +1,4 @@
-"""`vitrail pretrain` and `finetune`: how runs are started, resumed and reported; recipes, report, replay and demo."""
+"""`vitrail pretrain` and `finetune`: how runs are started, resumed and reported; recipes, report and replay."""
 
 import csv
 import io
@@ -6,36 +6,28 @@ import json
 import math
 import os
 import shlex
-import shutil
-import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
-
-import numpy as np
-import torch
-from PIL import Image
+from typing import Any
 
 from vitrail.cli.inputs import resolve_class_names
 from vitrail.cli.options import train as declared
 from vitrail.cli.options.grammar import pass_options
 from vitrail.cli.options.groups import TrainingOptions
 from vitrail.cli.progress import bars, exit_after, waiting
-from vitrail.cli.train.display import TrainingPanel, make_observer
-from vitrail.core.atomic_files import write_file
+from vitrail.cli.train.display import make_observer
 from vitrail.core.config_overrides import list_fields, to_plain
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
-from vitrail.core.text import format_clock, format_duration
+from vitrail.core.text import format_clock
 from vitrail.data.collection import open_collection
 from vitrail.data.readers.folder import has_image_suffix
 from vitrail.distributed.process_group import World, join_world
 from vitrail.recipes import launch
 from vitrail.recipes.registry import find_recipe, list_recipes, load_recipe
 from vitrail.recipes.run_overrides import with_changes
-from vitrail.recipes.run_request import RunCommand, RunPlan, build_plan, build_sweep_grid, read_run_command
+from vitrail.recipes.run_request import RunCommand, RunPlan, build_sweep_grid, read_run_command
 from vitrail.report.contact_sheet import draw_mosaic
 from vitrail.tasks.registry import task_of
 from vitrail.train.data import open_splits
@@ -43,7 +35,7 @@ from vitrail.train.dry_run import dry_run, replay
 from vitrail.train.grid import sweep
 from vitrail.train.grid.engine import device_slots
 from vitrail.train.loop import train
-from vitrail.train.observer import Observer, get_advance
+from vitrail.train.observer import Observer
 from vitrail.train.report.page import describe_interval
 from vitrail.train.resume import check_same_run, read_run
 from vitrail.train.run_folder.describe_run import describe_run
@@ -96,7 +88,7 @@ def run_training(options: TrainingOptions, verb: str, subject: str | None, quest
             raise ConfigError("--resume needs a folder: --resume RUN, or --out RUN --resume")
         command = read_command(out)  # refuses a folder that is not a run
         if subject is None:
-            given = (options.data, options.image_size, options.patch, options.labels, options.rename)
+            given = (options.data, options.image_size, options.patch, options.labels, options.rename, options.decoder)
             chosen = (options.seed, options.sweep, options.minutes)
             if any(given) or any(value is not None for value in chosen) or asked.settings:
                 raise ConfigError("--resume alone uses the run's own settings; to change some, give the whole command")
@@ -297,104 +289,4 @@ def run_replay(options: declared.ReplayOptions) -> int:
     path = options.run / f"replay-{options.step}.png"
     draw_mosaic(f"Step {found.step:,}", numbers, [one.pixels for one in tiles], footer=footer).save(path)
     print(f"The batch as the network saw it: {path}")
-    return 0
-
-
-MIN_ACCURACY: Final = 0.95
-MAX_SCORES: Final = 5  # of a run that are shown; its report has them all
-SAMPLE_INDEX: Final = 3  # the held-out digit that is written as an image
-
-
-def run_demo(options: declared.DemoOptions) -> int:
-    out = options.out
-    if is_done(out / "finetune"):
-        print(f"The demo is finished in {out}; use another --out to run it again.")
-        show_next_steps(out / "finetune", write_digit(out))
-        return 0
-    begun = time.monotonic()
-    pretrain = RunCommand(verb="pretrain", recipe="digits", seed=options.seed)
-    weights = str(out / "pretrain" / "last.safetensors")
-    finetune = replace(pretrain, verb="finetune", recipe="finetune-digits", weights=weights)
-    torch.set_num_threads(1)  # a network this small is faster on one thread
-    with make_observer(0) as panel:
-        watching = DemoObserver(panel)
-        watching.log("1  Pre-training: a small ViT from scratch on 16 px digits, 16 patches per image")
-        low = train_stage(pretrain, out / "pretrain", options.device, watching)
-        if low.test is None:
-            return report_interrupted(out)
-        watching = DemoObserver(panel)
-        watching.log("\n2  Fine-tuning (3.2): the same weights at 32 px, 64 patches, positions resized, a new head")
-        high = train_stage(finetune, out / "finetune", options.device, watching)
-        if high.test is None:
-            return report_interrupted(out)
-    accuracies = f"16 px: {low.test['accuracy']:.2%}    32 px: {high.test['accuracy']:.2%}"
-    print(f"\nheld-out digits, {accuracies}    ({high.test['count']} images)\n")
-    show_next_steps(high.folder, write_digit(out))
-    took, of_cpu = format_duration(time.monotonic() - begun), format_duration(time.process_time())
-    print(f"The demo took {took}, {of_cpu} of CPU time.")
-    return 0 if high.test["accuracy"] > MIN_ACCURACY else 1
-
-
-class DemoObserver:
-    """Passes on what is worth reading in a run of half a minute: a few of its scores, and between them no numbers but
-    those of a panel that is redrawn."""
-
-    def __init__(self, inner: Observer) -> None:
-        self.inner, self.steps, self.next = inner, 0, 0
-        self.log, self.advance = inner.log, get_advance(inner)
-
-    def progress(self, row: dict[str, Any]) -> None:
-        if row["kind"] == "train":
-            self.steps = row["steps"]
-            if isinstance(self.inner, TrainingPanel):
-                self.inner.progress(row)
-        elif row["kind"] == "baseline":
-            self.inner.progress(row)
-        elif self.steps and (row["step"] >= self.next or row["step"] == self.steps):
-            self.inner.progress(row)
-            self.next = row["step"] + self.steps / MAX_SCORES
-
-
-def train_stage(asked: RunCommand, out: Path, device: str, watching: Observer) -> TrainingResult:
-    """One of the two runs; an interrupted one is resumed."""
-    with join_world(device) as world:
-        if world.size > 1:
-            raise ConfigError("the demo is for one process; start it without torchrun")
-        command = launch.record_command(asked, out, None)
-        return train(build_plan(asked).run, out=out, world=world, command=command, observer=watching)
-
-
-def write_digit(out: Path) -> Path:
-    """A held-out digit as an image, large enough to look at."""
-    source = open_collection("digits").splits["test"]
-    path = out / f"a-{source.classes[int(source.labels.rows(np.array([SAMPLE_INDEX]))[0])]}.png"
-    file = io.BytesIO()
-    source.open_image(SAMPLE_INDEX).rgb().resize((128, 128), Image.Resampling.BILINEAR).save(file, "PNG")
-    write_file(path, file.getvalue())
-    return path
-
-
-def show_next_steps(run: Path, image: Path) -> None:
-    """Prints what to do next, as commands and links."""
-    vitrail, weights = vitrail_command(), shlex.quote(str(run))
-    print(f"Open the report:     {(run / 'report.html').absolute().as_uri()}")
-    print(f"Try it in a browser: {vitrail} serve {weights}")
-    print(f"Predict with it:     {vitrail} predict {weights} {shlex.quote(str(image))}")
-    print(f"Use your images:     {vitrail} fit vitrail-cifar10 FOLDER --out mine.safetensors  (a subfolder per class)")
-
-
-def vitrail_command() -> str:
-    """How `vitrail` is typed here: by its name where that finds this installation, else by its path."""
-    here = Path(sys.executable).parent / "vitrail"
-    if not here.exists():
-        return f"{shlex.quote(sys.executable)} -m vitrail"
-    found = shutil.which("vitrail")
-    if found is not None and Path(found).exists() and Path(found).samefile(here):
-        return "vitrail"
-    path = os.path.relpath(here)
-    return shlex.quote(str(here) if path.startswith(os.pardir) else path)
-
-
-def report_interrupted(out: Path) -> int:
-    print(f"stopped; resume with: {vitrail_command()} demo --out {out}")
     return 0
