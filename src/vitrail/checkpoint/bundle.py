@@ -24,6 +24,7 @@ from vitrail.models.backbone import Backbone
 from vitrail.models.family import ModelConfig, from_dict, to_dict
 
 CLASSIFICATION: Final = "classification"  # the task of a network that says nothing else
+PANOPTIC: Final = "panoptic"  # that of one with queries
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

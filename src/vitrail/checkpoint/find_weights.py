@@ -10,7 +10,16 @@ from typing import Any, cast
 
 from vitrail.checkpoint import download_weights as hub
 from vitrail.checkpoint import known_weights as registry
-from vitrail.checkpoint.bundle import Bundle, Card, name_imagenet, parse_description, read_json, read_sidecar
+from vitrail.checkpoint.bundle import (
+    CLASSIFICATION,
+    PANOPTIC,
+    Bundle,
+    Card,
+    name_imagenet,
+    parse_description,
+    read_json,
+    read_sidecar,
+)
 from vitrail.checkpoint.files.read_weights import RawWeights, read_weights
 from vitrail.checkpoint.formats.format import Format
 from vitrail.checkpoint.formats.huggingface import folder as huggingface
@@ -93,7 +102,8 @@ def _foreign(raw: RawWeights, settings: dict[str, Any] | None, folder: Path | No
 
 def _card(known: Format, config: ModelConfig, settings: dict[str, Any] | None, folder: Path | None) -> Card:
     """What a folder says of images and classes, or the format's own habit."""
-    card = Card(preprocessing=known.preprocessing(config))
+    task = PANOPTIC if config.has_queries else CLASSIFICATION
+    card = Card(preprocessing=known.preprocessing(config), task=task)
     if settings is None or folder is None:
         return card
     labels = huggingface.read_labels(settings, config.classes) or timm.read_labels(settings, config.classes)
@@ -101,7 +111,7 @@ def _card(known: Format, config: ModelConfig, settings: dict[str, Any] | None, f
     if known.library == huggingface.NAME and (said := _read_processor(folder)) is not None:
         prepared = huggingface.read_preprocessor(said, config.image, config.size_step)
     several = settings.get("problem_type") == huggingface.MULTI_LABEL and bool(config.classes)
-    return Card(preprocessing=prepared or card.preprocessing, labels=labels, multi_label=several)
+    return replace(card, preprocessing=prepared or card.preprocessing, labels=labels, multi_label=several)
 
 
 def _read_processor(folder: Path) -> dict[str, Any] | None:

@@ -25,6 +25,7 @@ from vitrail.checkpoint.weights import build_network
 from vitrail.core.errors import ConfigError, ExportRefused
 from vitrail.models.build import Model
 from vitrail.models.family import ModelConfig
+from vitrail.models.query_output import flatten_output
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import ViTConfig, vit_config
 
@@ -210,4 +211,4 @@ def collect_activations(
     finally:
         for hook in hooks:
             hook.remove()
-    return seen | {"logits": logits(out) if logits else out}
+    return seen | {"logits": logits(out) if logits else flatten_output(out)}

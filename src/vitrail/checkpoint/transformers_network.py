@@ -13,6 +13,7 @@ from vitrail.checkpoint.formats.huggingface.folder import find_family
 from vitrail.core.text import Pair
 from vitrail.models.family import ModelConfig
 from vitrail.models.layers import pool
+from vitrail.models.query_output import QueryOutput, flatten_output
 from vitrail.models.vit_config import ViTConfig, vit_config
 
 
@@ -70,6 +71,8 @@ def load_with_transformers(config: ModelConfig, folder: Path) -> TransformersNet
 
 def _read(c: ViTConfig, out: Any, *, pooled: bool) -> Tensor:
     """Logits, or what our network gives where there are none: [B, K] or [B, D]."""
+    if c.has_queries:
+        return flatten_output(QueryOutput(out.class_queries_logits, out.masks_queries_logits))
     if c.classes:
         return out.logits
     if c.projection:

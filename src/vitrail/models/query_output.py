@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
+import torch
 from torch import Tensor
 
 
@@ -24,3 +25,8 @@ def map_output(output: Output, change: Callable[[Tensor], Tensor]) -> Output:
 def output_tensors(output: Output) -> tuple[Tensor, ...]:
     """The tensors of an output, in order."""
     return (output,) if isinstance(output, Tensor) else tuple(output)
+
+
+def flatten_output(output: Output) -> Tensor:
+    """The output as one tensor, [B, ...]; that of queries side by side, classes first."""
+    return output if isinstance(output, Tensor) else torch.cat([part.flatten(1) for part in output], dim=1)

@@ -48,7 +48,7 @@ class ConfigReader:
         if isinstance(default, bool):
             return self.flag(name, default)
         if isinstance(default, int):
-            return self.integer(name, default, least=int(field != "registers"))
+            return self.integer(name, default, least=int(field not in ("registers", "upscale")))
         return self.number(name, default)
 
     def integer(self, name: str, default: int, least: int = 1) -> int:

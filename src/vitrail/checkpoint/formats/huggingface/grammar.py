@@ -34,9 +34,18 @@ class Reshaped:
     to_ours: Callable[[Tensor], Tensor]
 
 
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A tensor of ours that is several there, or one next to others that say nothing of the network's numbers."""
+
+    names: tuple[str, ...]
+    to_theirs: Callable[[Tensor], tuple[Tensor, ...]]
+    to_ours: Callable[[tuple[Tensor, ...]], Tensor]
+
+
 # Where a tensor or layer of ours is: under one name, in equal parts under several, or in another shape. The number of
 # a block is {} on both sides.
-Place: TypeAlias = str | tuple[str, ...] | Reshaped
+Place: TypeAlias = str | tuple[str, ...] | Reshaped | Joined
 Names: TypeAlias = Mapping[str, Place]
 
 
@@ -59,6 +68,7 @@ class Family:
     """
 
     model_type: str
+    config: type[ViTConfig] = ViTConfig  # of its networks
     whole: str = ""  # the model_type of image and text towers together, whose config.json has a vision_config
     prefix: str = ""
     bare: bool = False  # whether the base model alone goes without the prefix
@@ -143,6 +153,8 @@ def find_prefix(family: Family, *, headless: bool) -> str:
 
 
 def place_names(place: Place) -> tuple[str, ...]:
+    if isinstance(place, Joined):
+        return place.names
     return (place,) if isinstance(place, str) else place if isinstance(place, tuple) else (place.name,)
 
 
@@ -158,7 +170,7 @@ def infer(family: Family, shapes: TensorShapes) -> ViTConfig:
         found[RESAMPLE] = own
     if found["depth"] != (layers := shapes.count(f"{prefix}{family.layer}.weight")):
         raise get.refuse(f"config.json says num_hidden_layers={found['depth']}, the tensors make {layers}")
-    return ViTConfig(**found)
+    return family.config(**found)
 
 
 def read_head(family_heads: Mapping[str, Head], get: ConfigReader, layer: str = "classifier") -> dict[str, Any]:
@@ -199,6 +211,8 @@ def _entry(c: ViTConfig, ours: str, prefix: str, place: Place, suffix: str, numb
         without_key = ours.endswith("attention.qkv.bias") and not c.key_bias  # then it is that of q and v
         parts = [f"{prefix}{part}{suffix}".format(number) for part in (place[::2] if without_key else place)]
         return KeyEntry(ours, tuple(parts), lambda t: t.chunk(len(parts)), torch.cat)
+    if isinstance(place, Joined):
+        return KeyEntry(ours, tuple(prefix + name for name in place.names), place.to_theirs, place.to_ours)
     return KeyEntry(ours, (f"{prefix}{place.name}",), lambda t: (place.to_theirs(t),), lambda ts: place.to_ours(ts[0]))
 
 
@@ -241,7 +255,7 @@ def normalise(c: ViTConfig) -> ViTConfig:
 
 def find_misfits(family: Family, config: ModelConfig) -> list[str]:
     """Fields of a network that the family cannot hold."""
-    if not isinstance(config, ViTConfig):
+    if not isinstance(config, family.config) or (config.has_queries and family.config is ViTConfig):
         return ["family"]
     c = normalise(config)
     held = {*family.keys, *family.free, *LOOSE, "placement"}
@@ -271,7 +285,7 @@ def refuse_nearest(families: Iterable[Family], config: ViTConfig) -> ExportRefus
     """The refusal of a network that no family holds, by the first field that keeps it from the nearest."""
     found = [(find_misfits(family, config), family.model_type) for family in families if family.written]
     outside = {"image", "patch", "mlp_width", "head", "pool"}  # of the blocks, which say what family a network is of
-    wrong, model_type = min(found, key=lambda row: (len({*row[0]} - outside), len(row[0])))
+    wrong, model_type = min(found, key=lambda row: (row[0] == ["family"], len({*row[0]} - outside), len(row[0])))
     value = getattr(config, wrong[0])
     if wrong[0] == "head" and value == "tanh":
         return ExportRefused(f"{NAME} has no classifier behind a tanh layer: field head='tanh' goes with classes=0")
@@ -285,7 +299,7 @@ def in_blocks(layer: str, names: Names) -> dict[str, Place]:
     return {
         f"blocks.{{}}.{ours}": tuple(layer + part for part in place) if isinstance(place, tuple) else f"{layer}{place}"
         for ours, place in names.items()
-        if not isinstance(place, Reshaped)
+        if not isinstance(place, Reshaped | Joined)
     }
 
 
