@@ -30,6 +30,7 @@ from vitrail.data.datasets.scenes import SCENES, THINGS
 if TYPE_CHECKING:  # without torch `vitrail data` alone is quick
     from vitrail.data.dedup.match import Embed
     from vitrail.data.tools.overview import SplitSummary
+    from vitrail.data.tools.segment_summary import SegmentSummary
 
 SHOWN: Final = 20  # unreadable files that are listed
 NAMED: Final = 12  # classes that are
@@ -59,6 +60,8 @@ def run_data(options: DataOptions) -> int:
     if options.json:
         path = None if collection.path is None else str(collection.path)
         record = {name: getattr(collection, name) for name in ("classes", "pixel_classes", "notes")}
+        if collection.segment_classes:
+            record["segment_classes"] = [one._asdict() for one in collection.segment_classes]
         record |= {"splits": {split: summary.to_dict() for split, summary in summaries.items()}}
         print(json.dumps({"name": collection.name, "kind": collection.kind, "path": path, **record}))
     else:
@@ -86,12 +89,13 @@ def show_summaries(collection: Collection, summaries: "dict[str, SplitSummary]")
 
     if collection.classes:
         print(f"classes: {join_names(collection.classes)}")
-    if collection.pixel_classes:
+    if collection.pixel_classes and not collection.segment_classes:  # whose masks are those of the segments
         counts = [f"{summary.masks:,} in {split}" for split, summary in summaries.items() if summary.masks]
         print(f"images with a mask: {', '.join(counts)}")
         print(f"pixel classes: {join_names(collection.pixel_classes)}")
     for split, summary in summaries.items():
         print(*describe_split(split, summary), sep="\n")
+    show_segments({split: one for split, summary in summaries.items() if (one := summary.segments) is not None})
     for note in collection.notes:
         print(f"note: {printable_name(note)}")
     for split, summary in summaries.items():
@@ -134,6 +138,51 @@ def describe_split(split: str, summary: "SplitSummary") -> list[str]:
         high = int(counts.argmax())
         small, large = (f"{counts[at]:,} ({printable_name(summary.classes[at])})" for at in (low, high))
         lines.append(f"{split}: classes differ in size {counts[high] / counts[low]:.1f} times, from {small} to {large}")
+    return lines
+
+
+def show_segments(summaries: "dict[str, SegmentSummary]") -> None:
+    """The segments of each split in a line or two, and a table of their classes in the first."""
+    from vitrail.data.tools.overview import printable_name
+
+    for split, found in summaries.items():
+        print(*describe_segments(split, found), sep="\n")
+    if not summaries:
+        return
+    split, found = next(iter(summaries.items()))
+    stuff = not all(one.thing for one in found.classes)
+    order = sorted(range(len(found.classes)), key=lambda at: -found.segments[at])
+    area = "box area" if found.boxes_only else "pixels"
+    rows = [
+        [
+            printable_name(found.classes[at].name),
+            *([("thing" if found.classes[at].thing else "stuff")] if stuff else []),
+            f"{found.segments[at]:,}",
+            f"{found.images[at]:,}",
+            f"{100 * found.shares[at]:.1f} %",
+        ]
+        for at in order[:SHOWN]
+    ]
+    heads = ["class", *(["kind"] if stuff else []), "segments", "images", area]
+    print_table(heads, rows, title=f"{split}: classes of segments", left=2 if stuff else 1)
+    if len(order) > SHOWN:
+        print(f"and {pluralise(len(order) - SHOWN, 'more class', 'more classes')}; --json lists all")
+
+
+def describe_segments(split: str, found: "SegmentSummary") -> list[str]:
+    """How many there are to an image, and how large."""
+    counts = found.per_image
+    if not len(counts):
+        return [f"{split}: no image whose segments can be read"]
+    what = "box" if found.boxes_only else "segment"
+    each = f"{counts.min():,} to {counts.max():,} to an image, {counts.mean():.1f} on average"
+    amount = pluralise(found.count, what, "boxes" if found.boxes_only else "")
+    empty = f"; {int((counts == 0).sum()):,} have none" if (counts == 0).any() else ""
+    lines = [f"{split}: {amount} in {pluralise(len(counts), 'image')}, {each}{empty}"]
+    if found.things:
+        low, middle, high = (f"{100 * size / found.things:.0f} %" for size in found.sizes)
+        crowd = f"; {found.crowd:,} of a crowd" if found.crowd else ""
+        lines.append(f"{split}: things: {low} small (below 32x32), {middle} medium, {high} large (from 96x96){crowd}")
     return lines
 
 

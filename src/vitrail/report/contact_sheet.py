@@ -126,6 +126,7 @@ Bytes = tuple[int, int, int]
 PAPER, INK, GREY, HAIR = (252, 251, 248), (38, 38, 44), (128, 126, 124), (222, 219, 212)
 BROKEN, CRACK = (244, 239, 233), (190, 74, 70)
 TILE, GAP, MARGIN = 104, 6, 44
+PANE = 236  # the height of a row of whole images
 TOP: Final = MARGIN + 96  # where the images begin
 ACROSS: Final = 12  # tiles side by side, whatever the number of columns
 GUTTER, CAPTION, LEADING = 26, 26, 20
@@ -185,6 +186,50 @@ def draw_mosaic(
     for at, pixels in enumerate(pictures):
         row, place = divmod(at, ACROSS)
         paste_tile(sheet, pixels, MARGIN + place * (TILE + GAP), TOP + row * (TILE + GAP))
+    return sheet
+
+
+def arrange_rows(aspects: Sequence[float], *, height: int = PANE) -> list[list[tuple[int, int]]]:
+    """The sizes (width, height) of images with these aspects (width over height), in rows as wide as a sheet and about
+    as high as said. Extreme aspects are brought nearer to a square."""
+    room, rows, row = ACROSS * (TILE + GAP) - GAP, list[list[tuple[int, int]]](), list[float]()
+    shapes = [min(max(aspect, 1 / 2.5), 2.5) for aspect in aspects]
+    for at, aspect in enumerate(shapes):
+        row.append(aspect)
+        left = room - GAP * (len(row) - 1)
+        last = at == len(shapes) - 1
+        if sum(row) * height < left and not last:
+            continue
+        high = min(round(left / sum(row)), height + height // 4)
+        wide = [round(one * high) for one in row]
+        if high == round(left / sum(row)):
+            wide[-1] += left - sum(wide)  # what rounding left
+        rows.append([(one, high) for one in wide])
+        row = []
+    return rows
+
+
+def draw_gallery(
+    title: str,
+    subtitle: str,
+    rows: Sequence[Sequence[Image.Image | None]],
+    sizes: Sequence[Sequence[tuple[int, int]]],
+    *,
+    footer: str = "",
+) -> Image.Image:
+    """Whole images in rows, of the sizes that `arrange_rows` gives; None where one cannot be read."""
+    if not rows:
+        raise ConfigError("a contact sheet needs at least one image")
+    height = sum(row[0][1] + GAP for row in sizes) - GAP
+    sheet = start_sheet(title, subtitle, [1.0] * ACROSS, ACROSS * (TILE + GAP) - GAP, height, footer)
+    top = TOP
+    for row, places in zip(rows, sizes, strict=True):
+        left = MARGIN
+        for image, size in zip(row, places, strict=True):
+            pane = draw_broken_tile().resize(size) if image is None else image
+            sheet.paste(pane, (left, top), round_corners(size))
+            left += size[0] + GAP
+        top += places[0][1] + GAP
     return sheet
 
 
@@ -263,12 +308,13 @@ def draw_broken_tile() -> Image.Image:
     return square
 
 
-@lru_cache(maxsize=1)
-def round_corners() -> Image.Image:
+@lru_cache(maxsize=8)
+def round_corners(size: tuple[int, int] = (TILE, TILE)) -> Image.Image:
     """Slightly rounded."""
-    large = Image.new("L", (4 * TILE, 4 * TILE), 0)
-    ImageDraw.Draw(large).rounded_rectangle((0, 0, 4 * TILE - 1, 4 * TILE - 1), 4 * CORNER, 255)
-    return large.resize((TILE, TILE), Image.Resampling.BOX)
+    width, height = size
+    large = Image.new("L", (4 * width, 4 * height), 0)
+    ImageDraw.Draw(large).rounded_rectangle((0, 0, 4 * width - 1, 4 * height - 1), 4 * CORNER, 255)
+    return large.resize(size, Image.Resampling.BOX)
 
 
 def pick_colour(at: int) -> Bytes:

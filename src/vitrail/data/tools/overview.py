@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -10,12 +10,15 @@ from numpy.typing import NDArray
 
 from vitrail.core.errors import BadImage
 from vitrail.core.processes import available_cores, map_in_processes
-from vitrail.core.text import pluralise
+from vitrail.core.text import Pair, pluralise
 from vitrail.data.collection import Collection
 from vitrail.data.dataset import ImageDataset, Labels
 from vitrail.data.decode.image import EncodedImage
 from vitrail.data.randomness import EpochOrder, hash_keys, hash_word
+from vitrail.data.segment_targets import SegmentTargets
 from vitrail.data.targets import MaskTargets
+from vitrail.data.tools.annotated_sheet import has_annotations, make_annotated_sheet
+from vitrail.data.tools.segment_summary import ImageSegments, SegmentSummary, measure_segments, summarise_segments
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -27,6 +30,7 @@ SEED: Final = 20
 MOST_CLASSES: Final = 60  # on one sheet ...
 MOST_IMAGES: Final = 144  # ... or this many images, where classes have one or two
 UNLABELLED: Final = 96
+ANNOTATED: Final = 24
 TILE_SIDE: Final = 208  # pixels
 
 
@@ -40,10 +44,11 @@ class SampleInfo:
     format: str = ""  # JPEG RGB, PNG P, pixels L
     bytes: int = 0
     reason: str = ""
+    segments: ImageSegments | None = field(default=None, compare=False)
 
 
 def inspect_sample(source: ImageDataset, index: int, *, decode: bool) -> SampleInfo:
-    """Reads the header of one sample and, with `decode`, all of its pixels and its mask."""
+    """Reads the header and the segments of one sample and, with `decode`, all of its pixels and its mask."""
     try:
         data = source.read(index)
         image = EncodedImage(data)
@@ -52,10 +57,17 @@ def inspect_sample(source: ImageDataset, index: int, *, decode: bool) -> SampleI
             image.rgb()
             if source.pixel_classes:
                 MaskTargets().read(source, index, image.size)
+        segments = read_segments(source, index, image.size) if source.segment_classes else None
     except (BadImage, OSError) as error:
         return SampleInfo(index, reason=getattr(error, "strerror", None) or str(error))
     height, width = image.size
-    return SampleInfo(index, height, width, kind, data.nbytes if isinstance(data, np.ndarray) else len(data))
+    size = data.nbytes if isinstance(data, np.ndarray) else len(data)
+    return SampleInfo(index, height, width, kind, size, segments=segments)
+
+
+def read_segments(source: ImageDataset, index: int, size: Pair) -> ImageSegments:
+    """What the summary counts. BadImage where they are of another image size."""
+    return measure_segments(SegmentTargets().read(source, index, size))
 
 
 def decode_chunk(source: ImageDataset, indices: Sequence[int]) -> list[SampleInfo]:
@@ -106,6 +118,7 @@ class SplitSummary:
     formats: dict[str, int]
     bytes: int  # of the inspected samples
     unreadable: tuple[tuple[str, str], ...]  # name and reason
+    segments: SegmentSummary | None = None  # of the inspected samples, where they have any
 
     @property
     def median(self) -> tuple[int, int] | None:
@@ -135,6 +148,7 @@ class SplitSummary:
             "size": {"median": self.median, "smallest": smallest, "largest": largest},
             "formats": self.formats, "bytes": self.all_bytes,
             "unreadable": [{"name": name, "reason": reason} for name, reason in self.unreadable],
+            **({} if self.segments is None else {"segments": self.segments.to_dict()}),
         }  # fmt: skip
 
 
@@ -168,6 +182,7 @@ def summarise_split(source: ImageDataset, samples: Iterable[SampleInfo], decoded
     formats: Counter[str] = Counter()
     sizes: list[tuple[int, int]] = []
     unreadable: list[tuple[str, str]] = []
+    segments = list[ImageSegments]()
     looked = size = 0
     for found in samples:
         looked, size = looked + 1, size + found.bytes
@@ -178,6 +193,7 @@ def summarise_split(source: ImageDataset, samples: Iterable[SampleInfo], decoded
         else:
             sizes.append((found.height, found.width))
             formats[found.format] += 1
+            segments += [] if found.segments is None else [found.segments]
     labels = source.labels
     present = int((np.asarray(labels.values) >= 0).sum())
     return SplitSummary(
@@ -194,6 +210,7 @@ def summarise_split(source: ImageDataset, samples: Iterable[SampleInfo], decoded
         formats=dict(formats.most_common()),
         bytes=size,
         unreadable=tuple(unreadable),
+        segments=summarise_segments(kinds, source.boxes_only, segments) if (kinds := source.segment_classes) else None,
     )
 
 
@@ -204,9 +221,14 @@ def make_sheet(collection: Collection, split: str) -> "Image":
 
     source = collection.split(split)
     count, classes = len(source), source.classes
-    parts = [pluralise(count, "image"), pluralise(len(classes), "class", "classes") if classes else "no labels"]
+    marked = source.segment_classes or source.pixel_classes
+    kinds = f"{pluralise(len(marked), 'class', 'classes')} of {'segments' if source.segment_classes else 'pixels'}"
+    said = kinds if has_annotations(source) else "no labels"
+    parts = [pluralise(count, "image"), pluralise(len(classes), "class", "classes") if classes else said]
     subtitle = "  ·  ".join([split, *parts, collection.kind])
     title = printable_name(collection.title)
+    if has_annotations(source):
+        return make_annotated_sheet(source, title, subtitle, shuffle(np.arange(count))[:ANNOTATED].tolist())
     if not classes:
         chosen = shuffle(np.arange(count))[:UNLABELLED]
         return draw_mosaic(title, subtitle, [load_tile(source, int(i)) for i in chosen])
