@@ -18,10 +18,12 @@ from tests.predict.pictures import CLASSES, drawn, network
 from tests.serve.in_process_server import inside
 from vitrail.checkpoint.weights import save
 from vitrail.cli.app import main
+from vitrail.core.errors import ConfigError
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.build import Model
 from vitrail.predict.predictor import Predictor
 from vitrail.tasks.segmentation.prediction import PredictedMask
+from vitrail.tasks.segmentation.windows import Windows
 
 
 def segmenter(resize: int | None = None) -> Model:
@@ -106,3 +108,33 @@ def test_what_was_not_seen_has_no_class() -> None:
     assert (found.mask[:3] == 255).all()
     assert (found.mask[9:] == 255).all()
     assert (found.mask[3:9] < 5).all()
+
+
+def test_windows_slide_over_large_images(path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    large = drawn(1)[0].resize((60, 24))
+    large.save(tmp_path / "large.png")
+    asker: Predictor[PredictedMask] = vitrail.Predictor(path, device="cpu", windows=Windows("full", 1.0), batch=3)
+    plain: Predictor[PredictedMask] = vitrail.Predictor(path, device="cpu")
+    whole = asker(large).mask
+    assert whole.shape == (24, 60)
+    for top in range(0, 24, 6):  # windows without overlap are images by themselves
+        for left in range(0, 60, 12):
+            tile = plain(large.crop((left, top, left + 12, top + 6))).mask
+            assert np.array_equal(whole[top : top + 6, left : left + 12], tile)
+    fitting = drawn(1)[0].resize((36, 18))  # the network's own aspect: one window
+    for scale in ("fit", "full"):
+        one: Predictor[PredictedMask] = vitrail.Predictor(path, device="cpu", windows=scale)
+        assert one(large).mask.shape == (24, 60)
+        assert [found.mask.shape for found in one.stream([large, fitting])] == [(24, 60), (18, 36)]
+        if scale == "fit":
+            assert np.array_equal(one(fitting).mask, plain(fitting).mask)
+    words = ["predict", path, str(tmp_path / "large.png"), "--windows", "full", "--out", str(tmp_path / "out")]
+    assert main([*words, "--device", "cpu"]) == 0
+    capsys.readouterr()
+    overlapping: Predictor[PredictedMask] = vitrail.Predictor(path, device="cpu", windows="full")
+    written = np.asarray(Image.open(tmp_path / "out" / "large.png"))
+    assert np.array_equal(written, overlapping(large).mask)
+    assert main([*words[:3], "--windows", "fit", "--attention", str(tmp_path / "maps"), "--device", "cpu"]) == 2
+    assert "--windows" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="windows are for classes of pixels"):
+        vitrail.Predictor(network(VIT), device="cpu", windows="full")

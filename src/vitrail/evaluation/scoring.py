@@ -155,9 +155,10 @@ def ignore_progress(what: str, done: int, total: int | None) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoringOptions:
-    """How a network is scored. `batch` and `workers` only affect the time it takes. The last five are for
-    classification: `labels` name the outputs instead of the card; `by_number` matches class 7 to output 7 whatever
-    their names; `real` is the file of ReaL labels; `answers` says whether the prediction for each image is needed."""
+    """How a network is scored. `batch` and `workers` only affect the time it takes. With `windows` ("fit" or "full")
+    classes of pixels are scored by sliding windows, in each image's own size. The last five are for classification:
+    `labels` name the outputs instead of the card; `by_number` matches class 7 to output 7 whatever their names; `real`
+    is the file of ReaL labels; `answers` says whether the prediction for each image is needed."""
 
     precision: Precision = "float32"
     seed: int = 0  # of the bootstrap
@@ -166,6 +167,7 @@ class ScoringOptions:
     deduplicated_by: Path | None = None
     batch: int = 0
     workers: int = 0
+    windows: str | None = None
     labels: tuple[str, ...] | None = None
     by_number: bool = False
     real: Path | None = None

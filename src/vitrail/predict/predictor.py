@@ -34,7 +34,11 @@ from vitrail.models.query_output import Output, map_output
 from vitrail.predict.image_input import ImageInput, describe_input, image_from, is_one, prepare_ahead, split_batches
 from vitrail.tasks.classification.prediction import Prediction, rank_classes
 from vitrail.tasks.classification.task import ClassificationTask
+from vitrail.tasks.mask_queries.decode import to_dense
 from vitrail.tasks.registry import find_task
+from vitrail.tasks.segmentation.prediction import PredictedMask
+from vitrail.tasks.segmentation.task import SegmentationTask
+from vitrail.tasks.segmentation.windows import Scale, Windows, segment_windows
 from vitrail.tasks.task import PredictionOptions, Task
 
 if TYPE_CHECKING:
@@ -47,7 +51,6 @@ else:
     PredictionT = TypeVar("PredictionT")
 
 Precision: TypeAlias = Literal["float32", "bfloat16"]
-THRESHOLD: Final = 0.5  # from which a class of a multi-label network is chosen
 TOPK: Final = 5
 
 
@@ -69,9 +72,11 @@ class Predictor(Generic[PredictionT]):
     NAME:TAG, or the name of weights that come with the package. `image_size` resizes positions, `patch` kernels, too;
     `labels` name the classes where the weights do not, or otherwise; `precision` is the type it computes in: by default
     float32 for weights by name, and for a network the type that it has. The network is given `batch` images at a time;
-    with `urls` a string that is an http(s) address is fetched. Of a multi-label network the classes at or above the
-    `threshold` are chosen. A network that is passed is itself put on the device, in evaluation mode, unless it is
-    resized."""
+    with `urls` a string that is an http(s) address is fetched. The `threshold` is the probability from which classes of
+    a multi-label network are chosen (0.5), or the score from which objects (0.5) and segments of panoptic maps (0.8)
+    are there. With `windows` a network of segmentation slides over each image, resized until its shorter side fits
+    ("fit") or in its own pixels ("full"). A network that is passed is itself put on the device, in evaluation mode,
+    unless it is resized."""
 
     def __init__(
         self,
@@ -85,7 +90,8 @@ class Predictor(Generic[PredictionT]):
         precision: Precision | None = None,
         batch: int = 32,
         urls: bool = False,
-        threshold: float = THRESHOLD,
+        threshold: float | None = None,
+        windows: Windows | Scale | None = None,
     ) -> None:
         self.device = find_device(str(device))
         network = load_network(weights, image_size, patch, precision)
@@ -99,6 +105,7 @@ class Predictor(Generic[PredictionT]):
             raise ConfigError(f"this network takes {config.channels} channels; images are prepared in 3, or grey")
         if batch < 1:
             raise ConfigError(f"batch={batch} must be at least 1")
+        threshold = self.task.threshold if threshold is None else threshold
         if not 0 <= threshold <= 1:
             raise ConfigError(f"threshold={threshold} must be between 0 and 1")
         self.network: Model = network.eval().to(self.device)
@@ -108,6 +115,9 @@ class Predictor(Generic[PredictionT]):
         self.labels: tuple[str, ...] = numbered if names is None else self._check_names(names)
         self.batch, self.urls = batch, urls
         self.multi_label, self.threshold = known.multi_label, threshold
+        self.windows = Windows(windows) if isinstance(windows, str) else windows
+        if windows is not None and not isinstance(self.task, SegmentationTask):
+            raise ConfigError(f"windows are for classes of pixels, and these weights are for {self.task.name}")
         self._channels = self.preprocessing.channel_tensors(self.device)
         self._type = next(network.parameters()).dtype
 
@@ -139,8 +149,11 @@ class Predictor(Generic[PredictionT]):
     def stream(self, pictures: "ImageInput | Iterable[ImageInput]", topk: int | None = None) -> Iterator[PredictionT]:
         """Predictions one by one, for more images than fit into memory: two batches of them are held at
         once, read ahead of what is asked for."""
-        self._options(topk)
+        self.options(topk)
         for views in self._batches(pictures):
+            if self.windows is not None:
+                yield from cast("Iterable[PredictionT]", map(self.slide, views))
+                continue
             outputs = self.outputs(torch.stack([view.pixels for view in views]))
             yield from self.interpret(outputs, [view.geometry for view in views], topk)
 
@@ -161,14 +174,26 @@ class Predictor(Generic[PredictionT]):
         return self.view(picture).pixels
 
     def view(self, picture: "ImageInput") -> View:
-        """One image, resized and cropped as the weights want it, and what was done to it."""
+        """One image, resized and cropped as the weights want it, and what was done to it; with `windows` all of it, for
+        `slide`."""
         image = image_from(picture, urls=self.urls)
         try:
             upright = upright_rgb(image)
+            whole = (upright.height, upright.width)
+            if self.windows is not None:
+                pixels = self.windows.cut(upright, self.preprocessing)
+                return View(pixels, Geometry(whole=whole, box=(0, 0, *whole), inner=(pixels.shape[1], pixels.shape[2])))
             pixels = self.preprocessing.pixels(upright)
         except BadImage as error:
             raise BadImage(f"{describe_input(picture)}: {error}") from None
-        return View(pixels, self.preprocessing.geometry((upright.height, upright.width)))
+        return View(pixels, self.preprocessing.geometry(whole))
+
+    def slide(self, view: View) -> PredictedMask:
+        """The classes of one image's pixels by sliding windows, of what `view` gave."""
+        windows, window = self.windows or Windows(), self.preprocessing.image
+        segment = lambda views: to_dense(self.outputs(views), window)  # noqa: E731
+        mask = segment_windows(segment, view.pixels, view.geometry.whole, windows, window, self.batch)
+        return PredictedMask(mask, self.labels)
 
     def normalise(self, batch: Tensor) -> Tensor:
         """Prepared images, uint8 [N, 3, H, W], to what the network takes, on its device and in its type."""
@@ -199,7 +224,7 @@ class Predictor(Generic[PredictionT]):
         self, outputs: Output, views: Sequence[Geometry], topk: int | None = None, threshold: float | None = None
     ) -> Sequence[PredictionT]:
         """What `outputs`, such as [N, K, ...], say of N images, of which the network was shown these views."""
-        found = self.task.predict(outputs, views, self._options(topk, threshold))
+        found = self.task.predict(outputs, views, self.options(topk, threshold))
         return cast("Sequence[PredictionT]", found)
 
     def probabilities(self, batch: Tensor) -> Tensor:
@@ -219,7 +244,7 @@ class Predictor(Generic[PredictionT]):
         """Rows [N, K] as predictions; of equally likely classes the one with the smaller number comes first. Of a
         multi-label network all classes at or above the threshold are chosen, however many that are."""
         self._check_classifies("ranked")
-        return rank_classes(probabilities, self._options(topk, threshold))
+        return rank_classes(probabilities, self.options(topk, threshold))
 
     def __repr__(self) -> str:
         kind = type(self.network).__name__
@@ -231,7 +256,8 @@ class Predictor(Generic[PredictionT]):
             found = read(self.normalise(batch))
         return to_host(found)
 
-    def _options(self, topk: int | None = None, threshold: float | None = None) -> PredictionOptions:
+    def options(self, topk: int | None = None, threshold: float | None = None) -> PredictionOptions:
+        """How outputs become predictions, as this predictor has it where nothing else is asked for."""
         if topk is not None and "topk" not in self.task.prediction_options(multi_label=self.multi_label):
             raise ConfigError(f"topk={topk} is for classification, and these weights are for {self.task.name}")
         if topk is not None and topk < 1:

@@ -1,5 +1,7 @@
 """Sliding windows: the mean over all windows that see a pixel, by a slow reference; one window is the plain network."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -8,9 +10,18 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.models.tiny import VIT, awake
+from tests.tasks.segmentation.drawn import CLASSES, draw_folder
+from vitrail.checkpoint.bundle import Card
+from vitrail.checkpoint.weights import save
+from vitrail.cli.app import main
 from vitrail.core.errors import BadImage, ConfigError, UnknownName
 from vitrail.core.text import Pair
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.evaluation.result import Result
+from vitrail.models.zoo import adapt_config
+from vitrail.predict.predictor import Predictor
+from vitrail.tasks.segmentation.prediction import PredictedMask
 from vitrail.tasks.segmentation.windows import Windows, average_bands, place_windows, segment_windows
 
 WINDOW = (6, 8)
@@ -104,3 +115,45 @@ def test_unknown_scales_and_strides_are_refused() -> None:
     for stride in (0.0, 1.5):
         with pytest.raises(ConfigError, match="stride"):
             Windows("fit", stride)
+
+
+@pytest.mark.parametrize("scale", ["fit", "full"])
+def test_evaluation_slides_over_images_of_their_own_sizes(tmp_path: Path, scale: str) -> None:
+    """Numbers of a loop over pixels, an image that cannot be read left out."""
+    folder = draw_folder(tmp_path / "drawn")
+    for at, size in enumerate(((40, 30), (16, 60), (25, 25))):
+        for kind in ("images", "masks"):
+            file = folder / "test" / kind / f"{at:02}.png"
+            Image.open(file).resize(size, Image.Resampling.NEAREST).save(file)
+    (folder / "test" / "images" / "05.png").write_bytes(b"no image")
+    torch.manual_seed(0)
+    network = awake(adapt_config(VIT, image_size=(16, 18), classes=3, head="patches"), torch.float32)
+    network.card = Card(preprocessing=Preprocessing(image=(16, 18)), task="segmentation", labels=CLASSES)
+    save(network, tmp_path / "w.safetensors")
+    words = ["evaluate", str(tmp_path / "w.safetensors"), "--data", str(folder), "--windows", scale, "--workers", "0"]
+    assert main([*words, "--device", "cpu", "--out", str(tmp_path / "r.json"), "--page", str(tmp_path / "p.html")]) == 0
+    result = Result.read(tmp_path / "r.json")
+
+    cells = np.zeros((3, 3), np.int64)
+    predictor: Predictor[PredictedMask] = Predictor(network, device="cpu", windows=scale)  # type: ignore[arg-type]
+    for at in (0, 1, 2, 3, 4, 6, 7):
+        truth = np.asarray(Image.open(folder / "test" / "masks" / f"{at:02}.png"))
+        said = predictor(folder / "test" / "images" / f"{at:02}.png").mask
+        for true, found in zip(truth[truth != 255], said[truth != 255], strict=True):
+            cells[true, found] += 1
+    assert result.details["confusion"] == cells.tolist()
+    both = cells.diagonal()
+    assert result.measures[0].name == "mIoU"
+    assert result.measures[0].value == pytest.approx((both / (cells.sum(0) + cells.sum(1) - both)).mean())
+    assert result.measures[0].low is not None
+    assert [measure.name for measure in result.measures] == ["mIoU", "pixel accuracy"]
+    assert result.measures[0].count == 7
+    assert result.config["windows"] == scale
+
+
+def test_windows_are_refused_for_classes_of_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    save(awake(VIT, torch.float32), tmp_path / "w.safetensors")
+    words = ["evaluate", str(tmp_path / "w.safetensors"), "--data", "digits", "--windows", "full"]
+    assert main([*words, "--device", "cpu"]) == 2
+    assert "classes of pixels" in capsys.readouterr().err

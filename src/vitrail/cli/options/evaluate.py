@@ -48,6 +48,7 @@ class EvaluateOptions(WeightsOptions):
     labels: str | None = groups.labels_option()
     by_number: bool = option(False, groups.BY_NUMBER)
     threshold: float | None = option(None, "multi-label weights: lowest probability for F1", "P", usually="0.5")
+    windows: Literal["fit", "full"] | None = option(None, f"{groups.WINDOWS}; scored at each image's own size")
     precision: Precision = groups.precision_option()
     out: Path | None = option(None, "write the result as JSON", "FILE")
     page: Path | None = option(None, "write an HTML page with images", "FILE")

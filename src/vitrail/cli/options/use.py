@@ -44,6 +44,7 @@ class PredictOptions(NamesOptions):
       vitrail predict runs/flowers photos --topk 3 --csv > answers.csv
       vitrail predict cat.jpg --attention looked
       vitrail predict runs/shapes photos --out masks
+      vitrail predict runs/shapes aerial.png --windows full --out masks
     """
 
     USAGE: ClassVar = "%(prog)s [WEIGHTS] IMAGE|FOLDER|-... [options]"
@@ -57,6 +58,7 @@ class PredictOptions(NamesOptions):
     attention: Path | None = option(None, "folder for attention maps (rollout), as PNG", "OUT", completes="file")
     image_size: int | None = option(None, IMAGE_SIZE, "N")
     patch: int | None = option(None, PATCH, "P")
+    windows: Literal["fit", "full"] | None = option(None, groups.WINDOWS)
     precision: Literal["float32", "bfloat16"] = option("float32", "precision of the computation")
     batch: int | None = option(None, "images per batch", "N", usually="by the device")
     workers: int = groups.workers_option("threads that read images")

@@ -34,7 +34,7 @@ from vitrail.inspection.context import run_in_portions
 from vitrail.inspection.layer_taps import require_transformer
 from vitrail.inspection.rollout import overlay, rollout
 from vitrail.predict.image_input import image_from, prepare_ahead, split_batches
-from vitrail.predict.predictor import THRESHOLD, Predictor, View, predictor
+from vitrail.predict.predictor import Predictor, View, predictor
 from vitrail.report.page import printable
 from vitrail.tasks.task import Task, TaskPrediction
 
@@ -55,13 +55,17 @@ def run_predict(options: PredictOptions) -> int:
             out=make_writer(asker, options),
             topk=options.topk,
             attention=None if options.attention is None else AttentionImages(options.attention, asker),
-            files=None if options.out is None else PredictionFiles(options.out, asker.task, found.known_images()),
+            files=None if options.out is None else PredictionFiles(options.out, asker, found.known_images()),
         )
         print(describe_predictor(weights, asker), file=sys.stderr)
         for line in (*found.notes, *found.closed):
             print_note(line)
         with on_interrupt("the predictions so far are complete; run again with the remaining images"):
-            predict_all(done, found, options.workers)
+            try:
+                predict_all(done, found, options.workers)
+            finally:
+                if done.files is not None:
+                    done.files.finish()
     if not done.seen:
         raise DataError("stdin named no images")
     if done.failed:
@@ -73,8 +77,10 @@ def run_predict(options: PredictOptions) -> int:
 def load_predictor(options: PredictOptions, weights: str, device: torch.device) -> Predictor[Any]:
     """The requested network, if it has classes and its task takes the options."""
     batch = options.batch or (128 if device.type == "cuda" else 32)
-    threshold = THRESHOLD if options.threshold is None else options.threshold
-    how: dict[str, Any] = {"precision": options.precision, "batch": batch, "threshold": threshold}
+    if options.windows is not None and options.attention is not None:
+        raise ConfigError("--attention draws what the network sees at once; omit --windows")
+    how: dict[str, Any] = {"precision": options.precision, "batch": batch, "threshold": options.threshold}
+    how["windows"] = options.windows
     with reading(weights):
         asker = predictor(weights, device=device, image_size=options.image_size, patch=options.patch, **how)
     if not asker.labels:
@@ -211,18 +217,22 @@ def limit_size(image: Image.Image) -> Image.Image:
 
 
 class PredictionFiles:
-    """Files in a folder, called as the images are. None is written where images lie, so that none of them is replaced,
-    and no two have the same name."""
+    """Files in a folder, called as the images are, and one about all of them where the task has one. None is written
+    where images lie, so that none of them is replaced, and no two have the same name."""
 
-    def __init__(self, folder: Path, task: Task, images: Iterable[ImageFile]) -> None:
+    def __init__(self, folder: Path, asker: Predictor[Any], images: Iterable[ImageFile]) -> None:
+        task = asker.task
         if not task.has_files:
             raise ConfigError(f"--out {folder}: predictions of {task.name} are not files; --json writes them as text")
         if folder.exists() and not folder.is_dir():
             raise ConfigError(f"--out {folder} is a file; name a folder")
         check_writable(folder / f"image{OVERLAY}")
-        self.folder, self.task = folder, task
+        self.folder, self.task, self.every = folder, task, task.collect(asker.options())
         self.taken, self.occupied = set[str](), set[tuple[int, int] | None]()
         targets = set[str]()
+        if self.every is not None:
+            self.taken.add(self.every.name.casefold())
+            targets.add("")
         for found in images:
             self.occupied.add(identify(os.path.dirname(found.path) or os.curdir))
             targets.add(os.path.dirname(found.inside))
@@ -242,7 +252,14 @@ class PredictionFiles:
             files["overlay"] = (OVERLAY, encode_png(drawing))
         for ending, body in files.values():
             write_file(self.folder / f"{name}{ending}", body)
+        if self.every is not None:
+            self.every.add(found.inside, prediction, {kind: f"{name}{ending}" for kind, (ending, _) in files.items()})
         return {kind: str(self.folder / f"{name}{ending}") for kind, (ending, _) in files.items()}
+
+    def finish(self) -> None:
+        """Writes the file about all images."""
+        if self.every is not None:
+            write_file(self.folder / self.every.name, self.every.to_bytes())
 
     def _check_free(self, folder: Path) -> None:
         if (place := identify(folder)) is not None and place in self.occupied:
@@ -340,7 +357,9 @@ class PredictSession:
         """Predicts one batch and writes one result per image, in order."""
         views = [thing.view for _, thing in batch if not isinstance(thing, BadImage)]
         answers, maps = iter(()), iter(())
-        if views:
+        if self.asker.windows is not None:
+            answers = map(self.asker.slide, views)
+        elif views:
             pixels, geometries = torch.stack([view.pixels for view in views]), [view.geometry for view in views]
             answers = iter(self.asker.interpret(self.asker.outputs(pixels), geometries, self.topk))
             maps = iter(() if self.attention is None else self.attention.maps(pixels))

@@ -83,6 +83,7 @@ class ClassificationTask(Task):
     def check_scoring(self, how: ScoringOptions, about: Subject) -> None:
         if how.threshold is not None and not about.multi_label:
             raise ConfigError(f"a threshold of {how.threshold:g} is for multi-label weights, which {about.name} is not")
+        self.check_windows(how, about)
 
     def assess(self, setting: EvaluationSetting) -> EvaluationOutcome:
         """Accuracy with calibration and confusion, ReaL labels, or mean average precision of multi-label weights."""

@@ -30,6 +30,7 @@ from vitrail.objectives.objective import Objective, ObjectiveConfig, ObjectiveCo
 from vitrail.report.axis import format_share
 from vitrail.report.page import Section, Table
 from vitrail.report.sections import ImageRow, ImageRows, Shot, make_pane
+from vitrail.tasks.segmentation.full_size import score_windows
 from vitrail.tasks.segmentation.metric import (
     SegmentationMetric,
     SegmentationScore,
@@ -159,8 +160,6 @@ class SegmentationTask(Task):
     def score(self, setting: EvaluationSetting, outputs: int) -> SegmentationScore:
         if setting.how.windows is None:
             return super().score(setting, outputs)
-        from vitrail.tasks.segmentation.full_size import score_windows
-
         return score_windows(setting, outputs, Windows(cast(Scale, setting.how.windows)), extremes=EXTREMES)
 
     def report_sections(
