@@ -3,6 +3,7 @@
 import math
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,9 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tests.evaluation.segments.test_boundary_iou import slow_band
 from tests.evaluation.test_accuracy import Rank
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.data.loader import Batch
+from vitrail.evaluation.segments.boundary_iou import RATIO
+from vitrail.models.query_output import QueryOutput
+from vitrail.tasks.mask_queries.decode import decode_semantic
 from vitrail.tasks.segmentation.metric import SegmentationMetric, SegmentationScore
 
 CLASSES, COUNT, SIZE = 6, 13, (5, 7)
@@ -103,7 +108,8 @@ def test_the_numbers_are_those_of_a_loop_over_pixels() -> None:
     assert np.isnan(score.ious[ABSENT])
     assert score.ious[ONLY_PREDICTED] == 0
     row = score.row()
-    assert list(row) == ["miou", "pixel_accuracy", "loss", "count"]
+    assert list(row) == ["miou", "pixel_accuracy", "loss", "boundary_iou", "count"]
+    assert list(scored([range(COUNT)], extremes=0).row()) == ["miou", "pixel_accuracy", "loss", "count"]
     assert row["miou"] == pytest.approx(slow_miou(cells), rel=1e-12)
     assert row["pixel_accuracy"] == cells.trace() / cells.sum()
     assert row["loss"] == pytest.approx(sum(map(slow_loss, COUNTED)) / len(COUNTED), rel=1e-6)
@@ -134,7 +140,7 @@ def assert_same(one: SegmentationScore, other: SegmentationScore) -> None:
     assert all(np.array_equal(mine.mask, yours.mask) for mine, yours in zip(one.worst, other.worst, strict=True))
     assert one.images is not None
     assert other.images is not None
-    for name in ("pixels", "both", "either", "loss"):
+    for name in ("pixels", "both", "either", "loss", "bands"):
         assert np.array_equal(getattr(one.images, name), getattr(other.images, name))
 
 
@@ -173,6 +179,44 @@ def test_processes_that_share_the_images_all_get_the_score_of_the_whole(extremes
     for score in found:
         assert score is not None
         assert_same(score, scored([range(COUNT)], extremes))
+
+
+def slow_boundary_iou(places: Sequence[int]) -> float:
+    logits, masks, _ = images()
+    both, either = [0] * CLASSES, [0] * CLASSES
+    for place in places:
+        truth, predicted = masks[place].numpy(), logits[place].argmax(0).numpy()
+        for kind in range(CLASSES):
+            own = slow_band(truth == kind, RATIO)
+            said = slow_band((predicted == kind) & (truth != 255), RATIO)
+            both[kind] += int((own & said).sum())
+            either[kind] += int((own | said).sum())
+    ious = [one / other for one, other in zip(both, either, strict=True) if other]
+    return sum(ious) / len(ious)
+
+
+def test_the_boundary_iou_is_that_of_a_loop_over_classes_and_has_an_interval() -> None:
+    score = scored([range(COUNT)])
+    value = score.row()["boundary_iou"]
+    assert value == pytest.approx(slow_boundary_iou(COUNTED), rel=1e-12)
+    assert score.images is not None
+    found = score.images.intervals(0)
+    assert list(found) == ["miou", "pixel_accuracy", "loss", "boundary_iou"]
+    interval = found["boundary_iou"]
+    assert interval is not None
+    assert interval.low < value < interval.high
+    assert list(replace(score.images, bands=None).intervals(0)) == ["miou", "pixel_accuracy", "loss"]
+
+
+def test_queries_are_scored_by_the_classes_that_they_decode_to() -> None:
+    draw = torch.Generator().manual_seed(1)
+    _, batch = batch_of(COUNTED)
+    masks = torch.randn(len(COUNTED), 7, 3, 4, generator=draw)
+    queries = QueryOutput(torch.randn(len(COUNTED), 7, CLASSES + 1, generator=draw), masks)
+    metric, other = SegmentationMetric(CLASSES, CPU, 2), SegmentationMetric(CLASSES, CPU, 2)
+    metric.update(queries, batch)
+    other.update(decode_semantic(queries, SIZE), batch)
+    assert_same(metric.result(), other.result())
 
 
 def test_where_nothing_counts_there_is_no_score() -> None:

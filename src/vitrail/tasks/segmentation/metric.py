@@ -3,16 +3,16 @@
     score = score_batches(network, batches, preprocessing, SegmentationMetric(9, device), device=device)
     score.miou, score.ious
 
-Pixels marked 255 are ignored. The mean is over the classes that occur in masks or predictions.
-Counts per image allow intervals by resampling images. Neighbouring classes have clearly different colours, the same
-wherever they are drawn.
+Pixels marked 255 are ignored. The mean is over the classes that occur in masks or predictions. Boundary IoU is that of
+the bands along the edges of the classes; it is counted where a report is made. Counts per image allow intervals by
+resampling images. Neighbouring classes have clearly different colours, the same wherever they are drawn.
 """
 
 import colorsys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import torch
@@ -27,8 +27,11 @@ from vitrail.data.targets import IGNORED
 from vitrail.distributed.process_group import World, widest_float
 from vitrail.evaluation.intervals import DRAWS, RESAMPLES, Floats, Interval, bootstrap
 from vitrail.evaluation.metrics import REMEDY, Criterion, gather_rows
+from vitrail.evaluation.segments.boundary_iou import count_boundaries
+from vitrail.models.query_output import Output
+from vitrail.tasks.mask_queries.decode import to_dense
 
-NUMBERS: Final = ("miou", "pixel_accuracy", "loss")  # in the order of `ImageCounts.statistics`
+NUMBERS: Final = ("miou", "pixel_accuracy", "loss", "boundary_iou")  # in the order of `ImageCounts.statistics`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -39,19 +42,34 @@ class ImageCounts:
     both: NDArray[np.int64]  # [N, K], of this class and predicted to be
     either: NDArray[np.int64]  # [N, K]
     loss: NDArray[np.float32]  # [N]
+    # Those of the pixels in the bands along edges, if they were counted: [N, 2, K], both and either
+    bands: NDArray[np.int64] | None = None
 
     def statistics(self, weights: Floats) -> Floats:
-        """NUMBERS with image weights [N]."""
+        """NUMBERS with image weights [N]; without the last if there are no bands."""
         both, either = weights @ self.both, weights @ self.either
-        there = either > 0
-        miou, accuracy = (both[there] / either[there]).mean(), both.sum() / (weights @ self.pixels)
-        return np.array([miou, accuracy, weights @ self.loss.astype(np.float64) / weights.sum()])
+        accuracy = both.sum() / (weights @ self.pixels)
+        found = [average_ious(both, either), accuracy, weights @ self.loss.astype(np.float64) / weights.sum()]
+        if self.bands is not None:
+            found.append(average_ious(*np.tensordot(weights, self.bands, 1)))
+        return np.array(found)
+
+    @property
+    def boundary_iou(self) -> float | None:
+        """The mean over the classes that occur."""
+        return None if self.bands is None else average_ious(*self.bands.sum(0))
 
     def intervals(self, seed: int) -> Mapping[str, Interval | None]:
         """Intervals by a bootstrap over images."""
         resamples = min(RESAMPLES, DRAWS // max(self.both.size, 1))
         found = bootstrap(self.statistics, len(self.pixels), seed=seed, resamples=resamples)
-        return dict(zip(NUMBERS, found, strict=True))
+        return dict(zip(NUMBERS, found, strict=False))
+
+
+def average_ious(both: NDArray[Any], either: NDArray[Any]) -> float:
+    """The mean IoU of the classes that occur, from pixels [K]."""
+    there = either > 0
+    return float((both[there] / either[there]).mean())
 
 
 GROUND: Final = (36, 38, 48)  # colour of class 0, usually the background
@@ -116,6 +134,7 @@ class SegmentationScore:
         Criterion(name="pixel_accuracy", title="pixel accuracy", share=True),
         Criterion(name="loss", larger=False, rounding=1e-6),
     )
+    extras: ClassVar[tuple[Criterion, ...]] = (Criterion(name="boundary_iou", title="boundary IoU", share=True),)
 
     count: int
     unreadable: int
@@ -140,7 +159,10 @@ class SegmentationScore:
         return float(self.confusion.trace() / self.confusion.sum())
 
     def row(self) -> dict[str, float | int]:
-        return {"miou": self.miou, "pixel_accuracy": self.pixel_accuracy, "loss": self.loss, "count": self.count}
+        """With the boundary IoU where it was counted."""
+        edges = None if self.images is None else self.images.boundary_iou
+        found = {"miou": self.miou, "pixel_accuracy": self.pixel_accuracy, "loss": self.loss}
+        return {**found, **({} if edges is None else {"boundary_iou": edges}), "count": self.count}
 
 
 class SegmentationMetric:
@@ -153,14 +175,15 @@ class SegmentationMetric:
         self.loss = torch.zeros(1, dtype=widest_float(device), device=device)  # summed over images
         self.counts = torch.zeros(2, dtype=torch.int64, device=device)  # images that count, unreadable ones
         self.cells = torch.zeros(classes**2, dtype=torch.int64, device=device)
-        # Of each image: sample, pixels, both and either [B, 2 + 2 K]; and its loss [B]
+        # Of each image: sample, pixels, both and either, and both and either in bands [B, 2 + 4 K]; and its loss [B]
         self.images, self.losses = list[Tensor](), list[Tensor]()
         # IoUs [n], samples [n], predicted masks and their own [n, 2, H, W]
         self.worst: tuple[Tensor, Tensor, Tensor] | None = None
 
-    def update(self, outputs: Tensor, batch: Batch) -> None:
-        """One batch's logits [B, K, H, W] against its masks [B, H, W]."""
+    def update(self, outputs: Output, batch: Batch) -> None:
+        """One batch's logits [B, K, H, W], or its queries, against its masks [B, H, W]."""
         mask, classes = batch.target, self.classes
+        outputs = to_dense(outputs, (mask.shape[-2], mask.shape[-1]))
         if outputs.shape != (len(batch), classes, *mask.shape[1:]):
             wanted = f"[B, {classes}, {mask.shape[1]}, {mask.shape[2]}]"
             raise ConfigError(f"the network's outputs are {tuple(outputs.shape)}; {classes} classes need {wanted}")
@@ -176,7 +199,8 @@ class SegmentationMetric:
         if self.most:
             both, either = self.count_images(predicted, mask, seen)
             pixels = torch.stack([batch.sample, seen.sum((1, 2))], 1)
-            self.images.append(torch.cat([pixels, both, either], 1).int())
+            bands = count_boundaries(predicted, mask, self.classes)
+            self.images.append(torch.cat([pixels, both, either, *bands], 1).int())
             self.losses.append(losses.float())
             ious = (both / either.clamp(min=1)).sum(1) / (either > 0).sum(1).clamp(min=1)  # mean of its own classes
             self.keep_worst(ious, counted, batch.sample, torch.stack([predicted, mask], 1))
@@ -241,5 +265,6 @@ class SegmentationMetric:
         rows, losses = torch.cat(self.images).long().cpu().numpy(), torch.cat(self.losses).cpu().numpy()
         order = np.argsort(rows[:, 0], kind="stable")
         order = order[rows[order, 1] > 0]
-        both, either = np.split(rows[order, 2:], 2, axis=1)
-        return ImageCounts(pixels=rows[order, 1], both=both, either=either, loss=losses[order])
+        parts = rows[order, 2:].reshape(len(order), 4, self.classes)
+        pixels, both, either = rows[order, 1], parts[:, 0], parts[:, 1]
+        return ImageCounts(pixels=pixels, both=both, either=either, loss=losses[order], bands=parts[:, 2:])
