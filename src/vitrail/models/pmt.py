@@ -42,7 +42,8 @@ class PMT(QueryViT):
 
     def run_encoder(self, images: Tensor) -> list[Tensor]:
         """The tokens of the tapped layers, each behind the encoder's last norm: [B, T, D]."""
-        z, first, levels = self.embed(images), 0, list[Tensor]()
+        z, first = self.embed(images), 0
+        levels: list[Tensor] = []
         other, rotation = self._other_grid(images), self.compute_rotation(z, self._grid(images))
         for layer in self.config.tapped:
             z = self.forward_blocks(z, other, first=first, last=layer + 1, rotation=rotation)

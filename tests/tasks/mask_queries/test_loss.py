@@ -59,7 +59,7 @@ def compute_ours(case: Case) -> dict[str, Tensor]:
     segments, found = case.segments, dict[str, Tensor]()
     sums = count_normalisers(segments, case.outputs[0].classes.shape[1], case.weights.no_object)
     for layer, (output, points) in enumerate(zip(case.outputs, case.points, strict=True)):
-        queries = match(compute_costs(output, segments, case.shared[layer], case.weights), segments.present)
+        queries = match(compute_costs(output, segments, case.shared[layer], case.weights), segments.classes >= 0)
         parts = sum_losses(output, segments, queries, points, case.weights)
         end = "" if layer == len(case.outputs) - 1 else f"_{layer}"
         found[f"loss_cross_entropy{end}"] = parts.classes.sum() / sums[2]
@@ -98,7 +98,9 @@ def draw_in_their_order(case: Case, loss: torch.nn.Module) -> Iterator[Tensor]:
         output, points = case.outputs[layer], case.points[layer]
         for image in range(len(case.masks)):
             yield case.shared[layer][image]
-        queries = match(compute_costs(output, case.segments, case.shared[layer], case.weights), case.segments.present)
+        queries = match(
+            compute_costs(output, case.segments, case.shared[layer], case.weights), case.segments.classes >= 0
+        )
         ordered = [(image, q, n) for image, row in enumerate(queries.tolist()) for n, q in enumerate(row) if q >= 0]
         ordered.sort()
         yield torch.stack([points.candidates[image, n] for image, _, n in ordered])
@@ -145,7 +147,7 @@ def test_an_image_that_is_not_there_counts_for_nothing() -> None:
     assert alone[:2].tolist() == [2, 3]
     torch.testing.assert_close(alone[2], torch.tensor(3 + 0.1 * 17))
     output, points = case.outputs[0], case.points[0]
-    queries = match(compute_costs(output, segments, case.shared[0], WEIGHTS), segments.present)
+    queries = match(compute_costs(output, segments, case.shared[0], WEIGHTS), segments.classes >= 0)
     for part in sum_losses(output, segments, queries, points, WEIGHTS):
         assert part[1] == 0
         assert part[0] > 0

@@ -113,7 +113,7 @@ def test_learns() -> None:
     objective, batch = make_objective(PanopticQueries(points=40)), make_batch()
     optimiser = torch.optim.Adam(objective.parameters(), 0.02)
     losses: list[float] = []
-    for step in range(25):
+    for step in range(15):
         inputs = objective.inputs(batch, seed=0, step=step)
         sums = objective.normalisers(inputs)
         output = objective(*inputs, sums.expand(len(batch), -1))
@@ -121,7 +121,7 @@ def test_learns() -> None:
         (output.total / output.count).backward()
         optimiser.step()
         losses.append(float((output.total / output.count).detach()))
-    assert losses[-1] < 0.75 * losses[0]
+    assert losses[-1] < 0.8 * losses[0]
 
 
 def test_masked_attention_is_annealed_block_by_block() -> None:
@@ -189,7 +189,7 @@ def test_semantic_queries_learn_from_masks() -> None:
 def test_points_are_fewer_on_small_images() -> None:
     config = PanopticQueries()
     assert config.count_points((640, 640)) == (12544, 37632, 9408, 3136)
-    assert config.count_points((64, 64)) == (1024, 3072, 768, 256)
+    assert config.count_points((64, 64)) == (256, 768, 192, 64)
 
 
 def test_configs_refuse_what_cannot_be() -> None:
@@ -237,6 +237,12 @@ def test_real_networks_train(config: Any) -> None:
         objective: Any = FEW.build(network, small.context())
         found.append(run_step(objective, make_batch(), micro=micro))
     check_same(*found)
+    inputs = objective.inputs(make_batch(), seed=0, step=40)
+    inputs = (*inputs, objective.normalisers(inputs).expand(small.COUNT, -1))
+    expected, compiled = (
+        one(*inputs) for one in (objective, torch.compile(objective, backend="eager", fullgraph=True))
+    )
+    torch.testing.assert_close(compiled, expected)
     trained = {name for name, parameter in objective.named_parameters() if parameter.requires_grad}
     assert set(found[0].gradients) == trained
     objective.after_step(0)

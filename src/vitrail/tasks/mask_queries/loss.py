@@ -30,10 +30,6 @@ class LearntSegments(NamedTuple):
     classes: Tensor  # int64 [B, N]; -1 where there is none
     valid: Tensor  # bool [B]; an image that is not counts for nothing
 
-    @property
-    def present(self) -> Tensor:
-        return self.classes >= 0
-
 
 class LossSums(NamedTuple):
     """Of each image [B], not normalised: cross-entropies by weight over queries, means over points over segments."""
@@ -114,7 +110,7 @@ class Normalisers(NamedTuple):
 
 def count_normalisers(segments: LearntSegments, queries: int, no_object: float) -> Tensor:
     """The three numbers [3] of some images; those of several parts add up."""
-    found = torch.where(segments.valid, segments.present.sum(1), 0)
+    found = torch.where(segments.valid, (segments.classes >= 0).sum(1), 0)
     matched = found.clamp(max=queries)
     weights = torch.where(segments.valid, matched + no_object * (queries - matched), 0.0)
     return torch.stack([segments.valid.sum(), found.sum(), weights.sum()]).float()

@@ -35,7 +35,7 @@ from vitrail.tasks.mask_queries.matching import match
 from vitrail.tasks.mask_queries.points import PointCounts, count_points, draw_loss_points, draw_points, split_keys
 from vitrail.tasks.mask_queries.semantic_segments import list_class_segments
 
-PIXELS_PER_POINT = 4  # of an image: of a smaller one, fewer points say as much
+PIXELS_PER_POINT = 16  # of an image: a point for each pixel of masks of a quarter of its size
 
 
 class QueryNetwork(Protocol):
@@ -49,8 +49,8 @@ class QueryNetwork(Protocol):
 class MaskQueries(ObjectiveConfig):
     """Weights of the parts, in matching as in the loss; what a query without a segment counts in that of classes.
 
-    Masks are compared at `points`, or at a quarter as many as an image has pixels where those are fewer. `importance`
-    of them are chosen, where the network is least certain, among `oversample` times as many. Without `annealing` all
+    Masks are compared at `points`, or in small images at as many as a sixteenth of their pixels. `importance` of them
+    are chosen, where the network is least certain, among `oversample` times as many. Without `annealing` all
     query blocks use masked attention to the end, and in inference.
     """
 
@@ -194,7 +194,7 @@ class MaskQueriesObjective(Objective):
         costs: list[Tensor] = []
         for output, seed in zip(outputs, seeds[: len(outputs)], strict=True):
             costs.append(compute_costs(output, segments, draw_points(seed, counts.matching), weights))
-        present = segments.present.repeat(len(outputs), 1)
+        present = (segments.classes >= 0).repeat(len(outputs), 1)
         queries = match(torch.cat(costs), present).chunk(len(outputs))  # all at once: each waits for its slowest
         parts: list[LossSums] = []
         for output, seed, found in zip(outputs, seeds[len(outputs) :], queries, strict=True):
