@@ -137,6 +137,7 @@ class SegmentationTask(Task):
     objective = Segmentation
     targets = MaskTargets()
     criteria = SegmentationScore.criteria
+    extras = SegmentationScore.extras
     has_classes = True
     slides = True
 
