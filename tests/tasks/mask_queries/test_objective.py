@@ -19,7 +19,7 @@ from vitrail.tasks.mask_queries.semantic_segments import count_places, list_clas
 
 # Processes: the first has the images that teach nothing but "no object", and one that cannot be read.
 ORDER = [small.NO_SEGMENTS, small.UNREADABLE, 0, 2, 3, 5]
-FEW = PanopticQueries(points=60)
+FEW = PanopticQueries(points=16)
 
 
 def check_same(found: Left, expected: Left) -> None:
@@ -104,13 +104,13 @@ def test_tallies_are_parts_of_the_last_loss(whole: Left) -> None:
 
 
 def test_weights_scale_their_parts(whole: Left) -> None:
-    plain = run_step(make_objective(PanopticQueries(points=60, mask_weight=0.0)), take(make_batch(), ORDER), micro=6)
+    plain = run_step(make_objective(PanopticQueries(points=16, mask_weight=0.0)), take(make_batch(), ORDER), micro=6)
     assert plain.tallies["mask_loss"] == 0
     assert whole.tallies["mask_loss"] > 0
 
 
 def test_learns() -> None:
-    objective, batch = make_objective(PanopticQueries(points=40)), make_batch()
+    objective, batch = make_objective(PanopticQueries(points=16)), make_batch()
     optimiser = torch.optim.Adam(objective.parameters(), 0.02)
     losses: list[float] = []
     for step in range(15):
@@ -180,16 +180,16 @@ def test_of_many_classes_the_largest_are_kept() -> None:
 
 def test_semantic_queries_learn_from_masks() -> None:
     batch = make_batch(semantic=True)
-    one = run_step(make_objective(SemanticQueries(points=60)), batch, micro=6)
-    other = run_step(make_objective(SemanticQueries(points=60)), batch, micro=4)
+    one = run_step(make_objective(SemanticQueries(points=16)), batch, micro=6)
+    other = run_step(make_objective(SemanticQueries(points=16)), batch, micro=4)
     check_same(one, other)
     assert one.tallies["matched"] > 0
 
 
-def test_points_are_fewer_on_small_images() -> None:
+def test_small_masks_have_fewer_points() -> None:
     config = PanopticQueries()
-    assert config.count_points((640, 640)) == (12544, 37632, 9408, 3136)
-    assert config.count_points((64, 64)) == (256, 768, 192, 64)
+    assert config.count_points(torch.empty(2, 3, 160, 160)) == (12544, 37632, 9408, 3136)
+    assert config.count_points(torch.empty(2, 3, 16, 16)) == (256, 768, 192, 64)
 
 
 def test_configs_refuse_what_cannot_be() -> None:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from vitrail.core.errors import ConfigError
-from vitrail.core.text import Pair
 from vitrail.data.loader import Batch
 from vitrail.models.backbone import Backbone
 from vitrail.models.family import ModelConfig
@@ -35,8 +34,6 @@ from vitrail.tasks.mask_queries.matching import match
 from vitrail.tasks.mask_queries.points import PointCounts, count_points, draw_loss_points, draw_points, split_keys
 from vitrail.tasks.mask_queries.semantic_segments import list_class_segments
 
-PIXELS_PER_POINT = 16  # of an image: a point for each pixel of masks of a quarter of its size
-
 
 class QueryNetwork(Protocol):
     """What the objective asks of a network, besides what all networks do."""
@@ -49,8 +46,8 @@ class QueryNetwork(Protocol):
 class MaskQueries(ObjectiveConfig):
     """Weights of the parts, in matching as in the loss; what a query without a segment counts in that of classes.
 
-    Masks are compared at `points`, or in small images at as many as a sixteenth of their pixels. `importance` of them
-    are chosen, where the network is least certain, among `oversample` times as many. Without `annealing` all
+    Masks are compared at `points`, or at as many as a predicted mask has pixels where those are fewer. `importance` of
+    them are chosen, where the network is least certain, among `oversample` times as many. Without `annealing` all
     query blocks use masked attention to the end, and in inference.
     """
 
@@ -73,9 +70,9 @@ class MaskQueries(ObjectiveConfig):
     def weights(self) -> LossWeights:
         return LossWeights(self.class_weight, self.mask_weight, self.dice_weight, self.no_object)
 
-    def count_points(self, image: Pair) -> PointCounts:
-        """How many points an image of a size has of each kind."""
-        most = max(image[0] * image[1] // PIXELS_PER_POINT, 1)
+    def count_points(self, masks: Tensor) -> PointCounts:
+        """How many points there are of each kind, for predicted masks [B, Q, h, w]."""
+        most = masks.shape[2] * masks.shape[3]
         return count_points(min(self.points, most), self.oversample, self.importance)
 
     def check_model(self, model: ModelConfig) -> ModelConfig:
@@ -189,7 +186,7 @@ class MaskQueriesObjective(Objective):
     ) -> tuple[Tensor, list[LossSums]]:
         """The queries of the last output's segments [B, N], and the losses of every output."""
         weights, places = self.config.weights, segments.classes.shape[1]
-        counts = self.config.count_points((segments.planes.shape[2], segments.planes.shape[3]))
+        counts = self.config.count_points(outputs[0].masks)
         seeds = split_keys(keys, 2 * len(outputs)).unbind(1)
         costs: list[Tensor] = []
         for output, seed in zip(outputs, seeds[: len(outputs)], strict=True):
