@@ -55,7 +55,8 @@ def fits_on_device(source: ImageDataset, limit: int, targets: Targets = CLASS_LA
     for index in seen.tolist() if len(source) else ():
         with suppress(BadImage, OSError):  # not valid on the device either, which is not a reason against it
             sizes.append(source.open_image(index).size)
-            segments = max(segments, len(source.segments(index)) if isinstance(targets, SegmentTargets) else 0)
+            if isinstance(targets, SegmentTargets):
+                segments = max(segments, len(targets.read(source, index, sizes[-1])))
     if not sizes:
         return False, "no image can be read"
     size, other = sizes[0], next((size for size in sizes if size != sizes[0]), None)

@@ -35,8 +35,9 @@ ALIGN: Final = 64
 CHECKED: Final = 64 << 20  # bytes of columns whose checksums are compared on opening
 SCANS: Final = 8  # at once: a mounted store answers many requests in the time of one
 
-SAMPLES: Final = ("offset", "size", "label", "mask_offset", "mask_size")  # columns with one value per sample
-LONGS: Final = ("offset", "size", "name_starts", "several_starts", "mask_offset", "mask_size")
+PARTS: Final = ("mask_offset", "mask_size", "segments_offset", "segments_size")  # what a sample has besides its image
+SAMPLES: Final = ("offset", "size", "label", *PARTS)  # columns with one value per sample
+LONGS: Final = ("offset", "size", "name_starts", "several_starts", *PARTS)
 DTYPES: Final[dict[str, str]] = {"label": "<i4", "several": "<i4", "names": "|u1", **dict.fromkeys(LONGS, "<i8")}
 
 Progress: TypeAlias = Callable[[int, int], None]  # shards done, shards in all
@@ -52,6 +53,12 @@ class ShardFile(NamedTuple):
     highest: int = -1  # the highest label in it
     multiple: bool = False
     masks: int = -1  # samples with a mask; -1 in an index of an earlier version, which ignored masks
+    segments: int = -1  # samples with segments; -1 likewise
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all was looked for that this version knows of."""
+        return self.masks >= 0 and self.segments >= 0
 
     def is_same_file(self, other: "ShardFile") -> bool:
         return self[:3] == other[:3]
@@ -135,10 +142,16 @@ def reopen_index(path: Path, digest: str) -> ShardIndex:
 
 
 def open_index(
-    root: Path, names: Sequence[str], place: Path, progress: Progress | None = None, *, masks: bool = False
+    root: Path,
+    names: Sequence[str],
+    place: Path,
+    progress: Progress | None = None,
+    *,
+    masks: bool = False,
+    segments: bool = False,
 ) -> ShardIndex:
     """The index of these shards, in this order; built or updated where needed. With `masks` an index that ignored masks
-    is out of date."""
+    is out of date, and with `segments` one that ignored those."""
     try:
         found = [(name, os.stat(root / name)) for name in names]
     except OSError as error:
@@ -151,7 +164,7 @@ def open_index(
             index = ShardIndex(place)
         except (OSError, ValueError, KeyError, TypeError):  # missing or damaged: it can always be rebuilt
             continue
-        if masks and any(shard.masks < 0 for shard in index.shards):
+        if any((masks and shard.masks < 0) or (segments and shard.segments < 0) for shard in index.shards):
             continue
         if len(index.shards) == len(shards) and all(map(ShardFile.is_same_file, index.shards, shards)):
             return index
@@ -160,7 +173,7 @@ def open_index(
 
     def rows(shard: ShardFile) -> ShardColumns:
         at = known.get(shard.name)
-        if old is not None and at is not None and old.shards[at].is_same_file(shard) and old.shards[at].masks >= 0:
+        if old is not None and at is not None and old.shards[at].is_same_file(shard) and old.shards[at].is_whole:
             return old.rows(at)
         return scan_shard(root / shard.name)
 
@@ -202,8 +215,8 @@ def write_columns(
         names, several = names + len(part["names"]), several + len(part["several"])
         for name, spool in spools.items():
             spool.write(np.ascontiguousarray(pieces[name], DTYPES[name]).tobytes())
-        highest, masks = int(part["several"].max(initial=-1)), int((part["mask_size"] > 0).sum())
-        facts = len(part["offset"]), highest, bool(part["listed"].any()), masks
+        others = (int((part[f"{kind}_size"] > 0).sum()) for kind in ("mask", "segments"))
+        facts = len(part["offset"]), int(part["several"].max(initial=-1)), bool(part["listed"].any()), *others
         done.append(ShardFile(*shard[:3], *facts))
         if progress:
             progress(len(done), len(shards))
@@ -214,6 +227,7 @@ def write_index(place: Path, shards: Sequence[ShardFile], spools: dict[str, IO[b
     """Writes the header and the collected columns atomically; of two concurrent writers, the later wins."""
     unused = () if any(shard.multiple for shard in shards) else ("several",)  # the first label is the only one
     unused += () if any(shard.masks > 0 for shard in shards) else ("mask",)
+    unused += () if any(shard.segments > 0 for shard in shards) else ("segments",)
     spools = {name: spool for name, spool in spools.items() if not name.startswith(unused)}
     columns: dict[str, dict[str, Any]] = {}
     for name, spool in spools.items():

@@ -2,7 +2,8 @@
 
 Members that share their name up to the first dot are one sample: KEY.jpg (or .png, .webp, ...) is the image, KEY.cls
 its class as a number, KEY.json may have the number as "label" or several as "labels"; KEY.seg.png (or KEY.mask.png) is
-its mask, where pixel_classes.txt or pixel_classes.json next to the shards names the classes. Other members, such as
+its mask, where pixel_classes.txt or pixel_classes.json next to the shards names the classes; KEY.segments.json has its
+segments, where segment_classes.json says of which classes. Other members, such as
 KEY.txt or KEY.trimap.png, are ignored. An index is written once, next to the shards or, if that folder is read-only,
 into the cache; after that opening a set maps memory, whatever its size. Each sample is read with one `pread`.
 """
@@ -19,10 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.errors import BadImage, BadLabels, DataError, SourceNotFound, describe_error
+from vitrail.data.annotations.packed_segments import SegmentKinds, parse_segments, read_kinds
+from vitrail.data.annotations.segments import Segments
 from vitrail.data.dataset import Encoded, ImageDataset, number_classes, pixel_class_words
 from vitrail.data.readers.detect_format import expand_braces, find_files, group_by_split, refuse_suffix
 from vitrail.data.readers.folder import MAX_BYTES, parse_split, read_names
 from vitrail.data.readers.shard_index import Progress, ShardFile, ShardIndex, open_index
+from vitrail.data.readers.tar import MASKS, SEGMENTS
 
 OPEN_FILES: Final = 64  # per process
 INDEX: Final = "vitrail.index"
@@ -37,17 +41,27 @@ class ShardDataset(ImageDataset):
     """Samples `first` to `last` of an index: one split of a set."""
 
     def __init__(
-        self, root: Path, index: ShardIndex, first: int, last: int, classes: Names, pixel_classes: Names = ()
+        self,
+        root: Path,
+        index: ShardIndex,
+        first: int,
+        last: int,
+        classes: Names,
+        pixel_classes: Names = (),
+        kinds: SegmentKinds | None = None,
     ) -> None:
         self.root, self.index, self.first, self.last = root, index, first, last
-        self.classes, self.pixel_classes = classes, pixel_classes
+        self.classes, self.pixel_classes, self.kinds = classes, pixel_classes, kinds
+        if kinds is not None:
+            self.segment_classes, self.segments_overlap, self.boxes_only = kinds
         self.labels = index.labels(first, last)
         self.names = index.names(first, last)
         # The most recently read tar files stay open. Processes and threads may share them: reads have an offset.
         self.open_shard = lru_cache(OPEN_FILES)(OpenShard)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ShardDataset, (self.root, self.index, self.first, self.last, self.classes, self.pixel_classes)
+        part = self.root, self.index, self.first, self.last
+        return ShardDataset, (*part, self.classes, self.pixel_classes, self.kinds)
 
     def shard(self, index: int) -> int:
         """The number of the tar file that a sample is in."""
@@ -60,6 +74,11 @@ class ShardDataset(ImageDataset):
         if not self.pixel_classes:
             return super().mask(index)  # refuses
         return self.read_member(index, "mask_offset", "mask_size")
+
+    def segments(self, index: int) -> Segments:
+        if self.kinds is None:
+            return super().segments(index)  # refuses
+        return parse_segments(self.read_member(index, "segments_offset", "segments_size"), self.kinds)
 
     def read_member(self, index: int, *columns: str) -> bytes:
         """The bytes of one file of a sample, by its columns of offset and size."""
@@ -130,7 +149,8 @@ def read(path: Path | str, *, progress: Progress | None = None) -> dict[str, Ima
     listed = find_names(root, path, "pixel_classes")
     pixel_classes = () if listed is None else read_names(listed)
     names = [name for names in splits.values() for name in names]
-    index = open_index(root, names, place, progress, masks=listed is not None)
+    kinds = find_kinds(root, path)
+    index = open_index(root, names, place, progress, masks=listed is not None, segments=kinds is not None)
     if not len(index):
         raise DataError(f"{path}: no images in {len(index.shards)} tar files; are their names like KEY.jpg?")
     classes = find_class_names(root, path, index)
@@ -141,8 +161,12 @@ def read(path: Path | str, *, progress: Progress | None = None) -> dict[str, Ima
         last = int(index.ends[shards - 1])
         if first == last:
             raise DataError(f"{path}: the split {split} has no images")
-        masked = has_masks(index, first, last, listed)
-        sources[split] = ShardDataset(root, index, first, last, classes, pixel_classes if masked else ())
+        masked, marked = (
+            names is not None and has_parts(index, first, last, names, kind)
+            for names, kind in ((listed, "mask"), (kinds and kinds[0], "segments"))
+        )
+        how = pixel_classes if masked else (), kinds[1] if kinds and marked else None
+        sources[split] = ShardDataset(root, index, first, last, classes, *how)
         first = last
     return sources
 
@@ -205,14 +229,29 @@ def find_names(root: Path, path: Path, called: str) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
-def has_masks(index: ShardIndex, first: int, last: int, listed: Path | None) -> bool:
-    """Whether the samples of a split have masks whose classes have names. Masks for only some samples are refused."""
-    if listed is None or "mask_size" not in index.columns or not index.columns["mask_size"][first:last].any():
+def find_kinds(root: Path, path: Path) -> tuple[Path, SegmentKinds] | None:
+    """The file that says what the segments in the shards are, and what it says; None where there is none."""
+    listed = find_names(root, path, "segment_classes")
+    if listed is None or listed.suffix != ".json":
+        return None
+    try:
+        return listed, read_kinds(listed.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        reason = f"does not say what segments there are ({describe_error(error)})"
+        raise DataError(f"{listed} {reason}; remove it to read the images without segments") from None
+
+
+def has_parts(index: ShardIndex, first: int, last: int, listed: Path, kind: str) -> bool:
+    """Whether the samples of a split have masks, or segments, whose classes a file names. Where only some have them,
+    that is refused."""
+    column = f"{kind}_size"
+    if column not in index.columns or not index.columns[column][first:last].any():
         return False
-    without = np.flatnonzero(index.columns["mask_size"][first:last] == 0)
+    without = np.flatnonzero(index.columns[column][first:last] == 0)
     if without.size:
         where = index.shards[int(np.searchsorted(index.ends, first + without[0], side="right"))].name
-        missing = f"has no mask, KEY.seg.png ({without.size:,} of {last - first:,} images have none)"
-        remedy = f"add it, or remove {listed} to read the images without masks"
+        what = f"has no mask, KEY.{MASKS[0]}" if kind == "mask" else f"has no segments, KEY.{SEGMENTS}"
+        missing = f"{what} ({without.size:,} of {last - first:,} images have none)"
+        remedy = f"add it, or remove {listed} to read the images without"
         raise DataError(f"{where}: {index.names(first, last)[int(without[0])]} {missing}; {remedy}")
     return True

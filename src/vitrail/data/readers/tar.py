@@ -156,14 +156,26 @@ def decode_name(name: bytes) -> str:
 
 IMAGES: Final = frozenset(suffix.removeprefix(".") for suffix in (*READ, *HEIC))
 MASKS: Final = ("seg.png", "mask.png")  # suffixes of masks; the first has priority
+SEGMENTS: Final = "segments.json"  # suffix of annotated segments
 DIGITS: Final = 9  # of a label; the index has 32 bits
 
 
 # N samples in columns, in the order of their first members: offset, size, label (the first, or -1), mask_offset and
-# mask_size (0 without a mask); names of the image members, end to end, and name_length; all labels, end to end
-# (several), how many a sample has (count), and whether it has a list of them (listed).
+# mask_size (0 without a mask), the same of segments; names of the image members, end to end, and name_length; all
+# labels, end to end (several), how many a sample has (count), and whether it has a list of them (listed).
 ShardColumns: TypeAlias = dict[str, NDArray[Any]]
-FIELDS: Final = ("offset", "size", "label", "name_length", "count", "listed", "mask_offset", "mask_size")
+FIELDS: Final = (
+    "offset",
+    "size",
+    "label",
+    "name_length",
+    "count",
+    "listed",
+    "mask_offset",
+    "mask_size",
+    "segments_offset",
+    "segments_size",
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -172,6 +184,7 @@ class ShardSample:
 
     image: Member | None = None
     mask: Member | None = None
+    segments: Member | None = None
     labels: tuple[int, ...] | None = None
     listed: bool = False
     ends: str = ""  # suffix of another member, for a message
@@ -196,10 +209,12 @@ def scan_shard(path: Path) -> ShardColumns:
         if sample.image is None:
             continue
         image, mask, labels = sample.image, sample.mask or empty, sample.labels or ()
+        segments = sample.segments or empty
         names.append(fsencode(image.name))
         several += labels
         lengths = len(names[-1]), len(labels), sample.listed
-        rows.append((image.offset, image.size, labels[0] if labels else NONE, *lengths, mask.offset, mask.size))
+        others = mask.offset, mask.size, segments.offset, segments.size
+        rows.append((image.offset, image.size, labels[0] if labels else NONE, *lengths, *others))
     columns = np.array(rows, np.int64).reshape(-1, len(FIELDS)).T
     packed = {"names": np.frombuffer(b"".join(names), np.uint8), "several": np.array(several, np.int32)}
     return {**dict(zip(FIELDS, columns, strict=True)), **packed}
@@ -224,6 +239,8 @@ def add_member(tar: TarReader, sample: ShardSample, member: Member, kind: str) -
     else:
         if kind == MASKS[0] or (kind in MASKS and sample.mask is None):
             sample.mask = member
+        if kind == SEGMENTS:
+            sample.segments = member
         sample.ends = kind
 
 

@@ -9,6 +9,7 @@ folder then holds:
     train-00000.tar ...   KEY.jpg with KEY.cls, or KEY.json where a sample may have several labels, and KEY.seg.png
     classes.json          the names of the classes, in order
     pixel_classes.json    the names of the class indices in masks
+    segment_classes.json  the classes of the segments in KEY.segments.json
     pack.json             the sources, options and versions; every shard with its range and SHA-256
     SHA256SUMS            the same checksums, for `sha256sum -c`
     unreadable.jsonl      the skipped samples, and why (only if there are any)
@@ -33,6 +34,7 @@ from PIL import features
 from vitrail.core.atomic_files import replace_on_success
 from vitrail.core.errors import BadLabels, ConfigError, DataError, describe_error
 from vitrail.core.locks import try_lock
+from vitrail.data.annotations.packed_segments import SegmentKinds
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.readers.shards import DESCRIPTION, INDEX, JOURNAL, read
 from vitrail.data.tools.shard_writer import SampleEncoder, ShardInfo, encode_samples, write_shards
@@ -69,11 +71,11 @@ def pack(
     """Writes the splits of a source as tar shards of at most `shard_size` bytes, with their index, into `out`.
 
     With `max_side`, images whose longer side exceeds it are made smaller, upright RGB: as JPEG of that `quality`, or as
-    PNG if they were lossless, and their masks with them. All others keep their bytes. Pixels become PNG. Other parts of
-    a sample (a text, say) are not packed. Every image, and every mask, is decoded once: an unreadable one is skipped,
-    listed in unreadable.jsonl and counted, or, with `strict`, ends the pack. Every shard is read back and its checksum
-    and headers compared before it gets its name. `workers` is the number of processes, by default one per core.
-    `progress` is called with the number of finished samples and the total.
+    PNG if they were lossless, and their masks and segments with them. All others keep their bytes. Pixels become PNG.
+    Other parts of a sample (a text, say) are not packed. Every image, and what is annotated in it, is decoded once: an
+    unreadable one is skipped, listed in unreadable.jsonl and counted, or, with `strict`, ends the pack. Every shard is
+    read back and its checksum and headers compared before it gets its name. `workers` is the number of processes, by
+    default one per core. `progress` is called with the number of finished samples and the total.
     """
     began, out = time.monotonic(), Path(out)
     options = {"shard_size": shard_size, "max_side": max_side, "quality": quality}
@@ -122,7 +124,7 @@ def check_options(splits: Mapping[str, ImageDataset], shard_size: int, max_side:
             raise DataError(f"the split {name} has no samples")
         if source.classes:
             source.labels.check(len(source.classes), name)
-    for kind, what in (("classes", "splits"), ("pixel_classes", "masks of")):
+    for kind, what in (("classes", "splits"), ("pixel_classes", "masks of"), ("segment_classes", "segments of")):
         if len({getattr(source, kind) for source in splits.values()} - {()}) > 1:
             raise BadLabels(f"the {what} {', '.join(splits)} have different classes; pack them into different folders")
 
@@ -133,7 +135,12 @@ def make_plan(splits: Mapping[str, ImageDataset], options: dict[str, Any]) -> di
     classes = next((list(source.classes) for source in splits.values() if source.classes), [])
     plan = {"kind": KIND, "options": options, "sources": sources, "classes": classes}
     masked = next((list(source.pixel_classes) for source in splits.values() if source.pixel_classes), None)
-    return plan if masked is None else {**plan, "pixel_classes": masked}
+    marked = next((source for source in splits.values() if source.segment_classes), None)
+    plan |= {} if masked is None else {"pixel_classes": masked}
+    if marked is None:
+        return plan
+    kinds = SegmentKinds(marked.segment_classes, marked.segments_overlap, marked.boxes_only)
+    return {**plan, "segment_classes": kinds.to_dict()}
 
 
 def read_finished(out: Path, plan: dict[str, Any]) -> list[ShardInfo] | None:
@@ -217,7 +224,7 @@ def write_description(out: Path, plan: dict[str, Any], shards: list[ShardInfo]) 
         "unreadable": len(missing),
         "shards": [asdict(shard) for shard in shards],
     }
-    names = {kind: plan[kind] for kind in ("classes", "pixel_classes") if plan.get(kind)}
+    names = {kind: plan[kind] for kind in ("classes", "pixel_classes", "segment_classes") if plan.get(kind)}
     files = {
         **{f"{kind}.json": json.dumps(listed, ensure_ascii=False, indent=0) for kind, listed in names.items()},
         "SHA256SUMS": "".join(f"{shard.sha256}  {shard.name}\n" for shard in shards),

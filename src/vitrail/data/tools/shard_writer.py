@@ -7,12 +7,13 @@ import os
 import re
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -20,10 +21,14 @@ from vitrail.core.atomic_files import replace_on_success
 from vitrail.core.errors import BadImage, DataError
 from vitrail.core.processes import available_cores, map_in_processes
 from vitrail.core.text import Pair
+from vitrail.data.annotations import rle
+from vitrail.data.annotations.packed_segments import format_segments
+from vitrail.data.annotations.segments import Segments
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.decode.image import EncodedImage
-from vitrail.data.readers.tar import BLOCK, MASKS, scan_shard
-from vitrail.data.targets import MaskTargets
+from vitrail.data.readers.tar import BLOCK, MASKS, SEGMENTS, scan_shard
+from vitrail.data.segment_targets import SegmentTargets
+from vitrail.data.targets import Geometry, MaskTargets
 
 CHUNK: Final = 8  # samples per task
 END: Final = bytes(2 * BLOCK)
@@ -69,6 +74,8 @@ class SampleEncoder:
             suffix, data, changed = self.encode_image(content)
             size = EncodedImage(content).size
             masks = ((MASKS[0], self.encode_mask(source, index, size, data)),) if source.pixel_classes else ()
+            if source.segment_classes:
+                masks += ((SEGMENTS, encode_segments(source, index, size, EncodedImage(data).size)),)
         except (BadImage, OSError) as error:
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
             if self.strict:
@@ -110,6 +117,26 @@ class SampleEncoder:
         height, width = (max(1, round(side * self.max_side / longest)) for side in image.size)
         pixels = image.rgb(scale).resize((width, height), Image.Resampling.LANCZOS)
         return suffix, encode(pixels, suffix, self.quality), True
+
+
+def encode_segments(source: ImageDataset, index: int, size: Pair, packed: Pair) -> bytes:
+    """The segments of a sample, whose image had `size`, at the size that it is packed in."""
+    found = SegmentTargets().read(source, index, size)
+    return format_segments(found if packed == size else resize_segments(found, packed)).encode()
+
+
+def resize_segments(found: Segments, size: Pair) -> Segments:
+    """Segments at another size: of each pixel those that are nearest to its centre. Masks that have no pixel left are
+    dropped."""
+    down, across = (new / old for new, old in zip(size, found.size, strict=True))
+    boxes = found.boxes * np.array([across, down, across, down])
+    if found.masks is None:
+        return replace(found, size=size, boxes=boxes)
+    geometry = Geometry(whole=found.size, box=(0, 0, *found.size), inner=size)
+    masks = [rle.encode(geometry.mask(torch.from_numpy(rle.decode(mask)), 0).numpy()) for mask in found.masks]
+    kept = np.array([mask.area > 0 for mask in masks], np.bool_)
+    left = tuple(mask for mask in masks if mask.area)
+    return Segments(size=size, classes=found.classes[kept], boxes=boxes[kept], crowd=found.crowd[kept], masks=left)
 
 
 def encode(pixels: Image.Image, suffix: str, quality: int = 0) -> bytes:
