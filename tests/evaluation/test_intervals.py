@@ -54,6 +54,21 @@ def test_it_moves_against_the_bias_and_holds_the_estimate() -> None:
         assert found.low <= estimate <= found.high
 
 
+def test_centred_it_has_a_width_on_both_sides_of_an_estimate_that_every_resample_exceeds() -> None:
+    values = np.random.default_rng(0).normal(size=40)
+
+    def grown_mean(weights: Floats) -> Floats:  # by about 1 in a resample
+        return mean_of(values)(weights) + (weights**2).mean() - 1
+
+    (found,), estimate = bootstrap(grown_mean, 40, centre=True), float(values.mean())
+    (other,) = bootstrap(grown_mean, 40)
+    assert found is not None
+    assert other is not None
+    assert other.low == pytest.approx(estimate)
+    for width in (estimate - found.low, found.high - estimate):
+        assert 0.5 * 1.96 * values.std() / 40**0.5 < width < 3 * 1.96 * values.std() / 40**0.5
+
+
 def test_one_sample_says_nothing_and_neither_does_what_is_no_number() -> None:
     assert bootstrap(lambda weights: weights, 1) == [None]
     assert bootstrap(lambda weights: np.array([np.nan]), 4) == [None]

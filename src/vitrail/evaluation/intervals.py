@@ -47,12 +47,19 @@ def wilson_interval(right: int, count: int, confidence: float = CONFIDENCE) -> I
 
 
 def bootstrap(
-    statistics: Callable[[Floats], Floats], count: int, *, seed: int = 0, resamples: int = RESAMPLES
+    statistics: Callable[[Floats], Floats],
+    count: int,
+    *,
+    seed: int = 0,
+    resamples: int = RESAMPLES,
+    centre: bool = False,
 ) -> list[Interval | None]:
     """Intervals of statistics [S], each a function of sample weights [N]; None for a single sample.
 
     Percentiles with Efron's bias correction (1981): a calibration error is larger in nearly every resample than in the
-    sample itself, and plain percentiles would lie above it.
+    sample itself, and plain percentiles would lie above it. Where hardly any resample is on the other side of the
+    estimate, there is nothing left to take percentiles of: with `centre` resamples are moved by their mean distance
+    from the estimate instead.
     """
     estimates = np.asarray(statistics(np.ones(count)), np.float64)
     if count < 2:
@@ -61,6 +68,8 @@ def bootstrap(
     resamples = max(min(resamples, DRAWS // count), FEWEST)
     draws = (np.bincount(rng.integers(0, count, count), minlength=count) for _ in range(resamples))
     drawn = np.stack([statistics(one.astype(np.float64)) for one in draws])
+    if centre:
+        drawn += estimates - drawn.mean(0)
     return [correct_bias(column, value) for column, value in zip(drawn.T, estimates.tolist(), strict=True)]
 
 
