@@ -1,13 +1,15 @@
 """`load`, `save` and `create_model`: a network from any weights, to one self-describing file, or by name."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
+from torch import Tensor
 
 from vitrail.checkpoint import known_weights as registry
-from vitrail.checkpoint.bundle import Bundle, Card, describe, get_card
+from vitrail.checkpoint.bundle import PANOPTIC, Bundle, Card, describe, get_card
 from vitrail.checkpoint.files.safetensors import write_sealed
 from vitrail.checkpoint.find_weights import find_weights, load_public
 from vitrail.checkpoint.formats.key_table import Tensors
@@ -17,6 +19,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.backbone import unwrap_backbone
 from vitrail.models.build import Model, build, build_from, network_class, tensor_shapes
 from vitrail.models.family import ModelConfig
+from vitrail.models.query_configs import query_config
 from vitrail.models.vit_config import Numerics
 from vitrail.models.zoo import (
     adapt_config,
@@ -27,6 +30,8 @@ from vitrail.models.zoo import (
     slug,
     translate_sizes,
 )
+
+HEADS: Final = ("linear", "patches", "eomt", "pmt")  # kinds of a new one
 
 
 def load(
@@ -50,7 +55,8 @@ def load(
     `classes` and `image_size` are the fine-tuning surgery of 3.2: the whole head is thrown away for one linear layer at
     zero, and positions are resampled to the new grid in the given numerics. With `head="patches"` that layer reads
     every patch and the network gives logits per pixel; weights that have such a head already get one again, unless
-    `head="linear"` says otherwise.
+    `head="linear"` says otherwise. With `head="eomt"` or "pmt" queries give classes and masks, of a head drawn afresh;
+    weights that have queries already keep them, and only their layer of classes is new.
 
     `patch` is another patch size at the same image size, which it has to divide: kernels are resized by the
     pseudo-inverse of the resize of patches, positions to the new grid (FlexiViT). Load the original each time, for a
@@ -85,7 +91,8 @@ def replace_head_and_resize(
 ) -> Bundle:
     """Fine-tuning surgery (3.2) on a bundle. Positions and patches are resampled in float32 at least. `classes` give it
     a new head of zeros: one linear layer on the image (`kind="linear"`) or on its patches ("patches"), by default on
-    what the old one read."""
+    what the old one read. With `kind` "eomt" or "pmt" it becomes a network with queries, whose head is drawn from a
+    fixed seed; one with queries gets a new layer of classes, unless `kind` says otherwise."""
     asked: dict[str, Any] = {"image_size": image_size, "patch": patch, "channels": channels}
     if sizes := {name: value for name, value in asked.items() if value is not None}:
         if patch is not None and not hasattr(bundle.config, "patch"):
@@ -98,7 +105,14 @@ def replace_head_and_resize(
         bundle = Bundle(config=config, tensors=tensors, card=card if image_size is None else card.resize(config.image))
     if classes is None:
         return bundle
-    old = bundle.config
+    kind = kind or (bundle.config.family if bundle.config.has_queries else None)
+    if kind == "eomt" or kind == "pmt":
+        wanted = query_config(bundle.config, kind, classes)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            fresh = build(wanted).state_dict()
+        return graft_encoder(bundle, wanted, fresh)
+    old = bundle.config.encoder or bundle.config
     on_patches = old.has_patch_head if kind is None else kind == "patches"
     config = adapt_config(old, **(old.patch_head(classes) if on_patches else old.linear_head(classes)))
     shapes, like = tensor_shapes(config), next(iter(bundle.tensors.values()))
@@ -106,6 +120,28 @@ def replace_head_and_resize(
     tensors = {name: tensor for name, tensor in bundle.tensors.items() if name in shapes} | new
     card = bundle.card.without_labels(keep_task=old.has_patch_head and config.has_patch_head)
     return Bundle(config=config, tensors=tensors, card=card)
+
+
+def graft_encoder(bundle: Bundle, config: ModelConfig, fresh: Mapping[str, Tensor]) -> Bundle:
+    """The weights of a ViT in a network with queries: all tensors that both have outside the head, and those of the
+    head, too, where the bundle has queries of the same kind, but for the layer of classes. What it lacks is `fresh`, of
+    a network of that config; a layer of classes that takes another's place is zero (3.2)."""
+    like, old = next(iter(bundle.tensors.values())), bundle.config
+    same = old.family == config.family
+    last = tuple(f"{name}." for name in config.last_layers)
+    tensors: Tensors = {}
+    for name, new in fresh.items():
+        known = bundle.tensors.get(name)
+        kept = (same or not name.startswith("head.")) and not name.startswith(last)
+        if known is not None and kept and known.shape == new.shape:
+            tensors[name] = known
+        elif known is not None and not name.startswith("head."):
+            raise ConfigError(f"tensor {name!r} is {list(known.shape)} in the weights, and {list(new.shape)} is wanted")
+        else:
+            zero = same and name.startswith(last)
+            tensors[name] = torch.zeros_like(new, dtype=like.dtype) if zero else new.detach().to(like.dtype)
+    card = bundle.card.without_labels(keep_task=old.has_queries)
+    return Bundle(config=config, tensors=tensors, card=card if old.has_queries else replace(card, task=PANOPTIC))
 
 
 def resize_like(bundle: Bundle, config: ModelConfig) -> Bundle:
@@ -117,7 +153,7 @@ def resize_like(bundle: Bundle, config: ModelConfig) -> Bundle:
 def pop_head_kind(classes: int | None, facts: dict[str, Any]) -> str | None:
     """Takes the kind of a new head out of config fields: the others say what the weights are, and this what they
     become."""
-    return facts.pop("head") if classes is not None and facts.get("head") in ("linear", "patches") else None
+    return facts.pop("head") if classes is not None and facts.get("head") in HEADS else None
 
 
 def save(
