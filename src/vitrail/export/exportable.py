@@ -24,18 +24,19 @@ from vitrail.export.verify import Forward
 from vitrail.models.build import Model, build_from
 from vitrail.models.family import ImageSizes
 from vitrail.models.layers import RootPool, StandardisedConv, pad_same
-from vitrail.models.query_output import Output
+from vitrail.models.query_output import Output, output_tensors
 from vitrail.models.resnet_config import same_widths
 
 
 def to_exportable(model: Model, *, dynamic: bool = False, preprocessing: Preprocessing | None = None) -> nn.Module:
-    """A module [B, C, H, W] -> [B, K], [B, K, H, W] or a `QueryOutput`, in evaluation mode, on the CPU and in
+    """A module [B, C, H, W] -> [B, K], [B, K, H, W] or a pair of classes and masks, in evaluation mode, on the CPU, in
     float32. With `dynamic` it takes other image sizes, too; with `preprocessing` bytes, which it normalises itself."""
     tensors = {name: tensor.detach().to("cpu", torch.float32) for name, tensor in model.state_dict().items()}
     copy = build_from(model.config, tensors).eval()  # other modules around the same tensors: these get changed
     replace_parts(copy, dynamic)
     copy.open_size = dynamic
-    return (copy if preprocessing is None else NormalisingNetwork(copy, preprocessing)).eval().requires_grad_(False)
+    form = PlainNetwork(copy) if copy.config.has_queries else copy
+    return (form if preprocessing is None else NormalisingNetwork(form, preprocessing)).eval().requires_grad_(False)
 
 
 def replace_parts(module: nn.Module, dynamic: bool) -> None:
@@ -50,6 +51,17 @@ def replace_parts(module: nn.Module, dynamic: bool) -> None:
         replace_parts(child, dynamic)
 
 
+class PlainNetwork(nn.Module):
+    """A network with queries that gives a plain tuple: graphs are read where this package's types are not known."""
+
+    def __init__(self, network: nn.Module):
+        super().__init__()
+        self.network = network
+
+    def forward(self, image: Tensor) -> tuple[Tensor, ...]:
+        return output_tensors(self.network(image))
+
+
 class NormalisingNetwork(nn.Module):
     """Bytes to what the network takes, then the network."""
 
@@ -57,7 +69,7 @@ class NormalisingNetwork(nn.Module):
         super().__init__()
         self.network, self.preprocessing = network, preprocessing
 
-    def forward(self, image: Tensor) -> Output:
+    def forward(self, image: Tensor) -> Output | tuple[Tensor, ...]:
         return self.network(self.preprocessing.normalise(image))
 
 
