@@ -3,13 +3,17 @@
 from vitrail.core.errors import unknown_name
 from vitrail.data.collection import Collection
 from vitrail.data.targets import Targets
-from vitrail.objectives.objective import ObjectiveConfig
+from vitrail.objectives.objective import ObjectiveConfig, register_objective
 from vitrail.tasks.classification.task import CLASSIFICATION
+from vitrail.tasks.instances.task import INSTANCES
+from vitrail.tasks.mask_queries.objective import SemanticQueries
+from vitrail.tasks.panoptic.task import PANOPTIC
 from vitrail.tasks.segmentation.task import SEGMENTATION
 from vitrail.tasks.task import TASKS, Task, register_task
 
-for own in (CLASSIFICATION, SEGMENTATION):
+for own in (CLASSIFICATION, PANOPTIC, INSTANCES, SEGMENTATION):  # as `recognise_task` tries them
     register_task(own)
+register_objective(SemanticQueries)  # of segmentation, for networks with queries
 
 
 def find_task(name: str) -> Task:
