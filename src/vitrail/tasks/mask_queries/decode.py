@@ -125,10 +125,9 @@ def assign_pixels(scores: Tensor, masks: Tensor, place: Place) -> tuple[Tensor, 
     for some in split_queries(masks, place):
         found = place(masks[some]).sigmoid_()
         areas.append((found >= 0.5).sum((1, 2)))
-        weighted = found * scores[some, None, None]
-        at = weighted.argmax(0, keepdim=True)
-        value, within = weighted.gather(0, at)[0], found.gather(0, at)[0] >= 0.5
-        at = at[0] + some.start
+        value, at = (found * scores[some, None, None]).max(0)
+        within = found.gather(0, at[None])[0] >= 0.5
+        at = at + some.start
         if best is None or owner is None or inside is None:
             best, owner, inside = value, at, within
         else:
