@@ -26,7 +26,7 @@ from vitrail.recipes.run_overrides import setting_names, with_changes
 from vitrail.recipes.run_request import RunCommand, RunPlan, build_plan
 from vitrail.recipes.warmup import fit_warmup
 from vitrail.tasks.registry import task_of
-from vitrail.train.closed_form_baseline import LEARNT, SCORED, find_obstacle
+from vitrail.train.closed_form_baseline import LEARNT, SCORED, can_start, find_obstacle
 from vitrail.train.config import Run
 from vitrail.train.data import DataSplits, open_splits
 from vitrail.train.dry_run import seconds_per_image
@@ -165,7 +165,7 @@ def choose_budget(
     scoring = estimate_scoring(run, splits, image_s, SCORINGS)
     settings: dict[str, str] = {}
     share, steps = 1.0, int((limit - scoring) / (image_s * run.batch))
-    if run.weights and not find_obstacle(run, splits):
+    if run.weights and can_start(run) and not find_obstacle(run, splits):
         settings["start"] = "closed-form"
         if "start" not in typed:
             settings["optim.lr"] = f"{GENTLE * run.optim.lr:g}"

@@ -1,4 +1,5 @@
-"""The number that fine-tuning has to beat: the closed-form classifier (4.1) on the frozen features it starts from.
+"""The number that fine-tuning has to beat: the closed-form classifier (4.1) on the frozen features it starts from; for
+classes of pixels the linear head on its frozen patch tokens.
 
 It is computed once, before the first step, by the main process: from the training images, or a sample of them, with its
 penalty chosen on a tenth of those, and scored on the run's own splits. It draws nothing from torch's generators, so a
@@ -8,23 +9,27 @@ from the metrics. With start=closed-form it is also the head that the run starts
 
 import contextlib
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vitrail import __version__
+from vitrail.checkpoint.bundle import get_card
 from vitrail.checkpoint.files.read_weights import read_weights
 from vitrail.checkpoint.files.safetensors import write_sealed
 from vitrail.checkpoint.find_weights import find_weights
-from vitrail.checkpoint.weights import build_network, replace_head_and_resize, resize_like
+from vitrail.checkpoint.weights import build_network, replace_head_and_resize, resize_like, to_bundle
 from vitrail.core.atomic_files import cache_folder
 from vitrail.core.errors import ConfigError, DataError, TrainingError, VitrailError, WeightsError
 from vitrail.data.dataset import ImageDataset, SubsetDataset
 from vitrail.data.loader import Batch, eval_batches
+from vitrail.data.targets import MaskTargets
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.frozen.closed_form_classifier import sample_stratified
 from vitrail.evaluation.frozen.features import FrozenFeatures, hash_network, load_or_extract
@@ -32,11 +37,12 @@ from vitrail.evaluation.frozen.ridge_head import RidgeHead, fit_head
 from vitrail.evaluation.metrics import keep_single_labels, score_predictions
 from vitrail.models.build import Model
 from vitrail.tasks.registry import task_of
+from vitrail.tasks.segmentation.closed_form import fit_patches, make_patch_network, score_patches, set_patch_head
 from vitrail.train.config import ResolvedRun, Run
 from vitrail.train.data import DataSplits, count_workers
 from vitrail.train.observer import Advance, count_batches, get_advance
 from vitrail.train.run_folder.files import METRICS
-from vitrail.train.run_folder.metric_rows import Row, describe_score, read_metrics
+from vitrail.train.run_folder.metric_rows import Row, describe_score, headline, read_metrics
 from vitrail.train.run_folder.run import RunFolder
 
 FILE: Final = "baseline.safetensors"
@@ -71,17 +77,24 @@ def find_obstacle(run: Run, splits: DataSplits) -> str:
     return "" if len(splits.class_names) > 1 else "there is only one class"
 
 
+def can_start(run: Run) -> bool:
+    """Whether the closed form can be the head that a run starts with: one of queries is no linear layer."""
+    return not run.model.has_queries
+
+
 def compare_scores(closed: Mapping[str, Row], scores: Iterable[Row | None], run: ResolvedRun) -> str:
     """A sentence if the closed form beats the fine-tuning on the first split that both are scored on, or if the run
     started from it and nothing later was better; else ""."""
     for row in scores:
-        if row is not None and "accuracy" in row and (beaten := closed.get(row["split"])):
+        ours = None if row is None else headline(row)
+        if row is not None and ours is not None and (beaten := closed.get(row["split"])):
             if row["step"] == 0:
                 return "no step was better than the closed form at the start, so the run keeps its initial weights"
-            if row["accuracy"] >= beaten["accuracy"]:
+            theirs = headline(beaten)
+            if theirs is None or theirs.criterion != ours.criterion or ours.value >= theirs.value:
                 return ""
             fit = f"vitrail fit {shlex.quote(run.weights)} {shlex.quote(run.data.source)} --out fitted.safetensors"
-            both = f"{beaten['accuracy']:.2%} against {row['accuracy']:.2%}"
+            both = f"{theirs.text} against {ours.text}"
             better = f"a linear classifier on the frozen features beats this fine-tuning on {row['split']}"
             return f"{better}: {both}. To get it: {fit}"
     return ""
@@ -130,8 +143,11 @@ def compute_baseline(
         kept = read_weights(folder / FILE)
         if kept.description is not None and kept.description.get("facts") == facts:
             return kept.description["rows"], kept.tensors
-    learnt = sample_stratified(splits.train, LEARNT)
-    scored = {name: sample_stratified(source, SCORED) for name, source in splits.scored_splits.items()}
+    task = task_of(run.objective)
+    assert task is not None
+    sample, solve = (sample_evenly, solve_masks) if task.targets.moves else (sample_stratified, solve_classes)
+    learnt = sample(splits.train, LEARNT)
+    scored = {name: sample(source, SCORED) for name, source in splits.scored_splits.items()}
     counts = (
         (len(learnt), len(splits.train)),
         (sum(map(len, scored.values())), sum(map(len, splits.scored_splits.values()))),
@@ -139,20 +155,73 @@ def compute_baseline(
     images, to_score = (f"{some:,}" if some == total else f"{some:,} of {total:,}" for some, total in counts)
     what = f"{images} images to learn from, {to_score} to score; --set baseline=off skips it"
     observer.log(f"first a linear classifier on the frozen features, to compare with: {what}")
-    extract = make_extractor(run, model.to(world.device), world, get_advance(observer))
-    features, labels = extract(learnt)
-    labels = keep_single_labels(labels)
-    usable = labels >= 0
-    if not usable.any():
-        raise DataError(f"none of {len(labels):,} training images has exactly one label")
-    head = fit_head(features[usable], labels[usable], len(splits.class_names))
-    rows = [score_head(name, head, int(usable.sum()), *extract(source)) for name, source in scored.items()]
-    tensors = {"weight": head.weight, "bias": head.bias}
+    rows, tensors = solve(run, model.to(world.device), splits.class_names, learnt, scored, world, get_advance(observer))
     try:
         write_sealed(folder / FILE, tensors, {"kind": KIND, "facts": facts, "rows": rows})
     except WeightsError as error:  # a resumed run computes it again
         observer.log(f"the closed form could not be saved: {error}")
     return rows, tensors
+
+
+def sample_evenly(source: ImageDataset, most: int) -> ImageDataset:
+    """All of a source, or `most` samples evenly spaced."""
+    if len(source) <= most:
+        return source
+    return SubsetDataset(source, np.linspace(0, len(source) - 1, most).round().astype(np.int64))
+
+
+Solution: TypeAlias = tuple[list[Row], dict[str, Tensor]]  # a row by scored split, and the weight and bias
+
+
+def solve_classes(
+    run: ResolvedRun,
+    model: Model,
+    names: Sequence[str],
+    learnt: ImageDataset,
+    scored: Mapping[str, ImageDataset],
+    world: World,
+    advance: Advance,
+) -> Solution:
+    """For classes of images."""
+    extract = make_extractor(run, model, world, advance)
+    features, labels = extract(learnt)
+    labels = keep_single_labels(labels)
+    usable = labels >= 0
+    if not usable.any():
+        raise DataError(f"none of {len(labels):,} training images has exactly one label")
+    head = fit_head(features[usable], labels[usable], len(names))
+    rows = [score_head(name, head, int(usable.sum()), *extract(source)) for name, source in scored.items()]
+    return rows, {"weight": head.weight, "bias": head.bias}
+
+
+def solve_masks(
+    run: ResolvedRun,
+    model: Model,
+    names: Sequence[str],
+    learnt: ImageDataset,
+    scored: Mapping[str, ImageDataset],
+    world: World,
+    advance: Advance,
+) -> Solution:
+    """For classes of pixels."""
+    network = make_patch_network(to_bundle(model), names).to(world.device)
+    network.card = replace(get_card(network), preprocessing=run.preprocessing)
+    cuda, targets = world.device.type == "cuda", MaskTargets()
+    workers = 0 if run.data.resident == "on" else count_workers(run.data, world)
+
+    def load(source: ImageDataset) -> Iterator[Batch]:
+        size = min(256 if cuda else 32, len(source))
+        found = eval_batches(source, run.preprocessing, batch=size, workers=workers, pin=cuda, targets=targets)
+        return count_batches(found, "closed form", len(source), advance)
+
+    made = fit_patches(network, learnt, load(learnt), world.device)
+    set_patch_head(network, made.head)
+    rows = list[Row]()
+    for split, source in scored.items():
+        row = score_patches(network, load(source), world.device).row()
+        facts: Row = {"penalty": made.head.penalty, "learnt_from": len(made.samples)}
+        rows.append({"kind": "baseline", "step": 0, "split": split, "score": "miou"} | row | facts)
+    return rows, {"weight": made.head.weight, "bias": made.head.bias}
 
 
 def score_head(split: str, head: RidgeHead, learnt: int, features: Tensor, labels: Tensor) -> Row:

@@ -31,7 +31,7 @@ from vitrail.optim.config import Optim
 from vitrail.optim.schedules import check_warmup
 from vitrail.tasks.classification.task import CLASSIFICATION
 from vitrail.tasks.registry import targets_of, task_of
-from vitrail.train.closed_form_baseline import is_enabled
+from vitrail.train.closed_form_baseline import can_start, is_enabled
 from vitrail.train.config import RECORDED, Compilation, ResolvedData, ResolvedRun, Run, to_stage
 from vitrail.train.data import DataSplits, can_reside
 
@@ -88,7 +88,9 @@ def fit_network(run: Run, num_classes: int) -> ModelConfig:
         raise ConfigError(f"objective={kind} has no labels to mix; set mix.mixup=0 and mix.cutmix=0")
     if (task is None or not task.has_closed_form) and (run.baseline == "on" or run.start == "closed-form"):
         requested = "start=closed-form" if run.start == "closed-form" else "baseline=on"
-        raise ConfigError(f"{requested} only applies to classification, not to objective={kind}; remove it")
+        raise ConfigError(f"{requested} is for classes of images or pixels, not for objective={kind}; remove it")
+    if run.start == "closed-form" and not can_start(run):
+        raise ConfigError("start=closed-form gives a linear head its weights, and this network has queries; remove it")
     if task is None:
         return adapt_config(model, **model.linear_head(0))
     return task.fit_model(model, num_classes, new_head=bool(run.weights))

@@ -180,7 +180,7 @@ def test_masks_that_cannot_be_used_are_named_and_do_not_stop_the_run(
         (command("refused", "--set", "mix.mixup=0.2"), ("mix.mixup",)),
         (["evaluate", "vitrail-cifar10", "drawn"], ("drawn", "labels")),
         (["evaluate", "whole", "digits"], ("digits", "masks")),
-        (["fit", "whole", "drawn", "--out", "fitted.safetensors"], ("drawn", "labels")),
+        (["fit", "whole", "drawn", "--task", "classification", "--out", "f.safetensors"], ("drawn", "labels")),
         (["knn", "whole", "drawn"], ("drawn", "labels")),
         (["probe", "whole", "drawn"], ("drawn", "labels")),
         (["fewshot", "whole", "drawn"], ("drawn", "labels")),
@@ -224,7 +224,8 @@ def test_a_step_is_replayed_without_labels_of_whole_images(here: Path, capsys: p
 def test_a_pack_of_masks_without_labels_says_so(here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "pack", "drawn", "--out", str(tmp_path / "packed")]) == 0
     capsys.readouterr()
-    assert main(["fit", "whole", str(tmp_path / "packed"), "--out", str(tmp_path / "w.safetensors")]) == 2
+    words = ["fit", "whole", str(tmp_path / "packed"), "--task", "classification"]
+    assert main([*words, "--out", str(tmp_path / "w.safetensors")]) == 2
     assert "--task segmentation" in capsys.readouterr().err
 
 

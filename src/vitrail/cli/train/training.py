@@ -221,7 +221,8 @@ def describe_scores(result: TrainingResult) -> list[str]:
         scores[best["split"]] = best
     for split, row in scores.items():
         beaten = result.baseline.get(split)
-        baseline = f"; without training (vitrail fit) {beaten['accuracy']:.2%}" if beaten else ""
+        main = headline(beaten) if beaten else None
+        baseline = f"; without training (vitrail fit) {main.text}" if main else ""
         best = ", the best" if chose and row["step"] == result.best.step else ""
         found.append(f"{split}: {describe_outcome(row)}, step {row['step']:,}{best}{baseline}")
     last = None if watch is None else headline(watch)

@@ -171,7 +171,9 @@ def show_segmenter(made: FittedSegmenter, *, given: bool) -> None:
         print(UNSCORED)
         return
     score, card = made.scored.score, get_card(made.model)
-    measures = measure_row(score.row(), SEGMENTATION.criteria, made.scored.intervals, score.count)
+    measures = measure_row(
+        score.row(), (*SEGMENTATION.criteria, *SEGMENTATION.extras), made.scored.intervals, score.count
+    )
     rows = [(measure.name, format_value(measure), format_interval(measure)) for measure in measures]
     print(f"{made.scored.split}, {score.count:,} images:")
     print_table(["measure", "value", "95% interval"], rows)

@@ -140,6 +140,7 @@ class SegmentationTask(Task):
     extras = SegmentationScore.extras
     has_classes = True
     slides = True
+    has_closed_form = True
 
     def recognises(self, collection: Collection) -> bool:
         return bool(collection.pixel_classes)

@@ -110,7 +110,9 @@ def baseline_series(rows: Sequence[Row]) -> list[Series]:
     if not closed or not last_step:
         return []
     name = f"{closed[0].get('split') or ''}, without training".removeprefix(", ")
-    y = np.array([closed[0]["accuracy"]] * 2)
+    main = metric_rows.headline(closed[0])
+    assert main is not None
+    y = np.array([main.value] * 2)
     return [Series(name=name, x=np.array([0.0, last_step]), y=y, colour="amber")]
 
 

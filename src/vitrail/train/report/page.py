@@ -213,9 +213,9 @@ def make_tiles(rows: Sequence[Row], facts: RunFacts) -> list[Tile]:
     if watch and not is_same_split(watch, test):  # the test split selects nothing, so it has no best score
         best = next((row for row in watch if row["step"] == facts.chosen), metric_rows.best_of(watch))
         found.append(score_tile(f"best {best.get('split') or 'watched'} {name_score(best)}", best, closed))
-    if closed and not found:  # nothing is scored yet
+    if closed and not found and (first := metric_rows.headline(closed[0])):  # nothing is scored yet
         split = str(closed[0].get("split") or "")
-        found.append(Tile(value=format_share(closed[0]["accuracy"]), label="without training", note=split))
+        found.append(Tile(value=format_share(first.value), label="without training", note=split))
     loss = smooth_values(column(train, "loss")[1], RECENT // 5)
     if len(loss) and math.isfinite(loss[-1]):
         found.append(Tile(value=format_short(loss[-1]), label="training loss", note=tally_note(train, facts.criteria)))
@@ -256,8 +256,8 @@ def score_tile(label: str, row: Row, closed: Sequence[Row] = ()) -> Tile:
         notes.append(f"step {row['step']:,}")
     if row.get("weights") == "best":
         notes.append(f"best weights (step {row['step']:,})")
-    same = [one["accuracy"] for one in closed if one.get("split") == row.get("split")]
-    notes += [f"without training: {format_share(accuracy)}" for accuracy in same]
+    same = [metric_rows.headline(one) for one in closed if one.get("split") == row.get("split")]
+    notes += [f"without training: {format_share(one.value)}" for one in same if one is not None]
     return Tile(value=format_number(main.criterion, main.value), label=label, note=", ".join(notes))
 
 

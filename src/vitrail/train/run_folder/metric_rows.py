@@ -155,8 +155,11 @@ def describe_score(row: Row) -> str:
         spread = f"{row['accuracy']:.2%} ± {row['spread']:.2%}"
         return f"step {row['step']:,}: {row['shots']}-shot accuracy on {row['source']} {spread}"
     if row["kind"] == "baseline":
-        score = f"{row['accuracy']:.2%} of {row['count']:,} {row['split']} images right"
-        return f"a linear classifier on the frozen features, without training: {score}"
+        main, images = headline(row), f"{row['count']:,} {row['split']} images"
+        if main is None or main.is_accuracy:
+            score = f"{row['accuracy']:.2%} of {images} right"
+            return f"a linear classifier on the frozen features, without training: {score}"
+        return f"a linear classifier on the frozen patches, without training: {main.name} {main.text} on {images}"
     count = f" ({row['count']:,} images)" if "count" in row else ""  # a task's own row may lack it
     return f"step {row['step']:,}: {describe_split(row)}{count}"
 
