@@ -101,4 +101,4 @@ def test_ids_are_given_once_and_the_script_asks_for_those_there_are(document: Do
 
 
 def test_it_is_small() -> None:
-    assert len(render_page().encode()) < 80_000
+    assert len(render_page().encode()) < 90_000

@@ -14,7 +14,10 @@ from vitrail.report.page import hash_base64, read_template
 from vitrail.serve.requests import FIELD
 from vitrail.serve.served_model import ServedModel
 
-SCRIPTS: Final = ("api.js", "attention_maps.js", "images.js", "sample_images.js", "viewer.js", "main.js", "input.js")
+SCRIPTS: Final = (
+    *("api.js", "attention_maps.js", "images.js", "sample_images.js"),
+    *("viewer.js", "segments.js", "main.js", "input.js"),
+)
 ONE_IMAGE: Final = f"-F {FIELD}=@photo.jpg"
 TWO_IMAGES: Final = f"-F {FIELD}=@first.jpg -F {FIELD}=@second.jpg"
 EXAMPLES: Final = {"/predict": ONE_IMAGE, "/attention": ONE_IMAGE, "/embed": TWO_IMAGES}

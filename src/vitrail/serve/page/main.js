@@ -23,6 +23,7 @@ function notice(text, again = null) {
 const barsOf = (answer) => answer.top?.map(({ label, probability }) => ({ label, share: probability })) ?? answer.shown?.bars ?? [];
 function label({ answer }) {
   if (!answer || answer.top) return answer?.top[0]?.label ?? "";
+  if (answer.segments) return answer.shown?.text ?? "";
   return barsOf(answer).slice(0, 3).map((each) => each.label).join(", ") || (answer.shown?.text ?? "");
 }
 const asked = (shown) => "/predict" + (model.options.includes("topk") ? "?topk=" + TOPK : shown ? "?show=1" : "");
@@ -278,7 +279,7 @@ function drawDrawing(one) {
   image.src = "data:image/png;base64," + png;
   image.alt = `The prediction, drawn over ${one.name}`;
   box.dataset.id = one.id;
-  box.replaceChildren(image);
+  box.replaceChildren(...(one.answer.segments ? frameSegments(one, image) : [image]));
 }
 function headline({ status, again }) {
   if (status === 401) return "A token is needed";
