@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from vitrail import export as export
     from vitrail import inspection as inspection
-    from vitrail.api import Evaluation, Features, Trained, evaluate, extract_features, finetune, fit, train
+    from vitrail.api import (
+        Evaluation,
+        Features,
+        Trained,
+        evaluate,
+        extract_features,
+        finetune,
+        fit,
+        fit_segmenter,
+        train,
+    )
     from vitrail.checkpoint.convert import convert
     from vitrail.checkpoint.hub_repository import from_pretrained, push_to_hub, save_pretrained
     from vitrail.checkpoint.weights import create_model, load, save
@@ -32,12 +42,12 @@ __version__ = "0.1.0"
 __all__ = [
     "Evaluation", "Features", "PredictedMask", "Prediction", "Predictor", "ResNetConfig", "Rotary", "Trained",
     "ViTConfig", "VitrailError", "Windows", "convert", "create_config", "create_model", "evaluate", "extract_features",
-    "find_nearest", "finetune", "fit", "from_pretrained", "list_models", "load", "open_collection", "predictor",
-    "push_to_hub", "resize_position", "save", "save_pretrained", "train",
+    "find_nearest", "finetune", "fit", "fit_segmenter", "from_pretrained", "list_models", "load", "open_collection",
+    "predictor", "push_to_hub", "resize_position", "save", "save_pretrained", "train",
 ]  # fmt: skip
 
 _NAMES = {  # the names of each module
-    "vitrail.api": "Evaluation Features Trained evaluate extract_features finetune fit train",
+    "vitrail.api": "Evaluation Features Trained evaluate extract_features finetune fit fit_segmenter train",
     "vitrail.checkpoint.convert": "convert",
     "vitrail.checkpoint.hub_repository": "from_pretrained push_to_hub save_pretrained",
     "vitrail.checkpoint.weights": "create_model load save",

@@ -5,13 +5,14 @@
     score = vitrail.evaluate(tuned.folder, "photos/")
     fitted = vitrail.fit("vitrail-cifar10", "photos/")
     vitrail.save(fitted.model, "photos.safetensors")
+    masks = vitrail.fit_segmenter("vitrail-cifar10", "annotated/")
     found = vitrail.extract_features("vitrail-cifar10", "photos@train")
 
 Weights are given by any name that `vitrail.load` takes, or, but for `finetune`, as a network; data by any name that
 `vitrail.open_collection` takes, or as a collection.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,10 @@ from vitrail.core.atomic_files import cache_folder
 from vitrail.core.config_overrides import format_value
 from vitrail.core.errors import ConfigError
 from vitrail.data.collection import Collection, open_collection
+from vitrail.data.dataset import ImageDataset
+from vitrail.data.loader import Batch
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.targets import MaskTargets
 from vitrail.distributed.process_group import find_device, join_world
 from vitrail.evaluation.frozen import closed_form_classifier as instant
 from vitrail.evaluation.frozen.closed_form_classifier import FittedClassifier
@@ -36,6 +41,8 @@ from vitrail.models.build import Model
 from vitrail.recipes.launch import free_folder, plan_run, record_command, short_settings
 from vitrail.recipes.run_request import RunCommand
 from vitrail.tasks.scoring import score_network
+from vitrail.tasks.segmentation import closed_form as segmenters
+from vitrail.tasks.segmentation.closed_form import FittedSegmenter
 from vitrail.train import loop
 from vitrail.train.observer import Observer
 from vitrail.train.run_folder.files import BEST, METRICS
@@ -304,6 +311,45 @@ def fit(
         device=place,
         batches=lambda source: iterate_batches(source, subject.preprocessing, place, batch=batch, workers=workers),
         folder=cache_folder("features") if cache else None,
+    )
+
+
+def fit_segmenter(
+    weights: str | Path | Model,
+    data: str | Path | Collection,
+    *,
+    test: str | Path | Collection | None = None,
+    l2: float | None = None,
+    dev: float = SHARE,
+    image_size: int | None = None,
+    patch: int | None = None,
+    channels: int | None = None,
+    batch: int = 0,
+    workers: int = 0,
+    device: str = "auto",
+) -> FittedSegmenter:
+    """Classes of pixels in seconds, as `vitrail fit` makes them of data with masks: frozen patch tokens and least
+    squares in closed form. Its `model` is a segmentation network for `vitrail.save` and `vitrail.Predictor`.
+
+    The train split of `data`, or its only one, is learnt from; its test split, else val, or that of `test` is scored.
+    `l2`, the offsets of the classes and the scale of the logits are chosen on the share `dev` of the images."""
+    collection, place = as_collection(data), find_device(device)
+    collection.need_masks()  # before the weights are read
+    name, bundle = as_bundle(weights)
+    subject = make_subject(name, bundle, place, image_size=image_size, patch=patch, channels=channels)
+
+    def load(source: ImageDataset, prepared: Preprocessing) -> Iterator[Batch]:
+        return iterate_batches(source, prepared, place, batch=batch, workers=workers, targets=MaskTargets())
+
+    return segmenters.fit_segmenter(
+        subject.network,
+        collection,
+        test=None if test is None else as_collection(test),
+        penalty=l2,
+        held_out=dev,
+        name=name,
+        device=place,
+        batches=load,
     )
 
 

@@ -23,7 +23,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.build import Model
 from vitrail.predict.predictor import Predictor
 from vitrail.tasks.segmentation.prediction import PredictedMask
-from vitrail.tasks.segmentation.windows import Windows
+from vitrail.tasks.segmentation.windows import SlidingWindows
 
 
 def segmenter(resize: int | None = None) -> Model:
@@ -113,7 +113,9 @@ def test_what_was_not_seen_has_no_class() -> None:
 def test_windows_slide_over_large_images(path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     large = drawn(1)[0].resize((60, 24))
     large.save(tmp_path / "large.png")
-    asker: Predictor[PredictedMask] = vitrail.Predictor(path, device="cpu", windows=Windows("full", 1.0), batch=3)
+    asker: Predictor[PredictedMask] = vitrail.Predictor(
+        path, device="cpu", windows=SlidingWindows("full", 1.0), batch=3
+    )
     plain: Predictor[PredictedMask] = vitrail.Predictor(path, device="cpu")
     whole = asker(large).mask
     assert whole.shape == (24, 60)

@@ -38,7 +38,7 @@ from vitrail.tasks.mask_queries.decode import to_dense
 from vitrail.tasks.registry import find_task
 from vitrail.tasks.segmentation.prediction import PredictedMask
 from vitrail.tasks.segmentation.task import SegmentationTask
-from vitrail.tasks.segmentation.windows import Scale, Windows, segment_windows
+from vitrail.tasks.segmentation.windows import Scale, SlidingWindows, segment_windows
 from vitrail.tasks.task import PredictionOptions, Task
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Predictor(Generic[PredictionT]):
         batch: int = 32,
         urls: bool = False,
         threshold: float | None = None,
-        windows: Windows | Scale | None = None,
+        windows: SlidingWindows | Scale | None = None,
     ) -> None:
         self.device = find_device(str(device))
         network = load_network(weights, image_size, patch, precision)
@@ -115,7 +115,7 @@ class Predictor(Generic[PredictionT]):
         self.labels: tuple[str, ...] = numbered if names is None else self._check_names(names)
         self.batch, self.urls = batch, urls
         self.multi_label, self.threshold = known.multi_label, threshold
-        self.windows = Windows(windows) if isinstance(windows, str) else windows
+        self.windows = SlidingWindows(windows) if isinstance(windows, str) else windows
         if windows is not None and not isinstance(self.task, SegmentationTask):
             raise ConfigError(f"windows are for classes of pixels, and these weights are for {self.task.name}")
         self._channels = self.preprocessing.channel_tensors(self.device)
@@ -190,7 +190,7 @@ class Predictor(Generic[PredictionT]):
 
     def slide(self, view: View) -> PredictedMask:
         """The classes of one image's pixels by sliding windows, of what `view` gave."""
-        windows, window = self.windows or Windows(), self.preprocessing.image
+        windows, window = self.windows or SlidingWindows(), self.preprocessing.image
         segment = lambda views: to_dense(self.outputs(views), window)  # noqa: E731
         mask = segment_windows(segment, view.pixels, view.geometry.whole, windows, window, self.batch)
         return PredictedMask(mask, self.labels)

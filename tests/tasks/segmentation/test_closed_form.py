@@ -106,3 +106,14 @@ def test_held_out_samples_are_a_share_and_always_the_same() -> None:
     assert len(draw_held_out(2, 0.1)) == 1
     assert draw_held_out(1, 0.1) == set()
     assert draw_held_out(100, 0.0) == set()
+
+
+def test_it_is_a_call_from_a_file_of_weights(shapes: Path, tmp_path: Path) -> None:
+    start = network()
+    vitrail.save(start, tmp_path / "start.safetensors")
+    made = vitrail.fit_segmenter(tmp_path / "start.safetensors", shapes, device="cpu")
+    plain = fit_segmenter(start, shapes)
+    torch.testing.assert_close(made.head.weight, plain.head.weight, rtol=1e-3, atol=1e-3)
+    assert get_card(made.model).provenance["from"]["weights"] == str(tmp_path / "start.safetensors")
+    with pytest.raises(BadLabels, match="no masks"):
+        vitrail.fit_segmenter(start, "digits", device="cpu")

@@ -22,7 +22,7 @@ from vitrail.evaluation.result import Result
 from vitrail.models.zoo import adapt_config
 from vitrail.predict.predictor import Predictor
 from vitrail.tasks.segmentation.prediction import PredictedMask
-from vitrail.tasks.segmentation.windows import Windows, average_bands, place_windows, segment_windows
+from vitrail.tasks.segmentation.windows import SlidingWindows, average_bands, place_windows, segment_windows
 
 WINDOW = (6, 8)
 WEIGHT = torch.randn(4, 3, 3, 3, generator=torch.Generator().manual_seed(0))
@@ -67,54 +67,54 @@ def test_logits_are_the_mean_over_windows(size: Pair, stride: float, batch: int)
             rows, columns = slice(top, top + WINDOW[0]), slice(left, left + WINDOW[1])
             sums[:, rows, columns] += blur(image[None, :, rows, columns])[0]
             counts[rows, columns] += 1
-    bands = list(average_bands(blur, image, Windows("full", stride), WINDOW, batch))
+    bands = list(average_bands(blur, image, SlidingWindows("full", stride), WINDOW, batch))
     torch.testing.assert_close(torch.cat(bands, 1), sums / counts)
     if size[0] > WINDOW[0]:
         assert max(band.shape[1] for band in bands) <= WINDOW[0]  # not the whole image at once
-    mask = segment_windows(blur, image, size, Windows("full", stride), WINDOW, batch)
+    mask = segment_windows(blur, image, size, SlidingWindows("full", stride), WINDOW, batch)
     assert np.array_equal(mask, torch.cat(bands, 1).argmax(0).numpy())
 
 
 def test_an_image_of_tiles_is_its_tiles_and_local_networks_see_no_windows() -> None:
     image = pixels(18, 24)
-    mask = segment_windows(blur, image, (18, 24), Windows("full", 1.0), WINDOW, 2)
+    mask = segment_windows(blur, image, (18, 24), SlidingWindows("full", 1.0), WINDOW, 2)
     for top in (0, 6, 12):
         for left in (0, 8, 16):
             tile = blur(image[None, :, top : top + 6, left : left + 8])[0].argmax(0)
             assert np.array_equal(mask[top : top + 6, left : left + 8], tile.numpy())
-    local = segment_windows(pointwise, image, (18, 24), Windows("full", 0.4), WINDOW, 2)
+    local = segment_windows(pointwise, image, (18, 24), SlidingWindows("full", 0.4), WINDOW, 2)
     assert (local == pointwise(image[None])[0].argmax(0).numpy()).mean() > 0.999  # but for rounding
 
 
 def test_images_are_kept_or_resized_until_they_cover_a_window() -> None:
     prepared = Preprocessing(image=WINDOW, resize=12)
     large = Image.fromarray(noise(30, 24))
-    assert torch.equal(Windows("full").cut(large, prepared), pixels(30, 24))
-    assert Windows("fit").cut(large, prepared).shape == (3, 10, 8)
+    assert torch.equal(SlidingWindows("full").cut(large, prepared), pixels(30, 24))
+    assert SlidingWindows("fit").cut(large, prepared).shape == (3, 10, 8)
     small = Image.fromarray(noise(3, 4))
     for scale in ("fit", "full"):
-        assert Windows(scale).cut(small, prepared).shape == (3, *WINDOW)
+        assert SlidingWindows(scale).cut(small, prepared).shape == (3, *WINDOW)
     plain = Preprocessing(image=WINDOW)
     same_aspect = Image.fromarray(noise(12, 16))
-    assert torch.equal(Windows("fit").cut(same_aspect, plain), plain.pixels(same_aspect))
-    assert Windows("full").choose_size((20000, 20000), WINDOW) == (20000, 20000)
+    assert torch.equal(SlidingWindows("fit").cut(same_aspect, plain), plain.pixels(same_aspect))
+    assert SlidingWindows("full").choose_size((20000, 20000), WINDOW) == (20000, 20000)
     with pytest.raises(BadImage, match="would become"):
-        Windows("fit").choose_size((1, 10_000_000), WINDOW)
+        SlidingWindows("fit").choose_size((1, 10_000_000), WINDOW)
 
 
 def test_smaller_copies_are_resized_to_the_image() -> None:
     image = pixels(6, 20)
-    bands = torch.cat(list(average_bands(blur, image, Windows(), WINDOW, 4)), 1)
+    bands = torch.cat(list(average_bands(blur, image, SlidingWindows(), WINDOW, 4)), 1)
     expected = F.interpolate(bands[None], (12, 40), mode="bilinear", align_corners=False)[0].argmax(0)
-    assert np.array_equal(segment_windows(blur, image, (12, 40), Windows(), WINDOW, 4), expected.numpy())
+    assert np.array_equal(segment_windows(blur, image, (12, 40), SlidingWindows(), WINDOW, 4), expected.numpy())
 
 
 def test_unknown_scales_and_strides_are_refused() -> None:
     with pytest.raises(UnknownName):
-        Windows("large")  # type: ignore[arg-type]
+        SlidingWindows("large")  # type: ignore[arg-type]
     for stride in (0.0, 1.5):
         with pytest.raises(ConfigError, match="stride"):
-            Windows("fit", stride)
+            SlidingWindows("fit", stride)
 
 
 @pytest.mark.parametrize("scale", ["fit", "full"])

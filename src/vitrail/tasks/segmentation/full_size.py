@@ -19,7 +19,7 @@ from vitrail.evaluation.metrics import REMEDY
 from vitrail.evaluation.scoring import EvaluationSetting
 from vitrail.tasks.mask_queries.decode import to_dense
 from vitrail.tasks.segmentation.metric import ImageCounts, SegmentationScore, SegmentedImage
-from vitrail.tasks.segmentation.windows import Windows, segment_windows
+from vitrail.tasks.segmentation.windows import SlidingWindows, segment_windows
 
 WINDOWS: Final = (8, 64)  # that a CPU and a GPU get at once
 
@@ -54,7 +54,9 @@ class ScoredImage(NamedTuple):
         return float((both[either > 0] / either[either > 0]).mean())
 
 
-def score_windows(setting: EvaluationSetting, classes: int, windows: Windows, *, extremes: int) -> SegmentationScore:
+def score_windows(
+    setting: EvaluationSetting, classes: int, windows: SlidingWindows, *, extremes: int
+) -> SegmentationScore:
     """The score of a network by sliding windows, with the `extremes` images of the lowest mean IoU. The processes share
     the images, and all get the whole score."""
     world, rows = setting.world, list[NDArray[np.int64]]()
@@ -85,7 +87,7 @@ def score_windows(setting: EvaluationSetting, classes: int, windows: Windows, *,
     )
 
 
-def iterate_scored(setting: EvaluationSetting, classes: int, windows: Windows) -> Iterator[ScoredImage]:
+def iterate_scored(setting: EvaluationSetting, classes: int, windows: SlidingWindows) -> Iterator[ScoredImage]:
     """The readable images of this process."""
     world, source, about, how = setting.world, setting.source, setting.about, setting.how
     about.computing_in(how.precision)

@@ -40,7 +40,7 @@ from vitrail.tasks.segmentation.metric import (
     list_colours,
 )
 from vitrail.tasks.segmentation.prediction import SCHEMA, PredictedMask, segment, segment_queries
-from vitrail.tasks.segmentation.windows import Scale, Windows
+from vitrail.tasks.segmentation.windows import Scale, SlidingWindows
 from vitrail.tasks.task import EXTREMES, PredictionBar, PredictionOptions, Task
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class SegmentationTask(Task):
     def score(self, setting: EvaluationSetting, outputs: int) -> SegmentationScore:
         if setting.how.windows is None:
             return super().score(setting, outputs)
-        return score_windows(setting, outputs, Windows(cast(Scale, setting.how.windows)), extremes=EXTREMES)
+        return score_windows(setting, outputs, SlidingWindows(cast(Scale, setting.how.windows)), extremes=EXTREMES)
 
     def report_sections(
         self, score: SegmentationScore, source: ImageDataset | None, names: Sequence[str], title: str

@@ -1,7 +1,7 @@
 """Classes of pixels by sliding windows, for images that are larger or longer than what the network takes.
 
-    Windows("fit")   # the image resized until its shorter side fits the network, windows along the longer one
-    Windows("full")  # the image in its own pixels, windows over all of it
+    SlidingWindows("fit")   # the image resized until its shorter side fits the network, windows along the longer one
+    SlidingWindows("full")  # the image in its own pixels, windows over all of it
 
 Windows are of the network's size, as far apart as `stride` of it at most, and evenly spaced from edge to edge. The
 logits of a pixel are averaged over the windows that see it. An image in its own pixels is finished band by band, so
@@ -35,7 +35,7 @@ Segment: TypeAlias = Callable[[Tensor], Tensor]  # uint8 [n, 3, h, w] -> logits 
 
 
 @dataclass(frozen=True, slots=True)
-class Windows:
+class SlidingWindows:
     """How images are cut into windows."""
 
     scale: Scale = "fit"
@@ -75,10 +75,10 @@ def place_windows(length: int, window: int, stride: float) -> list[int]:
 
 
 def segment_windows(
-    segment: Segment, pixels: Tensor, whole: Pair, windows: Windows, window: Pair, batch: int
+    segment: Segment, pixels: Tensor, whole: Pair, windows: SlidingWindows, window: Pair, batch: int
 ) -> NDArray[np.uint8]:
-    """The class of each pixel [H, W] of an image of size `whole`, of which `pixels` [3, h, w] is what `Windows.cut`
-    made; `segment` gets at most `batch` windows at once."""
+    """The class of each pixel [H, W] of an image of size `whole`, of which `pixels` [3, h, w] is what
+    `SlidingWindows.cut` made; `segment` gets at most `batch` windows at once."""
     size = (pixels.shape[1], pixels.shape[2])
     bands = average_bands(segment, pixels, windows, window, batch)
     if size == whole:
@@ -86,7 +86,9 @@ def segment_windows(
     return resize_argmax(torch.cat(list(bands), 1), whole)
 
 
-def average_bands(segment: Segment, pixels: Tensor, windows: Windows, window: Pair, batch: int) -> Iterator[Tensor]:
+def average_bands(
+    segment: Segment, pixels: Tensor, windows: SlidingWindows, window: Pair, batch: int
+) -> Iterator[Tensor]:
     """The mean logits over windows, float32 on the CPU, as bands [K, rows, w] from top to bottom."""
     (height, width), (tall, wide) = pixels.shape[1:], window
     tops, lefts = place_windows(height, tall, windows.stride), place_windows(width, wide, windows.stride)
