@@ -214,6 +214,50 @@ def test_losses_are_float32_in_half_precision() -> None:
     torch.testing.assert_close(output.total, exact.total, rtol=0.05, atol=0)
 
 
+@pytest.mark.gpu
+def test_a_step_can_be_recorded() -> None:
+    """Forward and backward pass of one batch as a graph, replayed with the inputs of another step."""
+    objective = make_objective(FEW).cuda()
+    batch = make_batch().to("cuda")
+
+    def prepare(step: int) -> tuple[torch.Tensor, ...]:
+        inputs = objective.inputs(batch, seed=0, step=step)
+        return (*inputs, objective.normalisers(inputs).expand(len(batch), -1).contiguous())
+
+    def compute(inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        output = objective(*inputs)
+        output.total.backward()
+        return output.total.detach()
+
+    places, side = prepare(20), torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            compute(places)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = compute(places)
+    for place, value in zip(places, prepare(41), strict=True):
+        place.copy_(value)
+    objective.zero_grad(set_to_none=False)
+    graph.replay()
+    gradients = {name: value.grad.clone() for name, value in objective.named_parameters() if value.grad is not None}
+    objective.zero_grad()
+    torch.testing.assert_close(found, compute(prepare(41)), rtol=1e-5, atol=0)
+    for name, value in objective.named_parameters():
+        torch.testing.assert_close(gradients[name], value.grad, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.gpu
+def test_a_gpu_computes_what_a_cpu_computes(whole: Left) -> None:
+    world = World(device=torch.device("cuda"))
+    found = run_step(make_objective(FEW, world), take(make_batch(), ORDER).to("cuda"), micro=6, world=world)
+    assert found.loss == pytest.approx(whole.loss, rel=1e-3)
+    for name, value in whole.gradients.items():
+        torch.testing.assert_close(found.gradients[name].cpu(), value, rtol=1e-2, atol=1e-3)
+
+
 def list_configs() -> Iterator[Any]:
     from vitrail.models import query_configs
 
