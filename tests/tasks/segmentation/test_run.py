@@ -173,7 +173,7 @@ def test_masks_that_cannot_be_used_are_named_and_do_not_stop_the_run(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["pretrain", "digits", "drawn", "--task", "nonsense"], ("nonsense", "classification", "segmentation")),
+        (["pretrain", "digits", "drawn", "--task", "segment"], ("'segment'", "segmentation")),
         (["pretrain", "digits", "--task", "segmentation"], ("digits", "images/a.jpg", "masks/a.png")),
         (["pretrain", "digits", "drawn", "--task", "classification"], ("drawn", "segmentation")),
         (command("refused", "--set", "augmentation.policy=RandAugment"), ("RandAugment", "rotate")),
