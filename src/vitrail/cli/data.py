@@ -163,8 +163,10 @@ def show_segments(summaries: "dict[str, SegmentSummary]") -> None:
         ]
         for at in order[:SHOWN]
     ]
-    heads = ["class", *(["kind"] if stuff else []), "segments", "images", area]
-    print_table(heads, rows, title=f"{split}: classes of segments", left=2 if stuff else 1)
+    heads = ["class", *(["kind"] if stuff else []), "boxes" if found.boxes_only else "segments", "images", area]
+    print_table(
+        heads, rows, title=f"{split}: classes of {'boxes' if found.boxes_only else 'segments'}", left=2 if stuff else 1
+    )
     if len(order) > SHOWN:
         print(f"and {pluralise(len(order) - SHOWN, 'more class', 'more classes')}; --json lists all")
 

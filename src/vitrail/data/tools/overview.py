@@ -222,7 +222,8 @@ def make_sheet(collection: Collection, split: str) -> "Image":
     source = collection.split(split)
     count, classes = len(source), source.classes
     marked = source.segment_classes or source.pixel_classes
-    kinds = f"{pluralise(len(marked), 'class', 'classes')} of {'segments' if source.segment_classes else 'pixels'}"
+    what = "pixels" if not source.segment_classes else "boxes" if source.boxes_only else "segments"
+    kinds = f"{pluralise(len(marked), 'class', 'classes')} of {what}"
     said = kinds if has_annotations(source) else "no labels"
     parts = [pluralise(count, "image"), pluralise(len(classes), "class", "classes") if classes else said]
     subtitle = "  ·  ".join([split, *parts, collection.kind])
