@@ -79,10 +79,17 @@ def first_size(source: ImageDataset) -> Pair:
 
 
 class DeviceDataset:
-    """All images of a source, which have one size, as one tensor on a device, uint8 [N, 3, H, W]."""
+    """All images of a source, which have one size, as one tensor on a device, uint8 [N, 3, H, W]. `workers` are the
+    loader processes that read them."""
 
     def __init__(
-        self, source: ImageDataset, device: Device, ledger: UnreadableLog | None = None, targets: Targets = CLASS_LABELS
+        self,
+        source: ImageDataset,
+        device: Device,
+        ledger: UnreadableLog | None = None,
+        targets: Targets = CLASS_LABELS,
+        *,
+        workers: int = 0,
     ) -> None:
         if targets.moves and targets.fill is None:
             raise ConfigError(f"{MOVING}; read them through the loader")
@@ -92,7 +99,8 @@ class DeviceDataset:
         self.valid = torch.zeros(len(source), dtype=torch.bool, device=self.device)
         self.target = make_blank_target(source, targets, self.size, self.device)
         view = EvalView(Preprocessing(image=self.size), same_size=True)
-        for batch in eval_batches(source, view, batch=LOAD_BATCH, ledger=ledger, targets=targets):
+        reading = {"ledger": ledger, "targets": targets, "workers": workers}
+        for batch in eval_batches(source, view, batch=LOAD_BATCH, **reading):
             if odd := next((entry for entry in batch.unreadable if entry.reason == OTHER_SIZE), None):
                 raise DataError(f"{odd}, {height} x {width}; use data.resident=off")
             first, count = batch.step * LOAD_BATCH, int((batch.sample >= 0).sum())

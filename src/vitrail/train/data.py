@@ -36,6 +36,7 @@ GPU_SHARE = 0.25  # of a GPU's free memory that resident images may take
 HOST_BYTES = 1 << 30  # of the host's memory
 KEPT_BYTES = 1 << 28  # evaluation images that stay on the device between two scorings
 MAX_WORKERS = 16
+LEAST_SHARED = 5_000  # images from which on loader processes read those that will lie on a device
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -240,7 +241,9 @@ class TrainBatches:
         stream = BatchStream(batch=run.batch, seed=run.seed, start=start, stop=stop, **shared)
         if run.data.resident == "on":
             if self.resident is None:
-                self.resident = DeviceDataset(self.source, device=device, **self.reading)
+                # A few images are read sooner than processes start.
+                workers = count_workers(run.data, world) if len(self.source) > LEAST_SHARED else 0
+                self.resident = DeviceDataset(self.source, device=device, workers=workers, **self.reading)
             yield from self.resident.train_batches(self.views, stream)
             return
         workers, pin = count_workers(run.data, world), device.type == "cuda"
