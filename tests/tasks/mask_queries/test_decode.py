@@ -69,7 +69,8 @@ class TestParity:
         seen = 0
         for mine, other in zip(decode_instances(output, SIZE), theirs, strict=True):
             kept = mine.scores >= least
-            rows = sorted(zip(mine.queries[kept].tolist(), mine.classes[kept].tolist(), mine.scores[kept].tolist()))
+            parts = (part[kept].tolist() for part in (mine.queries, mine.classes, mine.scores))
+            rows = sorted(zip(*parts, strict=True))
             assert [row[1] for row in rows] == [one["label_id"] for one in other["segments_info"]]
             assert [row[2] for row in rows] == pytest.approx([one["score"] for one in other["segments_info"]], abs=1e-5)
             painted = torch.full(SIZE, -1.0)  # the later query over the earlier one, as there
@@ -83,7 +84,8 @@ class TestParity:
 def test_maps_have_segments_of_both_kinds_somewhere() -> None:
     found = [one for seed in range(6) for one in decode_panoptic(draw_output(seed), SIZE, THINGS, 0.6, 0.5)]
     kinds = [THINGS[index] for one in found for index in one.classes.tolist()]
-    assert any(kinds) and not all(kinds)
+    assert any(kinds)
+    assert not all(kinds)
 
 
 def test_stuff_is_one_segment_and_things_are_several() -> None:
@@ -93,9 +95,11 @@ def test_stuff_is_one_segment_and_things_are_several() -> None:
     classes = torch.full((1, 2, CLASSES + 1), -9.0)
     classes[..., 2] = 9.0
     (stuff,) = decode_panoptic(QueryOutput(classes, masks), (4, 4), THINGS)
-    assert stuff.classes.tolist() == [2] and (stuff.ids == 0).all()
+    assert stuff.classes.tolist() == [2]
+    assert (stuff.ids == 0).all()
     (things,) = decode_panoptic(QueryOutput(classes, masks), (4, 4), (True,) * CLASSES)
-    assert things.classes.tolist() == [2, 2] and things.ids[0].tolist() == [0, 0, 1, 1]
+    assert things.classes.tolist() == [2, 2]
+    assert things.ids[0].tolist() == [0, 0, 1, 1]
 
 
 def test_an_image_without_segments() -> None:
@@ -103,7 +107,9 @@ def test_an_image_without_segments() -> None:
     classes[..., -1] = 20.0
     output = QueryOutput(classes, torch.full((1, 3, 4, 4), -5.0))
     (map_,) = decode_panoptic(output, (8, 6), THINGS)
-    assert map_.ids.shape == (8, 6) and (map_.ids == -1).all() and not len(map_.classes)
+    assert map_.ids.shape == (8, 6)
+    assert (map_.ids == -1).all()
+    assert not len(map_.classes)
     (found,) = decode_instances(output, (8, 6))
     assert found.masks.shape == (0, 8, 6)
     assert decode_semantic(output, (8, 6)).isfinite().all()
