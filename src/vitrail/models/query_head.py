@@ -28,7 +28,10 @@ class Upscale(nn.Module):
         self.norm = ChannelNorm(width, eps=1e-6)
 
     def forward(self, patches: Tensor) -> Tensor:
-        return self.norm(self.smooth(F.gelu(self.expand(patches))))
+        finer, kernel = F.gelu(self.expand(patches)), self.smooth.weight
+        # A view of the kernel: the gradient is then laid out as the weight is, and DDP has nothing to warn of.
+        kernel = kernel.flatten(1).view(kernel.shape)
+        return self.norm(F.conv2d(finer, kernel, padding=1, groups=len(kernel)))
 
 
 class MaskMLP(nn.Module):

@@ -22,6 +22,7 @@ GROUPS: Final = {
     "Small images, from scratch": ("small_images", ""),
     "The demo": ("digits", ""),
     "Segmentation": ("small_images", "segment_"),
+    "Panoptic segmentation, from scratch": ("scenes", ""),
     "ImageNet-1k, as the authors did it later": ("table3", "plain_"),
     "Pre-training (Table 3)": ("table3", ""),
     "Pre-training without labels (4.6, B.1.2)": ("selfsup", ""),

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vitrail.checkpoint.bundle import Card
 from vitrail.checkpoint.find_weights import find_weights
 from vitrail.checkpoint.store.reader import SavedCheckpoint
-from vitrail.checkpoint.weights import build_network, replace_head_and_resize, resize_like
+from vitrail.checkpoint.weights import build_network, graft_encoder, replace_head_and_resize, resize_like
 from vitrail.core.errors import ConfigError
 from vitrail.data.randomness import hash_keys, hash_word
 from vitrail.data.unreadable_log import UnreadableLog
@@ -122,14 +122,18 @@ def make_network(
 
 
 def load_starting_network(run: ResolvedRun, num_classes: int) -> tuple[Model, dict[str, Any]]:
-    """The network of `run.weights` with the run's regularisers, image size and a new head; and its provenance."""
+    """The network of `run.weights` with the run's regularisers, image size and a new head, or queries that have yet to
+    learn; and its provenance."""
     bundle = find_weights(run.weights)
     moved = bundle.config.grid != run.model.grid
-    kind = "patches" if run.model.has_patch_head else "linear"
     known = [name for name in REGULARISERS if hasattr(bundle.config, name) and hasattr(run.model, name)]
     config = adapt_config(bundle.config, **{name: getattr(run.model, name) for name in known})
     bundle = resize_like(replace(bundle, config=config), run.model)
-    bundle = replace_head_and_resize(bundle, num_classes, kind=kind)
+    if run.model.has_queries:
+        bundle = graft_encoder(bundle, run.model, build_fresh_network(run.model, run.seed).state_dict())
+    else:
+        kind = "patches" if run.model.has_patch_head else "linear"
+        bundle = replace_head_and_resize(bundle, num_classes, kind=kind)
     if moved and run.positions == "drawn":  # the grid's positions as in a fresh network; a class token keeps its own
         fresh = build_fresh_network(bundle.config, run.seed).state_dict()
         tensors = network_class(bundle.config).redraw_positions(bundle.tensors, fresh, bundle.config)
