@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.core.errors import BadImage, SourceNotFound
+from vitrail.core.errors import BadImage, DataError, SourceNotFound
 from vitrail.core.text import Pair
 from vitrail.data.annotations.polygons import fill_polygons
 from vitrail.data.annotations.rle import Rle, find_box, make_rle
@@ -86,6 +86,8 @@ def open_splits(root: Path, contents: Mapping[str, tuple[Path, Any]]) -> dict[st
     opened: dict[str, CocoFiles] = {}
     for split, (file, _) in contents.items():
         found = parsed[split]
+        if any("segments_info" in one for one in found.annotations[:1]):
+            raise DataError(f"{file} has panoptic annotations; write panoptic:{root}")
         folder = find_image_folder(file.parent, found.names, name_words(file))
         if folder is None:
             fact = f"{file}: no file {found.names[0]} next to it, above it or in a folder there"

@@ -35,8 +35,9 @@ def find_kinds(path: Path, contents: Contents) -> dict[str, str]:
     for kind in ("coco", "panoptic"):
         if files := list_json(path, contents, kind):
             found[kind] = str(files[0].relative_to(path))
-    if labels := next((name for name in label_folders(path, contents) if has_label_files(path / name)), None):
-        found["yolo"] = labels
+    labels = next((name for name in label_folders(path, contents) if has_label_files(path / name)), None)
+    if labels is not None:
+        found["yolo"] = labels or "text files next to the images"
     if folder := find_voc_folder(path, contents):
         found["voc"] = folder
     return found
@@ -80,7 +81,8 @@ def sniff_json(path: Path) -> str | None:
     try:
         with open(path, "rb") as file:
             head = file.read(HEAD)
-            if not head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{") or not LISTS.search(head):
+            text = head.replace(b"\0", b"").lstrip(b"\xef\xbb\xbf\xff\xfe \t\r\n")  # UTF-16 and UTF-32, too
+            if not text.startswith(b"{") or not LISTS.search(text):
                 return None
             rest = head
             while rest:  # the word may be anywhere, and across two pieces
@@ -129,14 +131,12 @@ def split_of_json(root: Path, file: Path) -> str | None:
 
 def label_folders(path: Path, contents: Contents) -> list[str]:
     """Folders that may hold YOLO's text files, and the folder itself."""
-    own = [name for name in contents.folders if name.lower() == LABEL_FOLDER]
-    splits = [name for name in contents.folders if find_split_word(name)]
-    inner = [f"{name}/{one}" for name in splits for one in list_folder(str(path / name)).folders]
-    return [
-        *own,
-        *(name for name in inner if name.rpartition("/")[2].lower() == LABEL_FOLDER),
-        *([""] if contents.images else []),
-    ]
+    inside = {name: list_folder(str(path / name)) for name in contents.folders if find_split_word(name)}
+    places = [name for name in contents.folders if name.lower() == LABEL_FOLDER]
+    for name, inner in inside.items():
+        places += [f"{name}/{one}" for one in inner.folders if one.lower() == LABEL_FOLDER]
+        places += [name] if inner.images and not inner.folders else []
+    return [*places, *([""] if contents.images else [])]
 
 
 def has_label_files(folder: Path) -> bool:

@@ -21,7 +21,7 @@ LISTS: Final = ("classes.txt", "names.txt", "obj.names")
 JSON: Final = "names.json"
 MOST_BYTES: Final = 1 << 20
 MOST_CLASSES: Final = 100_000
-ENTRY: Final = re.compile(r"""\s*(?:(\d+)\s*:\s*)?("(?:[^"\\]|\\.)*"|'(?:[^']|'')*'|[^,\[\]{}"'#][^,\]}#]*?)\s*""")
+ENTRY: Final = re.compile(r"""(?:(\d{1,8})\s*:\s*)?("(?:[^"\\]|\\.)*"|'(?:[^']|'')*'|[^,\[\]{}"'#\s][^,\[\]{}#\n]*)""")
 PARTS: Final = ("names", "things", "semantic")  # of a json that numbers classes in several ways
 
 
@@ -140,7 +140,7 @@ def read_flow(path: Path, text: str) -> list[object]:
         entry = ENTRY.match(text, at)
         if entry is None or entry.end() == at:
             raise refuse_yaml(path, text)
-        found.append((entry[1], unquote(entry[2])))
+        found.append((entry[1], unquote(entry[2].strip())))
         at = skip_blank(text, entry.end())
         if text[at : at + 1] == ",":
             at += 1
