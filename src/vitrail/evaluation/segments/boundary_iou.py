@@ -26,15 +26,29 @@ def band_width(height: int, width: int, ratio: float = RATIO) -> int:
 
 
 def find_edges(values: Tensor, width: int) -> Tensor:
-    """Whether each pixel of maps [..., H, W], of whole numbers from 0 to 65,535, is within `width` of a pixel of
-    another value or of the border [..., H, W]."""
+    """Whether each pixel of maps is within `width` of a pixel of another value or of the border: [..., H, W] to bool.
+
+    A rectangle of several values has two neighbours that differ: in one of its rows, or else in each of its columns.
+    """
     height, across = values.shape[-2:]
-    planes = values.reshape(-1, 1, height, across).float()
-    # The largest and the smallest value around a pixel; outside of the image is larger than any.
-    planes = torch.cat([planes, -planes], 1)
-    for window, pad in (((1, 2 * width + 1), (width, width, 0, 0)), ((2 * width + 1, 1), (0, 0, width, width))):
-        planes = F.max_pool2d(F.pad(planes, pad, value=65536.0), window, stride=1)
-    return (planes[:, 0] != -planes[:, 1]).view(values.shape)
+    planes = values.reshape(-1, height, across)
+    # Between neighbours [n, H, W + 1] and [n, H + 1, W]: outside of the image is another value. Bytes, 0 or 1.
+    steps = F.pad((planes[:, :, 1:] != planes[:, :, :-1]).byte(), (width,) * 2, value=1)
+    rows = slide_maximum(steps, 2 * width, 2)
+    steps = torch.maximum(rows[:, 1:], rows[:, :-1]) | (planes[:, 1:] != planes[:, :-1])
+    steps = F.pad(steps, (0, 0, width, width), value=1)
+    return slide_maximum(steps, 2 * width, 1).view(torch.bool).view(values.shape)
+
+
+def slide_maximum(values: Tensor, length: int, dim: int) -> Tensor:
+    """The largest of each `length` values next to each other along a dimension, which loses length - 1."""
+    have = 1
+    while have < length:
+        step = min(have, length - have)
+        left = values.shape[dim] - step
+        values = torch.maximum(values.narrow(dim, 0, left), values.narrow(dim, step, left))
+        have += step
+    return values
 
 
 def find_bands(masks: Tensor, ratio: float = RATIO) -> Tensor:
@@ -53,14 +67,17 @@ def boundary_ious(masks: Tensor, others: Tensor, ratio: float = RATIO) -> Tensor
 def count_boundaries(predicted: Tensor, truth: Tensor, classes: int, ratio: float = RATIO) -> tuple[Tensor, Tensor]:
     """Pixels of each image and class [B, K] that lie in the bands of both maps [B, H, W], and in either. Ignored pixels
     of the truth are of no class, in both maps: the masks end there."""
-    seen = truth != IGNORED
-    own, said = truth.long(), torch.where(seen, predicted.long(), IGNORED)
-    width = band_width(truth.shape[-2], truth.shape[-1], ratio)
-    edges, said_edges = find_edges(own, width) & seen, find_edges(said, width) & seen
+    seen, width = truth != IGNORED, band_width(truth.shape[-2], truth.shape[-1], ratio)
+    own, said = truth.long(), torch.where(seen, predicted, IGNORED)
+    edges, said_edges = find_edges(truth, width) & seen, find_edges(said, width) & seen
+    return count_overlap(torch.where(edges, own, classes), torch.where(said_edges, said, classes), classes)
 
-    def per_class(indices: Tensor, where: Tensor) -> Tensor:
-        rows = torch.zeros(len(truth), classes, dtype=torch.int64, device=truth.device)
-        return rows.scatter_add_(1, torch.where(where, indices, 0).flatten(1), where.long().flatten(1))
 
-    both = per_class(own, edges & said_edges & (own == said))
-    return both, per_class(own, edges) + per_class(said, said_edges) - both
+def count_overlap(maps: Tensor, others: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Pixels of each image and class [B, K] in both maps, int64 [B, H, W], and in either; pixels of no class are K."""
+    cells = torch.add(others, maps, alpha=classes + 1).flatten(1)
+    found = torch.zeros(len(maps), (classes + 1) ** 2, dtype=torch.int64, device=maps.device)
+    found.scatter_add_(1, cells, found.new_ones(1).expand_as(cells))
+    found = found.view(-1, classes + 1, classes + 1)
+    both = found.diagonal(dim1=1, dim2=2)
+    return both[:, :classes], (found.sum(1) + found.sum(2) - both)[:, :classes]

@@ -27,7 +27,7 @@ from vitrail.data.targets import IGNORED
 from vitrail.distributed.process_group import World, widest_float
 from vitrail.evaluation.intervals import DRAWS, RESAMPLES, Floats, Interval, bootstrap
 from vitrail.evaluation.metrics import REMEDY, Criterion, gather_rows
-from vitrail.evaluation.segments.boundary_iou import count_boundaries
+from vitrail.evaluation.segments.boundary_iou import count_boundaries, count_overlap
 from vitrail.models.query_output import Output
 from vitrail.tasks.mask_queries.decode import to_dense
 
@@ -197,24 +197,14 @@ class SegmentationMetric:
         cell = torch.where(seen, mask.long() * classes + predicted, 0).flatten(1)  # [B, H W]
         self.cells.scatter_add_(0, cell.flatten(), seen.long().flatten())
         if self.most:
-            both, either = self.count_images(predicted, mask, seen)
+            own, said = (torch.where(seen, labels.long(), classes) for labels in (mask, predicted))
+            both, either = count_overlap(own, said, classes)
             pixels = torch.stack([batch.sample, seen.sum((1, 2))], 1)
-            bands = count_boundaries(predicted, mask, self.classes)
+            bands = count_boundaries(predicted, mask, classes)
             self.images.append(torch.cat([pixels, both, either, *bands], 1).int())
             self.losses.append(losses.float())
             ious = (both / either.clamp(min=1)).sum(1) / (either > 0).sum(1).clamp(min=1)  # mean of its own classes
             self.keep_worst(ious, counted, batch.sample, torch.stack([predicted, mask], 1))
-
-    def count_images(self, predicted: Tensor, mask: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-        """Intersection and union of each image and class [B, K], in pixels."""
-
-        def per_class(indices: Tensor, where: Tensor) -> Tensor:
-            rows = torch.zeros(len(mask), self.classes, dtype=torch.int64, device=mask.device)
-            return rows.scatter_add_(1, torch.where(where, indices, 0).flatten(1), where.long().flatten(1))
-
-        truth = mask.long()
-        both = per_class(truth, seen & (predicted == truth))
-        return both, per_class(truth, seen) + per_class(predicted, seen) - both
 
     def keep_worst(self, ious: Tensor, counted: Tensor, samples: Tensor, masks: Tensor) -> None:
         """Ties go to the earlier sample, whatever the batch."""
