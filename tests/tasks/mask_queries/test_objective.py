@@ -5,13 +5,18 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from tests.distributed.pair import together
+from tests.models.test_walk import shell
 from tests.tasks.mask_queries import small
 from tests.tasks.mask_queries.small import Left, make_batch, make_objective, run_step, take
+from tests.train.dense import QUERIES
 from vitrail.core.errors import ConfigError
 from vitrail.data.segment_targets import unpack_planes
 from vitrail.distributed.process_group import World
+from vitrail.models.query_configs import KINDS, QueryKind, query_config
 from vitrail.models.vit_config import ViTConfig
 from vitrail.tasks.mask_queries.annealing import count_masked_blocks, draw_masked, masking_chance
 from vitrail.tasks.mask_queries.objective import InstanceQueries, PanopticQueries, SemanticQueries
@@ -52,6 +57,17 @@ def test_processes_change_nothing(micro: int, whole: Left) -> None:
     """One process holds no segment at all, and parts of different sizes."""
     for found in together(step_in_process, "ddp", micro):
         check_same(found, whole)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_cost_of_training_is_that_of_all_predictions(kind: QueryKind) -> None:
+    config = query_config(QUERIES.encoder, kind, 10, queries=12, query_blocks=2, upscale=1)
+    network: Any = shell(config)
+    counter = FlopCounterMode(display=False)
+    images, masked = torch.empty(1, 3, *config.image, device="meta"), torch.empty(1, 2, 12, device="meta").bool()
+    with counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        network.forward_layers(images, masked)
+    assert FEW.macs_per_image(config) == counter.get_total_flops() / 2 > config.macs
 
 
 def test_seed_and_step_determine_everything() -> None:

@@ -7,7 +7,7 @@ a query there learns "no object"; pixels of no class are outside of all masks.
 """
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, cast
 
 import torch
@@ -17,6 +17,7 @@ from vitrail.core.errors import ConfigError
 from vitrail.data.loader import Batch
 from vitrail.models.backbone import Backbone
 from vitrail.models.family import ModelConfig
+from vitrail.models.query_configs import QueryConfig
 from vitrail.models.query_output import QueryOutput
 from vitrail.objectives.objective import Objective, ObjectiveConfig, ObjectiveContext, ObjectiveOutput
 from vitrail.objectives.patch_ops import draw_bits
@@ -83,7 +84,12 @@ class MaskQueries(ObjectiveConfig):
         return model
 
     def macs_per_image(self, model: ModelConfig) -> float:
-        return model.macs
+        """With the classes and masks before each query block: they all have a loss, whether or not attention still uses
+        them. So it is what inference takes if every query block masks; `model.macs` is what it takes as the network is,
+        a single prediction once masks are annealed away."""
+        if not isinstance(model, QueryConfig):
+            return model.macs
+        return replace(model, masked_blocks=model.query_blocks).macs
 
     def build(self, network: Backbone, context: ObjectiveContext) -> Objective:
         return MaskQueriesObjective(network, self, context)
