@@ -99,8 +99,8 @@ class DeviceDataset:
         self.valid = torch.zeros(len(source), dtype=torch.bool, device=self.device)
         self.target = make_blank_target(source, targets, self.size, self.device)
         view = EvalView(Preprocessing(image=self.size), same_size=True)
-        reading = {"ledger": ledger, "targets": targets, "workers": workers}
-        for batch in eval_batches(source, view, batch=LOAD_BATCH, **reading):
+        batches = eval_batches(source, view, batch=LOAD_BATCH, workers=workers, ledger=ledger, targets=targets)
+        for batch in batches:
             if odd := next((entry for entry in batch.unreadable if entry.reason == OTHER_SIZE), None):
                 raise DataError(f"{odd}, {height} x {width}; use data.resident=off")
             first, count = batch.step * LOAD_BATCH, int((batch.sample >= 0).sum())

@@ -111,8 +111,8 @@ class WindowBlock(Block):
             hidden = split_windows(hidden.transpose(1, 2), places.grid, self.size).transpose(1, 2)
         inside = Places((self.size, self.size), ahead=ahead, hidden=hidden)
         windows = split_windows(z[:, ahead:], places.grid, self.size)
+        rows, columns = count_windows(places.grid, self.size)
         if ahead:
-            rows, columns = count_windows(places.grid, self.size)
             visitors = z[:, None, :ahead].expand(-1, rows * columns, -1, -1)
             windows = torch.cat([visitors.flatten(0, 1), windows], dim=1)
         mixed = self.attention(windows, inside, None, taps, self.position_bias)

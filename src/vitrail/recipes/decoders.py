@@ -14,7 +14,7 @@ import numpy as np
 from vitrail.core.errors import ConfigError, DataError, unknown_name
 from vitrail.data.dataset import ImageDataset
 from vitrail.models.family import ModelConfig
-from vitrail.models.query_configs import query_config
+from vitrail.models.query_configs import QueryKind, query_config
 from vitrail.models.zoo import adapt_config
 from vitrail.tasks.mask_queries.objective import InstanceQueries, MaskQueries, PanopticQueries, SemanticQueries
 from vitrail.tasks.task import Task
@@ -70,7 +70,7 @@ def count_segments(source: ImageDataset, limit: int = LOOKED_AT) -> int:
     return most
 
 
-def with_queries(run: Run, decoder: Decoder, task: str, classes: int, segments: int) -> Run:
+def with_queries(run: Run, decoder: QueryKind, task: str, classes: int, segments: int) -> Run:
     """A run with the network and the objective of a decoder, eomt or pmt; the encoder of PMT is frozen. A network that
     has such queries keeps what it is, but for the classes."""
     model = run.model

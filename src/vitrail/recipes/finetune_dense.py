@@ -16,9 +16,10 @@ from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.crop import ScaleJitter
 from vitrail.data.transforms.policy import Distort
 from vitrail.models.family import ModelConfig
+from vitrail.models.query_configs import QueryKind
 from vitrail.optim.config import Optim, Schedule
 from vitrail.recipes import DENSE_STEPS
-from vitrail.recipes.decoders import Decoder, with_queries
+from vitrail.recipes.decoders import with_queries
 from vitrail.recipes.run_overrides import start_from
 from vitrail.recipes.warmup import choose_dense_warmup
 from vitrail.train.config import Data, Run, RunRequest
@@ -51,7 +52,7 @@ def choose_dense_defaults(
     preprocessing: Preprocessing,
     dense: DenseData,
     *,
-    decoder: Decoder,
+    decoder: QueryKind,
     weights: str,
     source: str,
     image_size: int | Pair | None = None,

@@ -181,7 +181,8 @@ def choose_budget(
     steps = min(max(steps, LEAST_STEPS), full_steps)
     settings["steps"] = str(steps)
     if run.weights:
-        settings |= (text.split("=", 1) for text in fit_warmup(run, steps, typed))
+        found = (text.partition("=") for text in fit_warmup(run, steps, typed))
+        settings |= {name: value for name, _, value in found}
     else:
         settings["schedule.warmup"] = str(round(run.schedule.warmup * steps / full_steps))
     if not run.evaluation.every:

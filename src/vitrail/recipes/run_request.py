@@ -13,8 +13,9 @@ from vitrail.core.errors import ConfigError, DataError, VitrailError
 from vitrail.core.text import Pair, pair
 from vitrail.data.collection import Collection, open_collection
 from vitrail.data.dataset import ImageDataset
+from vitrail.models.query_configs import QueryKind
 from vitrail.recipes import run_overrides as change
-from vitrail.recipes.decoders import OBJECTIVES, Decoder, choose_decoder, count_segments, with_queries
+from vitrail.recipes.decoders import OBJECTIVES, choose_decoder, count_segments, with_queries
 from vitrail.recipes.finetune import choose_defaults, explain_choices
 from vitrail.recipes.finetune_dense import DenseData, choose_dense_defaults, explain_dense_choices
 from vitrail.recipes.registry import load_recipe
@@ -168,7 +169,7 @@ def plan_linear(asked: RunCommand, bundle: Bundle, collection: Collection, task:
 
 
 def plan_queries(
-    asked: RunCommand, bundle: Bundle, collection: Collection, task: Task, decoder: Decoder
+    asked: RunCommand, bundle: Bundle, collection: Collection, task: Task, decoder: QueryKind
 ) -> FinetunePlan:
     """Queries, for classes of pixels or for segments."""
     config = change.with_sizes(bundle.config, pair(asked.image_size or bundle.config.image), asked.patch)
