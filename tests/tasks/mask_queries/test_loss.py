@@ -184,3 +184,11 @@ def test_points_are_uniform_and_depend_on_their_key_alone() -> None:
         assert (flat.var(0) - 1 / 12).abs().max() < 0.01
         assert abs(float(torch.corrcoef(flat.T)[0, 1])) < 0.05
         assert len(flat.unique(dim=0)) > 0.999 * len(flat)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("count", [5, 5000])
+def test_compiled_keys_are_the_keys(count: int) -> None:
+    keys = torch.arange(6).reshape(2, 3) * 123456789123456789
+    compiled = torch.compile(pts.split_keys, fullgraph=True)(keys.cuda(), count)
+    assert torch.equal(compiled.cpu(), pts.split_keys(keys, count))

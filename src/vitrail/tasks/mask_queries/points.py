@@ -45,7 +45,9 @@ def count_points(points: int, oversample: float, importance: float) -> PointCoun
 
 def split_keys(keys: Tensor, count: int) -> Tensor:
     """So many keys from each: int64 [...] -> [..., count]."""
-    return splitmix64_tensor(keys[..., None] + torch.arange(1, count + 1, device=keys.device) * STEP)
+    places = torch.arange(1, count + 1, device=keys.device)
+    # Inductor of torch 2.11 takes their product with STEP for an index of 32 bits and fails; not behind a bitwise "or".
+    return splitmix64_tensor(keys[..., None] + (places | 0) * STEP)
 
 
 def draw_points(keys: Tensor, count: int) -> Tensor:
