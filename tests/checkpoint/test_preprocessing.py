@@ -1,6 +1,7 @@
 """What a weight file says of preprocessing is held against the network before memory is taken for it."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from vitrail.checkpoint.formats.huggingface import folder as huggingface
 from vitrail.checkpoint.formats.timm import vit as timm
 from vitrail.checkpoint.weights import to_bundle
 from vitrail.cli.app import main
-from vitrail.core.errors import ConfigError, MismatchedWeights
+from vitrail.core.errors import ConfigError, ExportRefused, MismatchedWeights
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import ViTConfig
@@ -156,6 +157,31 @@ def test_a_hugging_face_folder(changed: dict[str, Any], good: bool) -> None:
     else:
         with pytest.raises(ConfigError):
             read()
+
+
+WHOLE = Preprocessing(image=(32, 32), fit="pad")
+
+
+@pytest.mark.parametrize("kind", ["eomt", "eomt_dinov3"])
+def test_whole_images_with_borders_are_what_eomt_s_processor_makes(kind: str) -> None:
+    said = huggingface.build_preprocessor(WHOLE, {"model_type": kind})
+    assert huggingface.read_preprocessor(said, (32, 32)) == WHOLE
+    assert huggingface.read_preprocessor({**said, "do_split_image": True}, (32, 32)) is None
+    assert huggingface.read_preprocessor({**said, "size": {"shortest_edge": 32, "longest_edge": 64}}, (32, 32)) is None
+
+
+@pytest.mark.parametrize(
+    ("network", "preprocessing"),
+    [({"model_type": "vit"}, WHOLE), (None, WHOLE), ({"model_type": "eomt"}, replace(WHOLE, image=(32, 64)))],
+)
+def test_borders_that_a_hugging_face_folder_cannot_ask_for(network: Any, preprocessing: Preprocessing) -> None:
+    with pytest.raises(ExportRefused):
+        huggingface.build_preprocessor(preprocessing, network)
+
+
+def test_borders_that_a_timm_folder_cannot_ask_for(network: Any) -> None:
+    with pytest.raises(ExportRefused):
+        timm.build_settings(timm.network_settings(network.config), network.config, WHOLE, None)
 
 
 @pytest.mark.parametrize(

@@ -345,6 +345,12 @@ def test_what_is_drawn_is_what_the_network_saw() -> None:
     centre = crop_view(picture, Preprocessing(image=(32, 32), resize=96))  # the middle third of the shorter side
     assert centre.size == (256, 256)
     assert np.asarray(centre)[20:-20, 20:-20, 0].min() > 250
+    bordered = np.asarray(
+        crop_view(Image.new("RGB", (400, 300), (255, 0, 0)), Preprocessing(image=(32, 32), fit="pad"))
+    )
+    assert bordered.shape == (400, 400, 3)
+    assert bordered[:300, :, 0].min() == 255
+    assert bordered[300:].max() == 0
 
 
 def shell(*words: str, **more: Any) -> "subprocess.Popen[bytes]":

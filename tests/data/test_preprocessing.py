@@ -212,3 +212,16 @@ def test_the_box_of_a_strip_is_what_resizing_and_cropping_leave(monkeypatch: pyt
     whole = preprocessing.pixels(picture(60, 30))
     monkeypatch.setattr("vitrail.data.preprocessing.LARGEST", 1)
     assert int((preprocessing.pixels(picture(60, 30)).int() - whole.int()).abs().max()) <= 1
+
+
+@pytest.mark.parametrize(
+    ("preprocessing", "box"),
+    [
+        (Preprocessing(image=(32, 32)), (0, 0, 90, 60)),
+        (Preprocessing(image=(32, 32), resize=64), (30, 15, 60, 45)),
+        (Preprocessing(image=(30, 30), fit="pad"), (0, 0, 90, 90)),
+        (Preprocessing(image=(20, 60), fit="pad"), (0, 0, 180, 60)),
+    ],
+)
+def test_what_the_network_sees_of_an_image(preprocessing: Preprocessing, box: tuple[float, ...]) -> None:
+    assert preprocessing.view_box((60, 90)) == pytest.approx(box)

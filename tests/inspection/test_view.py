@@ -23,6 +23,8 @@ def gradient(width: int, height: int) -> Image.Image:
         ((500, 300), Preprocessing(image=(32, 32)), (500, 500)),  # squashed, as the network sees it
         ((640, 480), Preprocessing(image=(64, 32), resize=64), (480, 240)),
         ((90, 90), Preprocessing(image=(64, 32), resize=32), (64, 32)),  # the crop is larger than the image
+        ((400, 200), Preprocessing(image=(64, 64), fit="pad"), (64, 64)),  # with its borders
+        ((400, 200), Preprocessing(image=(32, 64), fit="pad"), (200, 400)),  # it needs none
     ],
 )
 def test_its_size_is_that_of_the_image(
@@ -34,8 +36,8 @@ def test_its_size_is_that_of_the_image(
     assert view.dtype == np.uint8
 
 
-def test_it_shows_the_same_part() -> None:
-    preprocessing = Preprocessing(image=(32, 32), resize=48)
+@pytest.mark.parametrize("preprocessing", [Preprocessing(image=(32, 32), resize=48), Preprocessing(fit="pad")])
+def test_it_shows_the_same_part(preprocessing: Preprocessing) -> None:
     pixels, view = prepare_image(gradient(600, 300), preprocessing)
-    small = np.asarray(Image.fromarray(view).resize((32, 32), Image.Resampling.BICUBIC)).astype(int)
+    small = np.asarray(Image.fromarray(view).resize(preprocessing.image, Image.Resampling.BICUBIC)).astype(int)
     assert np.abs(small - pixels.permute(1, 2, 0).numpy()).max() <= 4

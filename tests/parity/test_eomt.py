@@ -6,8 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -15,8 +17,10 @@ from tests.parity.judges import fill
 from tests.parity.networks import assert_same, pictures
 from vitrail.checkpoint.convert import convert
 from vitrail.checkpoint.find_weights import read_bundle
+from vitrail.checkpoint.formats.huggingface.folder import build_preprocessor
 from vitrail.checkpoint.weights import build_network
 from vitrail.core.errors import MismatchedWeights
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.eomt import EoMT
 from vitrail.models.query_configs import EoMTConfig
 from vitrail.models.query_output import QueryOutput
@@ -162,3 +166,14 @@ def test_names_of_older_files(tmp_path: Path) -> None:
     found = read_bundle(folder)
     assert found.config == replace(wanted.config, masked_blocks=4)
     assert_same(found.tensors, wanted.tensors)
+
+
+@pytest.mark.parametrize("size", [(48, 30), (30, 48), (40, 40)])
+def test_whole_images_with_borders_are_prepared_alike(size: tuple[int, int]) -> None:
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8))
+    ours = Preprocessing(image=(32, 32), fit="pad")
+    said = build_preprocessor(ours, {"model_type": "eomt"})
+    theirs = getattr(transformers, said.pop("image_processor_type"))(**said)
+    found = theirs(image, return_tensors="pt")["pixel_values"][0]
+    assert found.shape == (3, 32, 32)
+    assert (found - ours(image)).abs().max() < 2.5 / 127.5  # levels: it resizes tensors, where we resize images

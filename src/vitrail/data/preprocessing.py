@@ -240,6 +240,14 @@ class Preprocessing:
         left, top = (whole[1] - width) / 2, (whole[0] - height) / 2
         return (left, top, left + width, top + height)
 
+    def view_box(self, whole: Pair) -> tuple[float, float, float, float]:
+        """The box of an image of size `whole` that the network's pixels show: left, top, right, bottom. It goes beyond
+        the image where they have borders."""
+        if self.resize is not None:
+            return self.centre(whole)
+        tall, wide = self.resized(whole)
+        return (0.0, 0.0, whole[1] * (self.image[1] / wide), whole[0] * (self.image[0] / tall))
+
     def normalise(self, pixels: "Tensor") -> "Tensor":
         """uint8 [..., 3, H, W], or of as many channels as the network takes, on whatever device, to its floats."""
         return normalise_pixels(pixels, *self.channel_tensors(pixels.device))

@@ -44,11 +44,10 @@ def prepare_image(image: Image.Image, preprocessing: Preprocessing) -> tuple[Ten
     image = upright_rgb(image)
     pixels = preprocessing.pixels(image)
     height, width = preprocessing.image
-    box = (0.0, 0.0, float(image.width), float(image.height))
-    if preprocessing.resize is not None:
-        box = preprocessing.centre((image.height, image.width))
+    box = preprocessing.view_box((image.height, image.width))
+    has_borders = min(box) < 0 or box[2] > image.width or box[3] > image.height
     scale = min(max((box[2] - box[0]) / width, (box[3] - box[1]) / height), LARGEST / max(width, height))
-    if scale <= 1 or min(box) < 0:  # the margin that the crop adds around an image is in the network's input only
+    if scale <= 1 or has_borders:  # which are in the network's input only
         return pixels, pixels.permute(1, 2, 0).contiguous().numpy()
     size = (round(width * scale), round(height * scale))
     return pixels, np.asarray(image.resize(size, Image.Resampling.BICUBIC, box))

@@ -84,7 +84,7 @@ def scale_rows(values: Tensor) -> Tensor:
 
 
 class PreparedImage(NamedTuple):
-    """The size of the upright upload, and the part of it that the model sees, in its pixels."""
+    """The size of the upright upload, and what the model sees of it, in its pixels: beyond it lie borders."""
 
     size: tuple[int, int]  # (width, height)
     crop: tuple[float, float, float, float]  # left, top, width, height
@@ -108,9 +108,7 @@ class ServedModel:
         times = 1 if preprocessing.antialias else 2
         with self.memory.reserve() as grow:
             image = self._decode(data, lambda size: grow(times * size))
-            left, top, right, bottom = 0.0, 0.0, float(image.width), float(image.height)
-            if preprocessing.resize is not None:
-                left, top, right, bottom = preprocessing.centre((image.height, image.width))
+            left, top, right, bottom = preprocessing.view_box((image.height, image.width))
             pixels, geometry = self.predictor.view(image)
             return pixels, PreparedImage(image.size, (left, top, right - left, bottom - top), geometry)
 

@@ -285,16 +285,21 @@ VIEW_SIZES: Final = (256, 768)  # pixels of the longer side, at least and at mos
 
 
 def crop_view(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
-    """The part of an image that the network sees, in the image's own aspect, in a size that one can look at."""
-    box = (0.0, 0.0, float(image.width), float(image.height))
-    if preprocessing.resize is not None:
-        left, top, right, bottom = preprocessing.centre((image.height, image.width))
-        box = (max(left, 0.0), max(top, 0.0), min(right, box[2]), min(bottom, box[3]))
-    width, height = box[2] - box[0], box[3] - box[1]
+    """What the network sees of an image, borders included, in the image's own aspect, in a size that one can look
+    at."""
+    left, top, right, bottom = preprocessing.view_box((image.height, image.width))
+    width, height = right - left, bottom - top
     least, most = VIEW_SIZES
     scale = min(max(least / max(width, height), 1.0), most / max(width, height))
-    size = (max(round(width * scale), 1), max(round(height * scale), 1))
-    return image.resize(size, Image.Resampling.BICUBIC, box)
+    inside = (max(left, 0.0), max(top, 0.0), min(right, image.width), min(bottom, image.height))
+
+    def size(box: tuple[float, float, float, float]) -> tuple[int, int]:
+        return max(round((box[2] - box[0]) * scale), 1), max(round((box[3] - box[1]) * scale), 1)
+
+    part = image.resize(size(inside), Image.Resampling.BICUBIC, inside)
+    view = Image.new("RGB", size((left, top, right, bottom)))
+    view.paste(part, (round((inside[0] - left) * scale), round((inside[1] - top) * scale)))
+    return view
 
 
 class AttentionImages:

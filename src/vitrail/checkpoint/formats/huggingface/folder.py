@@ -21,7 +21,7 @@ from vitrail.checkpoint.formats.huggingface.names import FIVE
 from vitrail.checkpoint.formats.huggingface.vit import VIT
 from vitrail.checkpoint.formats.key_table import KeyEntry, Tensors, TensorShapes, weight_and_bias
 from vitrail.core.errors import ExportRefused, MismatchedWeights
-from vitrail.core.text import Pair
+from vitrail.core.text import Pair, format_size
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.family import ModelConfig
 from vitrail.models.resnet_config import ResNetConfig
@@ -139,7 +139,8 @@ SHORTEST: Final = ("CLIP", "Bit")  # processors whose size, given as one number,
 
 
 def build_preprocessor(p: Preprocessing, network: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The folder's `preprocessor_config.json`; a centre crop needs BiT's image processor."""
+    """The folder's `preprocessor_config.json`; a centre crop needs BiT's image processor, and EoMT's alone has borders
+    where ours are."""
     common: dict[str, Any] = {
         **dict.fromkeys(("do_resize", "do_rescale", "do_normalize"), True), "rescale_factor": 1 / 255,
         "resample": RESAMPLE.get(p.interpolation, BOX), "image_mean": list(p.mean), "image_std": list(p.std),
@@ -148,6 +149,13 @@ def build_preprocessor(p: Preprocessing, network: dict[str, Any] | None = None) 
         sizes = {"patch_size": network["patch_size"], "max_num_patches": network["num_patches"]}
         return {"image_processor_type": "Siglip2ImageProcessor", **sizes, **common}
     box = {"height": p.image[0], "width": p.image[1]}
+    if p.fit == "pad":
+        if network is None or not str(network.get("model_type")).startswith("eomt") or p.image[0] != p.image[1]:
+            fault = f"{NAME} pads square images of EoMT alone: no place for fit='pad' at {format_size(p.image)} px"
+            raise ExportRefused(f"{fault}; write a vitrail file instead")
+        sides = dict.fromkeys(("shortest_edge", "longest_edge"), p.image[0])
+        how = {"size": sides, "do_pad": True, "do_split_image": False}
+        return {"image_processor_type": "EomtImageProcessor", **how, **common}
     if p.resize is None:
         return {"image_processor_type": "ViTImageProcessor", "size": box, **common}
     crop = {"size": {"shortest_edge": p.resize}, "crop_size": box, "do_center_crop": True}
@@ -158,8 +166,12 @@ def read_preprocessor(values: dict[str, Any], image: Pair, step: Pair = (1, 1)) 
     """What a `preprocessor_config.json` says, where it says what we can do; None otherwise. ConfigError where it asks
     for something absurd. An image is cut off to multiples of `step`: pixels beyond the last patch are seen by none."""
     names = {number: name for name, number in RESAMPLE.items()}
-    kind = str(values.get("image_processor_type") or values.get("feature_extractor_type") or "")
+    kind, fit = str(values.get("image_processor_type") or values.get("feature_extractor_type") or ""), "squash"
     try:
+        if kind.startswith("Eomt") and values.get("do_pad") and not values.get("do_split_image"):
+            if (side := values["size"]["longest_edge"]) != values["size"]["shortest_edge"]:
+                return None
+            values, fit = {**values, "size": {"height": side, "width": side}}, "pad"
         size, crop = values["size"], values.get("crop_size") if values.get("do_center_crop") else None
         size = _read_box(size, shortest=kind.startswith(SHORTEST))
         box = size if crop is None else _read_box(crop)
@@ -168,7 +180,7 @@ def read_preprocessor(values: dict[str, Any], image: Pair, step: Pair = (1, 1)) 
         said: dict[str, Any] = {
             "image": (box["height"], box["width"]) if "height" in box else image,
             "resize": size.get("shortest_edge"), "interpolation": names[values.get("resample", 2)],
-            "mean": values["image_mean"], "std": values["image_std"],
+            "mean": values["image_mean"], "std": values["image_std"], "fit": fit,
         }  # fmt: skip
         if said["resize"] is not None and said["resize"] < min(said["image"]):
             return None  # the rest would be filled with black

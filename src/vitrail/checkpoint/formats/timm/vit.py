@@ -259,6 +259,8 @@ def build_settings(
     network: dict[str, Any], c: ModelConfig, p: Preprocessing, class_names: tuple[str, ...] | None
 ) -> dict[str, Any]:
     """The `config.json` of a folder that `timm.create_model("local-dir:FOLDER", pretrained=True)` reads."""
+    if p.fit == "pad":
+        raise ExportRefused("timm pads images on all sides: no place for fit='pad'; write a vitrail file instead")
     args = dict(network["model_args"])
     classes = args.pop("num_classes")
     pretrained: dict[str, Any] = {"input_size": [c.channels, *c.image], "mean": list(p.mean), "std": list(p.std)}
