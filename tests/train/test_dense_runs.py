@@ -12,15 +12,22 @@ import torch
 
 import vitrail
 from tests.distributed.pair import together
+from tests.models.tiny import awake
 from tests.train.dense import QUERIES, dense_run
 from tests.train.killed import digest_of, start
+from vitrail.checkpoint.bundle import Card
+from vitrail.checkpoint.find_weights import find_weights
+from vitrail.core.errors import ConfigError
 from vitrail.data.annotations.segments import Segments
 from vitrail.data.datasets.scenes import SceneDataset
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.randomness import EpochOrder
 from vitrail.distributed.process_group import World
 from vitrail.models.query_configs import QueryKind, query_config
 from vitrail.models.vit_config import ViTConfig
+from vitrail.models.vit_parts import Rotary
 from vitrail.optim.config import Optim
+from vitrail.recipes.finetune_dense import DenseData, choose_dense_defaults
 from vitrail.tasks.mask_queries.objective import InstanceQueries, SemanticQueries
 from vitrail.train.assemble import load_starting_network
 from vitrail.train.config import Keep, Run
@@ -147,3 +154,42 @@ def test_queries_start_from_the_weights_of_an_encoder(tmp_path: Path, decoder: Q
             assert torch.equal(tensor, before[name]), name
         assert torch.equal(tensor, starts[1].state_dict()[name]), name
     assert not torch.equal(starts[0].state_dict()["head.queries"], starts[2].state_dict()["head.queries"])
+
+
+ENCODER = ViTConfig(width=16, depth=2, mlp_width=32, heads=2, patch=(8, 8), image=(32, 32), head="none", classes=0)
+NUMERICS: dict[str, dict[str, Any]] = {
+    "paper's": {},
+    "exact GELU, larger eps": {"gelu": "erf", "norm_eps": 1e-3},
+    "RMS norm, quick GELU, tiny eps": {"gelu": "quick", "norm": "rms", "norm_eps": 1e-12},
+    "DINOv3": {"position": "none", "rotary": Rotary(coordinates="unit"), "layer_scale": 1e-2, "registers": 2},
+    "DINOv2": {"layer_scale": 1e-2, "registers": 2, "position_resample": "bicubic", "gelu": "erf"},
+    "mean, behind the norm": {"pool": "mean", "norm_after_pool": True, "class_token": False},
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", NUMERICS)
+@pytest.mark.parametrize("decoder", ["eomt", "pmt"])
+def test_a_dense_run_computes_as_the_weights_it_starts_from(tmp_path: Path, name: str, decoder: QueryKind) -> None:
+    network, path = awake(replace(ENCODER, **NUMERICS[name]), torch.float32), str(tmp_path / "encoder.safetensors")
+    network.card = Card(preprocessing=Preprocessing(image=(32, 32)))
+    vitrail.save(network, path)
+    bundle = find_weights(path)
+    dense = DenseData(task="panoptic", samples=COUNT, classes=10, segments=4)
+    choices: dict[str, Any] = {"decoder": decoder, "weights": path, "source": "scenes/32"}
+    run = choose_dense_defaults(bundle.config, bundle.card.preprocessing, dense, **choices)
+    started = load_starting_network(resolve(run, scene_splits(), ALONE), 10)[0].eval()
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(started.features(images), network.features(images))
+    assert torch.equal(started.patch_map(images), network.patch_map(images))
+
+
+@pytest.mark.parametrize("change", [{"gelu": "erf"}, {"norm_eps": 1e-12}, {"norm": "rms"}])
+def test_a_dense_run_with_other_numerics_than_its_weights_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    vitrail.save(vitrail.create_model(ENCODER), tmp_path / "encoder.safetensors")
+    model = query_config(replace(ENCODER, **change), "eomt", 10, queries=12)
+    run = resolve(dense_run(model=model, weights=str(tmp_path / "encoder.safetensors")), scene_splits(), ALONE)
+    with pytest.raises(ConfigError):
+        load_starting_network(run, 10)
+    freer = replace(run, model=query_config(replace(ENCODER, stochastic_depth=0.2), "eomt", 10, queries=12))
+    assert load_starting_network(freer, 10)[0].config.stochastic_depth == 0.2

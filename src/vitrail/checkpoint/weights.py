@@ -1,7 +1,7 @@
 """`load`, `save` and `create_model`: a network from any weights, to one self-describing file, or by name."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -19,7 +19,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.backbone import unwrap_backbone
 from vitrail.models.build import Model, build, build_from, network_class, tensor_shapes
 from vitrail.models.family import ModelConfig
-from vitrail.models.query_configs import query_config
+from vitrail.models.query_configs import QueryConfig, query_config
 from vitrail.models.vit_config import Numerics
 from vitrail.models.zoo import (
     adapt_config,
@@ -32,6 +32,8 @@ from vitrail.models.zoo import (
 )
 
 HEADS: Final = ("linear", "patches", "eomt", "pmt")  # kinds of a new one
+# Fields of an encoder that change training, or what it gives behind its last block.
+FREE: Final = ("dropout", "attention_dropout", "stochastic_depth", "pool", "norm_after_pool", "head", "classes")
 
 
 def load(
@@ -125,7 +127,9 @@ def replace_head_and_resize(
 def graft_encoder(bundle: Bundle, config: ModelConfig, fresh: Mapping[str, Tensor]) -> Bundle:
     """The weights of a ViT in a network with queries: all tensors that both have outside the head, and those of the
     head, too, where the bundle has queries of the same kind, but for the layer of classes. What it lacks is `fresh`, of
-    a network of that config; a layer of classes that takes another's place is zero (3.2)."""
+    a network of that config; a layer of classes that takes another's place is zero (3.2). ConfigError where the encoder
+    would compute something else with these tensors."""
+    check_encoder(bundle.config, config)
     like, old = next(iter(bundle.tensors.values())), bundle.config
     same = old.family == config.family
     last = tuple(f"{name}." for name in config.last_layers)
@@ -142,6 +146,16 @@ def graft_encoder(bundle: Bundle, config: ModelConfig, fresh: Mapping[str, Tenso
             tensors[name] = torch.zeros_like(new, dtype=like.dtype) if zero else new.detach().to(like.dtype)
     card = bundle.card.without_labels(keep_task=old.has_queries)
     return Bundle(config=config, tensors=tensors, card=card if old.has_queries else replace(card, task=PANOPTIC))
+
+
+def check_encoder(old: ModelConfig, config: ModelConfig) -> None:
+    """ConfigError unless the encoder of a network with queries computes in inference what that of its weights does."""
+    assert isinstance(config, QueryConfig)
+    theirs = query_config(old, "eomt" if config.family == "eomt" else "pmt", config.classes).encoder
+    for name in (field.name for field in fields(theirs) if field.name not in FREE):
+        if (given := getattr(config, name)) != (wanted := getattr(theirs, name)):
+            fact = f"the weights are of an encoder with {name}={wanted!r}, and the network has {given!r}"
+            raise ConfigError(f"{fact}; leave model.{name} to the weights")
 
 
 def resize_like(bundle: Bundle, config: ModelConfig) -> Bundle:
