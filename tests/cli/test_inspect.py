@@ -22,6 +22,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.inspection import page
 from vitrail.inspection.sections import KINDS
 from vitrail.models.family import ModelConfig
+from vitrail.models.query_configs import query_config
 from vitrail.report import figure_style as style
 
 CLASSES = ("a", "b", "c", "d", "wood pigeon")
@@ -67,7 +68,7 @@ def test_a_page_with_every_kind_and_its_figures(
     assert "skipped" not in said
     assert "Every layer and head, to click through" in said
     text = (out / "report.html").read_text("utf-8")
-    kinds = [name for name in KINDS if name != "gradcam"]
+    kinds = [name for name, kind in KINDS.items() if kind.is_common]
     assert re.findall(r'<section id="(\w+)">', text) == ["rollout", "explorer", *kinds[1:]]
     names = [*kinds, "norm-maps"]
     assert {path.name for path in (out / "figures").iterdir()} == {f"{n}.{e}" for n in names for e in ("png", "svg")}
@@ -97,12 +98,25 @@ def test_other_transformers(tmp_path: Path, pictures: list[str], config: ModelCo
     out = tmp_path / "out"
     assert main(["inspect", weights(tmp_path, config), "--images", *pictures, "--out", str(out)]) == 0
     shown = re.findall(r'<section id="(\w+)">', (out / "report.html").read_text("utf-8"))
-    missing = {"gradcam", "cka"}  # for ResNets; for more images than two
+    missing = {"gradcam", "queries", "cka"}  # for ResNets; for queries; for more images than two
     if not config.classes:
         missing |= {"gradient", "faithfulness"}
     if getattr(config, "position", "") == "relative":
         missing.add("positions")
     assert set(shown) == {"explorer", *KINDS} - missing
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_network_with_queries_shows_them_and_says_what_it_has_none_of(
+    tmp_path: Path, pictures: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, path = tmp_path / "out", weights(tmp_path, query_config(VIT, "eomt", len(CLASSES), queries=5))
+    arguments = ["--images", *pictures, "--only", "queries,gradient,faithfulness", "--out", str(out)]
+    assert main(["inspect", path, *arguments]) == 0
+    text = (out / "report.html").read_text("utf-8")
+    assert re.findall(r'<section id="(\w+)">', text) == ["queries"]
+    assert "skipped: gradient, faithfulness: " in capsys.readouterr().out
+    assert main(["inspect", weights(tmp_path, VIT), "--images", *pictures, "--only", "queries", "--out", str(out)]) == 2
 
 
 @pytest.mark.usefixtures("undrawn")

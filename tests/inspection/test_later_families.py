@@ -37,7 +37,7 @@ def context(name: str) -> InspectionContext:
 def test_every_section_is_made_or_says_why_not(name: str) -> None:
     given = context(name)
     absent = {kind: why for kind, section in KINDS.items() if (why := section.obstacle(given))}
-    expected = {"gradcam": "ResNets", **ABSENT.get(name, {})}
+    expected = {"gradcam": "ResNets", "queries": "no queries", **ABSENT.get(name, {})}
     if not given.classes:
         expected |= dict.fromkeys(("gradient", "faithfulness"), "no head")
     assert set(absent) == set(expected)

@@ -23,6 +23,7 @@ from vitrail.inspection.measures import (
     layer_cka,
     random_maps,
 )
+from vitrail.inspection.query_masks import query_masks
 from vitrail.inspection.rollout import (
     class_attention,
     combine_layers,
@@ -47,6 +48,6 @@ __all__ = [
     "FaithfulnessCurves", "TokenLayout", "attention_distance", "attention_entropy", "cka", "class_attention",
     "combine_layers", "distance_correlation", "distance_matrix", "faithfulness_curves", "feature_colours",
     "filter_components", "get_token_layout", "grad_cam", "gradient_rollout", "iterate_layers", "layer_cka", "overlay",
-    "patch_features", "patch_similarity", "position_similarity", "random_maps", "rollout", "rollout_by_layer",
-    "row_column_score", "token_norms",
+    "patch_features", "patch_similarity", "position_similarity", "query_masks", "random_maps", "rollout",
+    "rollout_by_layer", "row_column_score", "token_norms",
 ]  # fmt: skip

@@ -60,8 +60,9 @@ class InspectionContext:
 
     @cached_property
     def probabilities(self) -> Tensor:
-        """[B, K] on the host; [B, 0] without a head, or with one that has no classes."""
-        if not self.classes or not self.has_classes or not len(self.images):
+        """[B, K] on the host; [B, 0] without a head, or with one that has no classes, or has those of queries."""
+        config: Any = self.model.config
+        if not self.classes or config.has_queries or not self.has_classes or not len(self.images):
             return torch.zeros(len(self.images), 0)
         with eval_mode(self.model), torch.no_grad():
             return mean_logits(self.model(self.images)).float().softmax(-1).cpu()

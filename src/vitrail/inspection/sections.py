@@ -22,6 +22,7 @@ from vitrail.inspection import weights_and_features as learned
 from vitrail.inspection.context import DOWN, InspectionContext, Pixels, choose_layers, name_prefix_tokens, to_numpy
 from vitrail.inspection.layer_taps import has_token_readout, iterate_layers, mean_logits
 from vitrail.inspection.page import InspectionSection
+from vitrail.inspection.query_masks import has_queries, make_queries
 from vitrail.inspection.rollout import class_attention, grad_cam, gradient_rollout, overlay, rollout, rollout_by_layer
 from vitrail.models.backbone import eval_mode
 from vitrail.report.figure_style import map_colours
@@ -37,7 +38,9 @@ EXPLORED: Final = 4_500_000  # bytes of attention in a page, unless a single ima
 def make_rollout(given: InspectionContext) -> InspectionSection:
     looks = overlay_images(given, given.rollout)
     captions = [f"{look.said[0][0]}, {100 * look.said[0][1]:.0f} %" if look.said else look.name for look in looks]
-    more = " Below each image are its likeliest classes." if given.classes and given.has_classes else ""
+    more = " Below each image are its likeliest classes." if given.probabilities.shape[1] else ""
+    if has_queries(given.model):
+        more = " The attention is that of the encoder by itself, without the queries that the network answers from."
     return pair_section("rollout", looks, captions, more=more)
 
 
@@ -81,7 +84,9 @@ def make_heads(given: InspectionContext) -> InspectionSection:
     layers, heads = choose_layers(given, len(maps)), context.space_evenly(0, count - 1, 16)
     tiles = [[map_colours(maps[layer, head], 0, float(maps[layer, head].max())) for layer in layers] for head in heads]
     columns, rows = [f"layer {at + 1}" for at in layers], [f"head {at + 1}" for at in heads]
-    whose = "output's token looks" if has_token_readout(given.model) else "patches look, on average,"
+    whose = "patches look, on average,"
+    if has_token_readout(given.model):
+        whose = "class token looks" if has_queries(given.model) else "output's token looks"
     subset = "" if len(heads) == count else f" {len(heads)} of {count} heads are shown."
     draw = partial(figures.draw_sheet, tiles, columns=columns, rows=rows)
     return page.make_section("heads", draw, {"whose": whose, "name": given.names[0], "subset": subset})
@@ -267,6 +272,8 @@ def build_explorer(given: InspectionContext) -> page.ExplorerSection:
         source += ", next to the mean of all patches" if config.pool == "token+mean" else ""
     elif config.pool == "map" and not config.has_patch_head:
         source = f"all {'tokens' if config.map_prefix else 'patches'} by attention pooling"
+    if has_queries(given.model):
+        source = "its queries, which have no part here: the attention is that of the encoder by itself"
     lead = page.READINGS["explorer"]["reading"].format(source=source)
     return page.ExplorerSection(plan=plan, pictures=pictures, prefix=name_prefix_tokens(given), start=start, lead=lead)
 
@@ -287,7 +294,13 @@ class SectionKind:
     classes: bool = False  # needs a head
     pictures: bool = True  # needs images
     resnet: bool = False  # is for ResNets only
+    queries: bool = False  # is for networks with queries only
     check: Callable[[InspectionContext], str | None] | None = None
+
+    @property
+    def is_common(self) -> bool:
+        """Whether it is missed where it cannot be made and nobody asked for it."""
+        return not (self.resnet or self.queries)
 
     def obstacle(self, given: InspectionContext) -> str | None:
         """Why it cannot be made for this network; None if it can."""
@@ -295,12 +308,21 @@ class SectionKind:
             return NO_TOKENS
         if self.resnet and given.transformer:
             return "it is for ResNets; a transformer has rollout and gradient-weighted rollout"
+        if self.queries and not has_queries(given.model):
+            return "this network has no queries"
         if self.classes and not given.classes:
             return "this network has no head, so no classes"
         return None if self.check is None else self.check(given)
 
 
+def check_single_answer(given: InspectionContext) -> str | None:
+    several = "it explains one answer to an image, and this network has one for each query"
+    return several if has_queries(given.model) else None
+
+
 def check_probabilities(given: InspectionContext) -> str | None:
+    if several := check_single_answer(given):
+        return several
     if given.has_classes and given.classes > 1:
         return None
     return "it follows the probability of one class among several, and this network has none"
@@ -330,7 +352,8 @@ KINDS: Final[dict[str, SectionKind]] = {
     "gradcam": SectionKind(make=make_gradcam, tokens=False, classes=True, resnet=True),
     "layers": SectionKind(make=make_layers),
     "heads": SectionKind(make=make_heads),
-    "gradient": SectionKind(make=make_gradient, classes=True),
+    "queries": SectionKind(make=make_queries, queries=True),
+    "gradient": SectionKind(make=make_gradient, classes=True, check=check_single_answer),
     "faithfulness": SectionKind(make=make_faithfulness, tokens=False, classes=True, check=check_probabilities),
     "filters": SectionKind(make=make_filters, tokens=False, pictures=False, check=check_channels),
     "positions": SectionKind(make=make_positions, pictures=False, check=check_positions),

@@ -246,7 +246,7 @@ def make_parts(
                 except KeyboardInterrupt:
                     stopped = [one for one in wanted if one == "explorer" or one in todo[done:]]
                     break
-            elif named or not KINDS[kind].resnet:  # nobody misses Grad-CAM in a transformer who did not ask for it
+            elif named or KINDS[kind].is_common:  # nobody misses Grad-CAM in a transformer who did not ask for it
                 reasons.setdefault(why, []).append(kind)
     if "explorer" in wanted and not given.transformer:
         reasons.setdefault(NO_TOKENS, []).append("explorer")
@@ -309,6 +309,8 @@ def describe_network(about: Subject, given: InspectionContext) -> list[Tile]:
         rows = dict(config.card_rows)
         heads = f"of {rows['heads']} heads, width {rows['width']}"
         tiles += [(format_size(config.grid), "patches", other), (str(config.layers), "layers", heads)]
+        if config.has_queries:
+            tiles.append((rows["queries"], "queries", f"through {pluralise(int(rows['query blocks']), 'block')}"))
     else:
         tiles.append((str(config.units), "blocks", f"in {config.layers} stages"))
     if config.classes:
