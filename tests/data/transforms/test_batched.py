@@ -136,6 +136,28 @@ def test_policies(policy: Any, device: str) -> None:
     assert len({tuple(row) for row in policy.draw(draws, (32, 40)).which.tolist()}) > 5
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("flip", [0.0, 1.0])
+def test_colours_of_a_picture_do_not_depend_on_its_borders(flip: float, device: str) -> None:
+    """Which stay black: a picture with borders gets the contrast that it has by itself."""
+    policy = Distort(jitter=(0.2, 0.8, 0.2, 0.0), jitter_probability=1.0, grey=0.0, blur=0.0)
+    augmentation = Augmentation(crop=ScaleJitter(size=(48, 64), scale=(0.2, 1.2)), flip=flip, policy=policy)
+    draws, plain = drawn(24, seed=5), replace(augmentation, policy=None)
+    got, wanted = together(augmentation, SMOOTH, draws, device), one_by_one(augmentation, SMOOTH, draws)
+    close(got, wanted, 5, 0.3)  # the scaled picture is a level off here and there, and contrast doubles that
+    before, programme, bare = one_by_one(plain, SMOOTH, draws), policy.draw(draws, (48, 64)), 0
+    for place, array in enumerate(SMOOTH):
+        left, _, right, bottom = plain.crop.cut(array.shape[:2], draws.row(place)).pad
+        left, right = (right, left) if flip else (left, right)
+        inside = (place, slice(None), slice(0, 48 - bottom), slice(left, 64 - right))
+        alone = Programme(*(some[place : place + 1] for some in programme)).run(before[inside])
+        assert torch.equal(wanted[inside], alone)
+        bare += wanted[place].numel() - alone.numel()
+        assert int(wanted[place].sum()) == int(alone.sum())
+        assert int(got[place].sum()) == int(got[inside].sum())
+    assert bare > wanted.numel() / 4
+
+
 @pytest.mark.parametrize("policy", [RandAugment(ops=4), ThreeAugment()])
 @pytest.mark.parametrize("size", [(1, 1), (2, 3)])
 def test_the_smallest_pictures(size: tuple[int, int], policy: Any) -> None:

@@ -23,7 +23,7 @@ from vitrail.data.decode.image import EncodedImage
 from vitrail.data.randomness import GOLDEN, CounterRng, as_int64, hash_keys, hash_word, splitmix64_tensor
 from vitrail.data.targets import Geometry
 from vitrail.data.transforms.crop import TRIES, Crop, Cut, InceptionCrop, Range, ResizeCrop, check_ranges, rectangles
-from vitrail.data.transforms.policy import GEOMETRIC, OPERATIONS, Policy, check_probability, operations_of
+from vitrail.data.transforms.policy import GEOMETRIC, Policy, check_probability, operations_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -121,14 +121,13 @@ class Augmentation:
 
     def finish(self, image: "Image", whole: Pair, cut: Cut, draws: CounterRng) -> Tensor:
         """Everything after decoding. `whole` is the full size of the image, which may be decoded at a smaller scale."""
-        seen = np.asarray(cut(image, whole))  # [H, W, 3]
+        seen, pad = np.asarray(cut(image, whole)), cut.pad  # [H, W, 3]
         if self.flips(draws)[0]:
-            seen = seen[:, ::-1]
+            seen, pad = seen[:, ::-1], (pad[2], pad[1], pad[0], pad[3])
         pixels = torch.from_numpy(np.array(seen.transpose(2, 0, 1), order="C"))  # mirrored and reordered in one copy
         if self.policy is not None:
             programme = self.policy.draw(draws, self.size)
-            for which, level in zip(programme.which[0].tolist(), programme.level[0].tolist(), strict=True):
-                pixels = OPERATIONS[which](pixels, level)
+            pixels = programme.run(pixels, pad if cut.framed else (0, 0, 0, 0))
         return pixels if self.erase is None else self.erase(pixels, draws)
 
 

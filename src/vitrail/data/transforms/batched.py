@@ -12,6 +12,7 @@ host never waits for the device. Drawing them needs no pixels, and can be done b
 Masks of whole batches, moved where they lie: a gather of the pixels that `Geometry.mask` takes, for B samples.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -100,9 +101,16 @@ class BatchedAugmentation:
     def plan(self, draws: CounterRng, size: Pair) -> BatchPlan:
         """The host's part, for images of this size: arrays only, the same in any thread."""
         augmentation = self.augmentation
-        works = plan_crop(augmentation.crop, augmentation.flips(draws), draws, size)
+        crop, flips = augmentation.crop, augmentation.flips(draws)
+        works = plan_crop(crop, flips, draws, size)
         if augmentation.policy is not None:
-            works.append(plan_programme(augmentation.policy.draw(draws, self.size), self.size))
+            programme = augmentation.policy.draw(draws, self.size)
+            if isinstance(crop, ScaleJitter):
+                inner = crop.measure_pictures(draws, size)
+                works.append(plan_programme(programme, self.size, inner.prod(1) / math.prod(self.size)))
+                works.append(plan_borders(inner, flips, self.size))
+            else:
+                works.append(plan_programme(programme, self.size))
         if augmentation.erase is not None:
             works += plan_erasing(augmentation.erase, draws, self.size)
         return BatchPlan(len(draws), size, tuple(works))
@@ -148,16 +156,22 @@ def plan_jitter(crop: ScaleJitter, draws: CounterRng, whole: Pair) -> list[Batch
     resized, corner = found[:, :2], found[:, 2:]
     scale = np.array(whole) / resized
     boxes = np.concatenate([corner * scale, np.array(crop.size) * scale], 1)
-    inner = (resized - corner)[..., None, None, None]
-    rulers = (np.arange(crop.size[0])[:, None], np.arange(crop.size[1]))
     sampled = plan_resampling(boxes, whole, crop.size, crop.interpolation, tight=False)
-    return [sampled, BatchStage((inner[:, 0], inner[:, 1], *rulers), apply_borders)]
+    return [sampled, plan_borders(resized - corner, np.zeros(len(found), np.bool_), crop.size)]
+
+
+def plan_borders(inner: NDArray[np.int64], flips: NDArray[np.bool_], size: Pair) -> BatchStage:
+    """Black where pictures of so many rows and columns [B, 2] do not reach, at the right, at the left of what is
+    mirrored, and at the bottom."""
+    left = np.where(flips, size[1] - inner[:, 1], 0)
+    edges = map(column, (inner[:, 0], left, left + inner[:, 1]))
+    return BatchStage((*edges, np.arange(size[0])[:, None], np.arange(size[1])), apply_borders)
 
 
 def apply_borders(pixels: Tensor, arrays: Sequence[Tensor]) -> Tensor:
     """In place: the pixels are those of the step before."""
-    height, width, row, column = arrays
-    return pixels.masked_fill_((row >= height) | (column >= width), 0)
+    height, left, right, row, across = arrays
+    return pixels.masked_fill_((row >= height) | (across < left) | (across >= right), 0)
 
 
 def plan_squash(count: int, whole: Pair, size: Pair, interpolation: Interpolation) -> list[BatchStage]:

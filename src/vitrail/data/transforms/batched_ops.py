@@ -156,15 +156,16 @@ class BatchStage(NamedTuple):
 BLENDS: Final = ("brightness", "saturation", "contrast", "sharpness")
 SORTED: Final = (*GEOMETRIC, *BLENDS, "posterise", "solarise", "autocontrast", "equalise", "grey", "blur", "identity")
 MOVED, BLENDED = len(GEOMETRIC), len(GEOMETRIC) + len(BLENDS)  # where these end in it
-BLURRED = SORTED.index("blur")
+CONTRAST, BLURRED = SORTED.index("contrast"), SORTED.index("blur")
 # The place of each operation in that order, as small numbers, which sort quickest.
 PLACES: Final = np.full(len(NUMBER), len(SORTED), np.uint8)
 PLACES[[NUMBER[name] for name in SORTED]] = np.arange(len(SORTED))
 LEVELS: Final = np.arange(256)
 
 
-def plan_programme(programme: Programme, size: Pair) -> BatchStage:
-    """What it takes to run a programme on a batch of images of this size."""
+def plan_programme(programme: Programme, size: Pair, filled: NDArray[np.float64] | None = None) -> BatchStage:
+    """What it takes to run a programme on a batch of images of this size, of which pictures fill these shares [B]; the
+    rest is black, and not part of the mean that contrast is about."""
     places, exact = PLACES[programme.which.T], programme.level.T  # [S, B]
     order = places.argsort(axis=1, kind="stable")
     level = np.empty(exact.shape, np.float32)
@@ -177,7 +178,10 @@ def plan_programme(programme: Programme, size: Pair) -> BatchStage:
         ends = [0, *itertools.accumulate(steps[row])]
         sigmas.append(by[ends[BLURRED] : ends[BLURRED + 1]])
         matrix.append(matrices(steps[row][:MOVED], by[: ends[MOVED]], size))
-        rests.append(1 - level[row, ends[MOVED] : ends[BLENDED]])
+        rest = 1 - level[row]
+        if filled is not None:
+            rest[ends[CONTRAST] : ends[CONTRAST + 1]] /= filled[sorting][ends[CONTRAST] : ends[CONTRAST + 1]]
+        rests.append(rest[ends[MOVED] : ends[BLENDED]])
         bits = level[row, ends[BLENDED] : ends[BLENDED + 1]].astype(np.int64)
         masks.append((255 << (8 - bits)).astype(np.uint8))
         gathers[row], back = back[sorting], np.empty_like(back)

@@ -33,7 +33,8 @@ SCALES: Final = (8, 4, 2)  # at which a JPEG can be decoded, besides 1
 class Cut(NamedTuple):
     """What is to be done with one image: a box of it (top, left, height, width, in the pixels of the whole image)
     becomes `inner` pixels, to which `pad` (left, top, right, bottom) are added. A `tight` box of an image that came
-    whole is cut out before it is resized, so that nothing outside it shines through."""
+    whole is cut out before it is resized, so that nothing outside it shines through. What is `framed` has borders that
+    are not part of the picture: they stay black whatever is done to colours, and do not count as dark."""
 
     box: tuple[float, float, float, float]
     inner: Pair
@@ -41,6 +42,7 @@ class Cut(NamedTuple):
     tight: bool = True
     pad: tuple[int, int, int, int] = (0, 0, 0, 0)
     edge: Edge = "zeros"
+    framed: bool = False
 
     @property
     def scale(self) -> int:
@@ -202,13 +204,18 @@ class ScaleJitter:
         room = (resized - np.array(self.size)).clip(0) + 1
         return np.concatenate([resized, (draws.uniform("crop", 2) * room).astype(np.int64)], 1)
 
+    def measure_pictures(self, draws: CounterRng, whole: Pair) -> NDArray[np.int64]:
+        """The rows and columns of the view that the picture fills, for each of the B samples [B, 2]."""
+        found = self.windows(draws, whole)
+        return np.minimum(found[:, :2] - found[:, 2:], np.array(self.size))
+
     def cut(self, whole: Pair, draws: CounterRng) -> Cut:
         height, width, top, left = self.windows(draws, whole)[0].tolist()
         inner = (min(self.size[0], height - top), min(self.size[1], width - left))
         down, across = whole[0] / height, whole[1] / width
         box = (top * down, left * across, inner[0] * down, inner[1] * across)
         pad = (0, 0, self.size[1] - inner[1], self.size[0] - inner[0])
-        return Cut(box, inner, self.interpolation, False, pad)
+        return Cut(box, inner, self.interpolation, False, pad, framed=any(pad))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

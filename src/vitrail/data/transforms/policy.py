@@ -2,7 +2,7 @@
 
 RandAugment (Cubuk et al. 2020), 3-Augment (DeiT III, Touvron et al. 2022), and the colour distortions of
 self-supervision (SimCLR, MoCo v3, DINO). A policy only draws a `Programme`: operations by number, and their levels.
-`Augmentation.finish` runs it on one image and batched_ops.py on a batch. The operations here act on uint8
+It runs on one image here, and on a batch in batched_ops.py. The operations here act on uint8
 pixels [3, H, W] with torchvision's kernels.
 """
 
@@ -31,6 +31,24 @@ class Programme(NamedTuple):
 
     which: NDArray[np.int64]  # [B, S]
     level: NDArray[np.float64]  # [B, S]
+
+    def run(self, pixels: Tensor, borders: tuple[int, int, int, int] = (0, 0, 0, 0)) -> Tensor:
+        """Runs the first sample's on pixels [3, H, W]. Borders (left, top, right, bottom) are black in the end, and not
+        part of the mean that contrast is about."""
+        left, top, right, bottom = borders
+        height, width = pixels.shape[-2:]
+        inside = (slice(None), slice(top, height - bottom), slice(left, width - right))
+        for which, level in zip(self.which[0].tolist(), self.level[0].tolist(), strict=True):
+            if which == CONTRAST and any(borders):
+                pixels = pixels.clone()
+                pixels[inside] = OPERATIONS[which](pixels[inside], level)
+            else:
+                pixels = OPERATIONS[which](pixels, level)
+        if not any(borders):
+            return pixels
+        framed = torch.zeros_like(pixels)
+        framed[inside] = pixels[inside]
+        return framed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -220,3 +238,4 @@ _BY_NAME: Final[dict[str, Callable[[Tensor, float], Tensor]]] = {
 NUMBER: Final = {name: number for number, name in enumerate(_BY_NAME)}
 OPERATIONS: Final = tuple(_BY_NAME.values())
 IDENTITY: Final = NUMBER["identity"]
+CONTRAST: Final = NUMBER["contrast"]
