@@ -110,7 +110,7 @@ class InstanceMetric:
                 self.keep(matches, found, truth)
 
     def keep(self, matches: ImageMatches, found: InstanceMasks, truth: TrueSegments) -> None:
-        self.scenes.keep(matches.sample, matches.f_score(SURE), lambda: (keep_instances(found), truth.keep()))
+        self.scenes.keep(matches.sample, matches.f_score(SURE), truth, lambda: keep_instances(found))
 
     def merge(self, world: World) -> None:
         self.scenes.merge(world)

@@ -12,6 +12,7 @@ from vitrail.core.errors import DataError
 from vitrail.data.collection import Collection
 from vitrail.data.segment_targets import SegmentTargets
 from vitrail.data.targets import Geometry
+from vitrail.evaluation.segments.mask_ap import AT50, AT75
 from vitrail.tasks.instances.metric import InstanceMetric, InstanceScore
 from vitrail.tasks.instances.prediction import find_instances
 from vitrail.tasks.mask_queries.coco_results import InstanceResults, list_results
@@ -31,7 +32,9 @@ class InstancesTask(SegmentsTask):
     value_of_image = "F-score"
 
     def tabulate(self, score: InstanceScore) -> ClassTable:
-        return {"AP": score.ranking.per_class()}
+        ranking = score.ranking
+        at, objects = ranking.whole.precision(), ranking.whole.objects()
+        return {"AP": ranking.per_class(), "AP50": at[:, AT50], "AP75": at[:, AT75], "objects": objects}
 
     def recognises(self, collection: Collection) -> bool:
         """Boxes alone, too: `output_names` says what is missing."""

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +17,6 @@ from vitrail.report.segment_drawing import choose_segment_colours, draw_segments
 from vitrail.tasks.mask_queries.scene import SceneSegments, SegmentedScene
 
 ClassTable = Mapping[str, NDArray[np.float64]]  # numbers of each class [K], by what they are
-GREY: Final = (128, 128, 128)  # behind segments whose image does not fit them
-SKEWED: Final = 0.02  # difference of aspects from which it does not
 
 
 def build_class_table(numbers: ClassTable, names: Sequence[str], title: str) -> Table:
@@ -59,20 +56,30 @@ def build_scene_rows(scenes: Sequence[SegmentedScene], source: ImageDataset, mea
 
 
 def build_panes(scene: SegmentedScene, source: ImageDataset, sides: Sequence[str]) -> list[Shot]:
-    """Segments lie over the image where the network saw all of it, else over grey: nothing says which part that was."""
+    """The image, and the segments over what the network saw of it."""
     try:
-        image: Image.Image | None = source.open_image(scene.sample).rgb()
+        image = source.open_image(scene.sample).rgb()
     except (OSError, VitrailError):
         return [make_pane(None, side) for side in sides]
-    sizes = [mask.size for part in (scene.truth, scene.predicted) for mask in part.masks]
-    height, width = sizes[0] if sizes else (image.height, image.width)
-    whole = abs(image.width * height - image.height * width) <= SKEWED * image.width * height
-    ground = image.resize((width, height)) if whole else Image.new("RGB", (width, height), GREY)
-    drawn = [draw_scene(ground, part) for part in (scene.truth, scene.predicted)]
+    seen = find_inner(scene.pixels, image.size)
+    drawn = [draw_scene(scene.pixels[seen], part, seen) for part in (scene.truth, scene.predicted)]
     return [make_pane(one, side) for one, side in zip((image, *drawn), sides, strict=True)]
 
 
-def draw_scene(ground: Image.Image, found: SceneSegments) -> Image.Image:
+def find_inner(pixels: NDArray[np.uint8], whole: tuple[int, int]) -> tuple[slice, slice]:
+    """The rows and columns of a view [H, W, 3] without the borders that fill it up where an image of `whole` (width,
+    height) was fitted into it; all of them where the view is no such one."""
+    height, width = pixels.shape[:2]
+    scale = min(height / whole[1], width / whole[0])
+    tall, wide = max(round(scale * whole[1]), 1), max(round(scale * whole[0]), 1)
+    borders = pixels[tall:].reshape(-1, 3), pixels[:, wide:].reshape(-1, 3)
+    if any((border != border[:1]).any() for border in borders):
+        return slice(0, height), slice(0, width)
+    return slice(0, tall), slice(0, wide)
+
+
+def draw_scene(ground: NDArray[np.uint8], found: SceneSegments, seen: tuple[slice, slice]) -> Image.Image:
     """Without names: panes are too small to read them."""
     classes: list[int] = found.classes.tolist()
-    return draw_segments(ground, (decode(mask) for mask in found.masks), choose_segment_colours(classes))
+    masks = (decode(mask)[seen] for mask in found.masks)
+    return draw_segments(Image.fromarray(ground), masks, choose_segment_colours(classes))

@@ -37,13 +37,15 @@ class SegmentedScene:
 
     sample: int
     value: float  # 1 is best
+    pixels: NDArray[np.uint8]  # [H, W, 3], as the network saw them
     predicted: SceneSegments
     truth: SceneSegments
 
 
 class TrueSegments(NamedTuple):
-    """The m true segments of a readable image."""
+    """The m true segments of a readable image, and its pixels."""
 
+    pixels: Tensor  # uint8 [3, H, W]
     masks: Tensor  # bool [m, H, W], on the device
     classes: NDArray[np.int64]  # [m]
     crowd: NDArray[np.bool_]  # [m]
@@ -67,7 +69,7 @@ def read_truth(batch: Batch) -> Iterator[tuple[int, TrueSegments]]:
             there = classes[at] >= 0
             chosen = torch.from_numpy(np.flatnonzero(there)).to(planes.device)
             masks = unpack_planes(planes[at])[chosen].bool()
-            yield samples[at], TrueSegments(masks, classes[at, there], crowd[at, there])
+            yield samples[at], TrueSegments(batch.pixels[at], masks, classes[at, there], crowd[at, there])
 
 
 def take_readable(outputs: QueryOutput, batch: Batch, classes: int) -> QueryOutput:
@@ -94,11 +96,12 @@ class SceneRows(Generic[RowT]):
         """Counts the images of a batch that could not be read."""
         self.unreadable += int((~batch.valid & (batch.sample >= 0)).sum())
 
-    def keep(self, sample: int, value: float, make: Callable[[], tuple[SceneSegments, SceneSegments]]) -> None:
-        """Keeps what `make` gives, predicted and true segments, if the value is among the lowest so far."""
+    def keep(self, sample: int, value: float, truth: TrueSegments, predict: Callable[[], SceneSegments]) -> None:
+        """Keeps the image with the predicted segments that `predict` gives if the value is among the lowest so far."""
         if self.most and (len(self.worst) < self.most or (value, sample) < place_scene(self.worst[-1])):
-            predicted, truth = make()
-            self.add(SegmentedScene(sample=sample, value=value, predicted=predicted, truth=truth))
+            pixels = truth.pixels.permute(1, 2, 0).contiguous().cpu().numpy()
+            kept, found = truth.keep(), predict()
+            self.add(SegmentedScene(sample=sample, value=value, pixels=pixels, predicted=found, truth=kept))
 
     def add(self, scene: SegmentedScene) -> None:
         self.worst = sorted([*self.worst, scene], key=place_scene)[: self.most]

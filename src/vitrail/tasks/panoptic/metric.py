@@ -112,7 +112,7 @@ class PanopticMetric:
         self.scenes.rows[sample] = counts
         if self.scenes.most:
             value = float(PanopticCounts(counts[None]).image_quality()[0])
-            self.scenes.keep(sample, value, lambda: (keep_map(found), truth.keep()))
+            self.scenes.keep(sample, value, truth, lambda: keep_map(found))
 
     def merge(self, world: World) -> None:
         self.scenes.merge(world)
