@@ -66,20 +66,10 @@ def test_no_targets_and_no_problems() -> None:
     assert (match(torch.zeros(2, 3, 4), torch.zeros(2, 3, dtype=torch.bool)) == -1).all()
 
 
-def test_steps_of_a_device_that_nobody_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitrail.tasks.mask_queries import matching
-
-    made = matching.PathSearch
-
-    def never_waiting(costs: Tensor, *, waits: bool) -> matching.PathSearch:
-        return made(costs, waits=False)
-
-    for seed in range(8):
+def test_problems_that_advance_together_match_as_scipy_does() -> None:
+    for seed in range(24):
         costs, present = draw_problem(seed)
-        expected = assign_together(costs, present)
-        monkeypatch.setattr(matching, "PathSearch", never_waiting)
-        assert torch.equal(assign_together(costs, present), expected)
-        monkeypatch.setattr(matching, "PathSearch", made)
+        check_against_scipy(costs, present, assign_together(costs, present), tied=seed % 3 == 0)
 
 
 def test_operator_is_described_to_the_compiler() -> None:

@@ -1,18 +1,22 @@
 """Which query predicts which segment: the assignment of least total cost (the Hungarian method's), for many images at
 once.
 
-On a CPU, and on a GPU without Triton, all problems advance together, step by step; with Triton each has a program of
-its own (models/kernels/matching.py). A GPU never waits for the host.
+On a CPU problems are solved one after the other. Elsewhere the host is never waited for: with Triton each problem has a
+program of its own (models/kernels/matching.py), and without it all advance together, step by step.
 """
 
 import math
-from typing import Final
+from typing import Any, Final, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
 from vitrail.models.kernels.fused_ops import TRITON
+
+Costs: TypeAlias = NDArray[np.float64]
 
 LARGEST: Final = 1e10  # what a cost counts that is no number, so that such a query is the last to be taken
 
@@ -31,7 +35,7 @@ def assign(costs: Tensor, present: Tensor) -> Tensor:
         from vitrail.models.kernels import matching
 
         return matching.match(costs, present)
-    return assign_together(costs, present)
+    return assign_in_turn(costs, present) if costs.device.type == "cpu" else assign_together(costs, present)
 
 
 @assign.register_fake
@@ -39,9 +43,81 @@ def _(costs: Tensor, present: Tensor) -> Tensor:
     return torch.empty_like(present, dtype=torch.int64)
 
 
+def assign_in_turn(costs: Tensor, present: Tensor) -> Tensor:
+    """One problem after the other, on the host."""
+    found = np.full(present.shape, -1, np.int64)
+    for cost, there, place in zip(costs.double().numpy(), present.numpy(), found, strict=True):
+        rows = np.flatnonzero(there)
+        if len(rows) <= cost.shape[1]:
+            place[rows] = assign_rows(cost[rows])
+        else:  # each query chooses its target
+            place[rows[assign_rows(cost[rows].T)]] = np.arange(cost.shape[1])
+    return torch.from_numpy(found)
+
+
+def assign_rows(costs: Costs) -> NDArray[np.int64]:
+    """The column of each row of [R, C], R <= C, by shortest augmenting paths (Jonker and Volgenant 1987; Crouse 2016).
+
+    A row takes its cheapest column where no row before it has; the others are added one by one, and each moves rows
+    along the shortest path to a column that is free."""
+    count, width = costs.shape
+    if not count or not width:
+        return np.zeros(count, np.int64)
+    chosen, columns, owner, left = costs.argmin(1).tolist(), [-1] * count, [-1] * width, list[int]()
+    for row, column in enumerate(chosen):
+        if owner[column] < 0:
+            owner[column], columns[row] = row, column
+        else:
+            left.append(row)
+    if left:
+        row_prices, column_prices = costs.min(1), np.zeros(width)
+        for row in left:
+            add_row(row, costs, row_prices, column_prices, columns, owner)
+    return np.array(columns)
+
+
+def add_row(
+    new: int,
+    costs: Costs,
+    row_prices: Costs,
+    column_prices: Costs,
+    columns: list[int],
+    owner: list[int],
+) -> None:
+    """Finds the shortest path from a row to a free column (Dijkstra's search), and moves the rows on it, in place."""
+    away = column_prices.copy()  # -inf where a column is done: it is then no nearer from anywhere
+    shortest, before = np.full(len(away), np.inf), np.full(len(away), -1)
+    ahead = shortest.copy()  # as `shortest`, without the columns that are done
+    done, row, length = list[int](), new, 0.0
+    while True:
+        reached: NDArray[Any] = costs[row] - away
+        reached += length - row_prices[row]
+        closer = reached < shortest
+        np.copyto(shortest, reached, where=closer)
+        np.copyto(ahead, reached, where=closer)
+        before[closer] = row
+        column = int(ahead.argmin())
+        length = float(ahead[column])
+        if owner[column] < 0:
+            break
+        done.append(column)
+        ahead[column], away[column] = np.inf, -np.inf
+        row = owner[column]
+    row_prices[new] += length
+    for other in done:
+        change = length - shortest[other]
+        row_prices[owner[other]] += change
+        column_prices[other] -= change
+    row = -1
+    while row != new:  # backwards: each row on the path gives its column to the one before
+        row = int(before[column])
+        owner[column] = row
+        column, columns[row] = columns[row], column
+
+
 def assign_together(costs: Tensor, present: Tensor) -> Tensor:
-    """Shortest augmenting paths (Jonker and Volgenant 1987; Crouse 2016), the same step of all problems at once. On a
-    CPU it stops when the last is done; elsewhere it takes as many steps as the longest could need."""
+    """Shortest augmenting paths (Jonker and Volgenant 1987; Crouse 2016), the same step of all problems at once, as
+    many as the longest could need."""
     targets, queries = costs.shape[1:]
     if not costs.numel():
         return torch.full_like(present, -1, dtype=torch.int64)
@@ -51,10 +127,10 @@ def assign_together(costs: Tensor, present: Tensor) -> Tensor:
     if targets > queries:
         # Columns past the queries cost nothing and stand for none at all: as many as there are too many targets.
         costs = costs.masked_fill((columns >= counts.clamp(min=queries)[:, None])[:, None], math.inf)
-    search = PathSearch(costs, waits=costs.device.type == "cpu")
+    search = PathSearch(costs)
     left = search.add_undisputed(present)
     counts, order = left.sum(1), left.byte().argsort(dim=1, descending=True, stable=True)
-    for turn in range(int(counts.max()) if search.waits else targets):
+    for turn in range(targets):
         search.add(order[:, turn], turn < counts, longest=targets)
     # The column of each owner; what nobody owns goes to one place more than there are.
     found = costs.new_full((len(costs), targets + 1), -1, dtype=torch.int64)
@@ -65,8 +141,8 @@ def assign_together(costs: Tensor, present: Tensor) -> Tensor:
 class PathSearch:
     """What is known of the columns [P, C] of P problems: their prices, the targets that own them, and those' prices."""
 
-    def __init__(self, costs: Tensor, *, waits: bool) -> None:
-        self.costs, self.waits = costs, waits
+    def __init__(self, costs: Tensor) -> None:
+        self.costs = costs
         self.price = costs.new_zeros(costs.shape[0], costs.shape[2])
         self.owner = torch.full_like(self.price, -1, dtype=torch.int64)
         self.owner_price = torch.zeros_like(self.price)
@@ -93,8 +169,6 @@ class PathSearch:
         at = torch.where(wanted, sink, -1)
         for _ in range(longest):
             moving = at >= 0
-            if self.waits and not bool(moving.any()):
-                break
             place = at.clamp(min=0)[:, None]
             source = before.gather(1, place)
             start, held = source < 0, source.clamp(min=0)
@@ -116,8 +190,6 @@ class PathSearch:
         sink = at + (~wanted).long()  # -1 while the search goes on
         for _ in range(longest):
             going = sink < 0
-            if self.waits and not bool(going.any()):
-                break
             offset = (length - price)[:, None]
             reached = self.costs[self.problems, rows.clamp(min=0)] - self.price + offset
             closer = (reached < shortest) & ~scanned & going[:, None]
