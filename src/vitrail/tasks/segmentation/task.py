@@ -85,7 +85,7 @@ class SegmentationObjective(Objective):
         losses = F.cross_entropy(logits, mask.long(), ignore_index=IGNORED, label_smoothing=smoothing, reduction="none")
         seen = mask != IGNORED
         pixels_seen = seen.sum((1, 2)).clamp(min=1)
-        right = ((logits.argmax(1) == mask) & seen).sum((1, 2)) / pixels_seen
+        right = ((logits.detach().max(1).indices == mask) & seen).sum((1, 2)) / pixels_seen
         counted = valid & seen.flatten(1).any(1)
         total = torch.where(counted, losses.sum((1, 2)) / pixels_seen, 0.0).sum()
         tallies = {"pixel_accuracy": torch.where(counted, right, 0.0).sum()}

@@ -82,7 +82,7 @@ def segment_windows(
     size = (pixels.shape[1], pixels.shape[2])
     bands = average_bands(segment, pixels, windows, window, batch)
     if size == whole:
-        return np.concatenate([band.argmax(0).to(torch.uint8).numpy() for band in bands])
+        return np.concatenate([band.max(0).indices.to(torch.uint8).numpy() for band in bands])
     return resize_argmax(torch.cat(list(bands), 1), whole)
 
 
