@@ -5,7 +5,13 @@ import pytest
 from PIL import Image
 
 from vitrail.core.errors import ConfigError
-from vitrail.report.segment_drawing import TINT, choose_segment_colours, draw_segments, pick_class_colour
+from vitrail.report.segment_drawing import (
+    TINT,
+    choose_colours_alike,
+    choose_segment_colours,
+    draw_segments,
+    pick_class_colour,
+)
 
 GREY = Image.new("RGB", (120, 80), (100, 100, 100))
 
@@ -71,3 +77,13 @@ def test_colours_differ_between_classes_and_between_segments_of_one() -> None:
     assert len(set(colours)) == 4
     neighbours = np.array([pick_class_colour(k) for k in range(40)], int)
     assert np.abs(np.diff(neighbours, axis=0)).sum(1).min() > 100
+
+
+def test_a_segment_that_is_found_has_the_colour_of_the_true_one() -> None:
+    masks = [square(0, 0, 20), square(0, 40, 20), square(40, 0, 20)]
+    theirs = choose_segment_colours([3, 3, 5])
+    found = [square(40, 2, 20), square(0, 42, 20), square(50, 90, 20), square(0, 0, 20)]
+    colours = choose_colours_alike([5, 3, 3, 7], found, [3, 3, 5], masks)
+    assert colours[:2] == [theirs[2], theirs[1]]
+    assert colours[2:] == [theirs[0], pick_class_colour(7)]  # one more of its class, and a wrong class
+    assert choose_colours_alike([], [], [3], masks[:1]) == []

@@ -44,6 +44,23 @@ def choose_segment_colours(classes: Iterable[int]) -> list[Bytes]:
     return out
 
 
+def choose_colours_alike(
+    classes: Sequence[int], masks: Sequence[Mask], other_classes: Sequence[int], other_masks: Sequence[Mask]
+) -> list[Bytes]:
+    """A colour for each segment as `choose_segment_colours` gives them to other segments of the same pixels: one that
+    covers another of its class, by more than half of both together, has its colour."""
+    theirs: list[Bytes] = choose_segment_colours(other_classes)
+    out: list[Bytes | None] = [None] * len(classes)
+    for at, (kind, mask) in enumerate(zip(classes, masks, strict=True)):
+        for other_kind, other, colour in zip(other_classes, other_masks, theirs, strict=True):
+            if kind == other_kind and 2 * (mask & other).sum() > (mask | other).sum():
+                out[at] = colour
+    for at, kind in enumerate(classes):
+        shades = [shade(pick_class_colour(kind), amount) for amount in SHADES]
+        out[at] = out[at] or next((colour for colour in shades if colour not in out), shades[0])
+    return [colour for colour in out if colour is not None]
+
+
 def shade(colour: Bytes, amount: float) -> Bytes:
     """A colour moved towards white, or towards black where the amount is below 0."""
     red, green, blue = (round(one + (255 * (amount > 0) - one) * abs(amount)) for one in colour)

@@ -10,7 +10,7 @@ import pytest
 from vitrail.core.errors import ConfigError, SourceNotFound
 from vitrail.data.collection import open_collection
 from vitrail.data.datasets.builtin_sets import COLOURS
-from vitrail.data.datasets.scenes import CLASSES, FEWEST, GROUND, MOST, SKY, VISIBLE, SceneDataset
+from vitrail.data.datasets.scenes import CLASSES, FEWEST, GROUND, MOST, SIMPLE, SKY, VISIBLE, SceneDataset
 
 
 def test_a_scene_is_a_function_of_seed_and_index() -> None:
@@ -99,6 +99,26 @@ def test_named_sets() -> None:
     assert whole.splits["train"].open_image(0).size == (128, 128)
     assert small.splits["test"].open_image(0).size == (64, 64)
     assert not np.array_equal(whole.splits["train"].read(0), whole.splits["test"].read(0))
+
+
+def test_simple_scenes_have_fewer_larger_shapes_of_few_kinds() -> None:
+    source = open_collection("scenes/simple").splits["test"]
+    assert [one.name for one in source.segment_classes] == [*SIMPLE.shapes, "sky", "ground"]
+    assert [one.thing for one in source.segment_classes] == [True] * len(SIMPLE.shapes) + [False] * 2
+    counts, seen, share = list[int](), set[int](), list[float]()
+    for index in range(40):
+        found = source.segments(index)
+        masks, things = found.decode(), found.classes < len(SIMPLE.shapes)
+        assert np.array_equal((masks * found.classes[:, None, None]).sum(0), source.mask(index))
+        counts.append(int(things.sum()))
+        seen |= set(found.classes.tolist())
+        share += [mask.mean() for mask in masks[things]]
+    assert (min(counts), max(counts)) == (FEWEST, SIMPLE.most)
+    assert seen == set(range(len(source.segment_classes)))
+    usual = SceneDataset(40, size=64, seed=1)
+    parts = [usual.segments(index) for index in range(40)]
+    assert np.mean(share) > 1.5 * np.mean([m.mean() for one in parts for m in one.decode()[one.classes < SKY]])
+    assert source.fingerprint != SceneDataset(1000, size=64, seed=1).fingerprint
 
 
 def test_mistakes() -> None:

@@ -5,7 +5,8 @@
 
 The shapes of builtin_sets.py are things, later ones in front of earlier ones; sky and ground are stuff. Colours, sizes
 and places are drawn independently of the class. As with those, an image is a pure function of (seed, index), of any
-size, and nothing is stored. A shape that would leave too little of another one visible is not placed.
+size, and nothing is stored. A shape that would leave too little of another one visible is not placed. Simple scenes
+have fewer and larger shapes, of the four kinds that a small network tells apart first.
 """
 
 import re
@@ -40,7 +41,8 @@ SIDES: Final = (32, 4096)
 
 THINGS: Final = tuple(OUTLINES)
 SKY, GROUND = len(THINGS), len(THINGS) + 1  # class numbers
-CLASSES: Final = (*(SegmentClass(name) for name in THINGS), SegmentClass("sky", False), SegmentClass("ground", False))
+STUFF: Final = (SegmentClass("sky", False), SegmentClass("ground", False))
+CLASSES: Final = (*(SegmentClass(name) for name in THINGS), *STUFF)
 
 MOST: Final = 8  # shapes of a scene ...
 FEWEST: Final = 2
@@ -65,10 +67,24 @@ GROUNDS: Final = (  # at the horizon, at the bottom
 Bytes: TypeAlias = tuple[int, int, int]
 
 
+class SceneRules(NamedTuple):
+    """Which shapes scenes have, how many at most, and their smallest and largest radius in sides of the image."""
+
+    title: str
+    shapes: tuple[str, ...]  # in the order of their class numbers; sky and ground follow
+    most: int
+    radii: tuple[float, float]
+
+
+ALL: Final = SceneRules("scenes", THINGS, MOST, RADII)
+SIMPLE: Final = SceneRules("scenes-simple", ("circle", "square", "star", "ring"), 5, (0.12, 0.24))
+SIMPLE_SIDE: Final = 64
+
+
 class PlacedShape(NamedTuple):
     """A shape of a scene."""
 
-    shape: int
+    shape: int  # its class
     outline: Outline
     tint: Plane  # [3]
 
@@ -85,14 +101,13 @@ class SceneLayout(NamedTuple):
 class SceneDataset(ImageDataset):
     """`count` scenes of size x size pixels, with their segments. They have no labels as a whole."""
 
-    segment_classes = CLASSES
-    pixel_classes = tuple(one.name for one in CLASSES)
-
-    def __init__(self, count: int, *, size: int = SIDE, seed: int = 0) -> None:
+    def __init__(self, count: int, *, size: int = SIDE, seed: int = 0, rules: SceneRules = ALL) -> None:
         low, high = SIDES
         if count < 1 or not low <= size <= high:
             raise ConfigError(f"count={count}, size={size}: at least one scene, of {low} to {high} pixels per side")
-        self.count, self.size, self.seed = count, size, seed
+        self.count, self.size, self.seed, self.rules = count, size, seed, rules
+        self.segment_classes = (*(SegmentClass(name) for name in rules.shapes), *STUFF)
+        self.pixel_classes = tuple(one.name for one in self.segment_classes)
         self.labels = Labels.none(count)
         self.latest: tuple[int, SceneLayout] | None = None  # pixels and segments are usually read in turn
 
@@ -109,7 +124,8 @@ class SceneDataset(ImageDataset):
         layout = self.layout(index)
         masks = [layout.owner == at for at in range(len(layout.shapes))]
         masks += [(layout.owner < 0) & (layout.below < 0), (layout.owner < 0) & (layout.below >= 0)]
-        classes = np.array([*(one.shape for one in layout.shapes), SKY, GROUND])
+        sky = len(self.rules.shapes)
+        classes = np.array([*(one.shape for one in layout.shapes), sky, sky + 1])
         there = np.array([mask.any() for mask in masks])
         masks = [mask for mask, some in zip(masks, there, strict=True) if some]
         return Segments(
@@ -124,7 +140,8 @@ class SceneDataset(ImageDataset):
         """Class indices [size, size]."""
         layout = self.layout(index)
         table = np.array([one.shape for one in layout.shapes], np.uint8)
-        stuff = np.where(layout.below < 0, np.uint8(SKY), np.uint8(GROUND))
+        sky = len(self.rules.shapes)
+        stuff = np.where(layout.below < 0, np.uint8(sky), np.uint8(sky + 1))
         return np.where(layout.owner < 0, stuff, table[layout.owner])
 
     def layout(self, index: int) -> SceneLayout:
@@ -132,11 +149,11 @@ class SceneDataset(ImageDataset):
             raise IndexError(index)
         latest = self.latest
         if latest is None or latest[0] != index:
-            self.latest = latest = (index, arrange_scene(self.seed, index, self.size))
+            self.latest = latest = (index, arrange_scene(self.seed, index, self.size, self.rules))
         return latest[1]
 
     def name(self, index: int) -> str:
-        return f"scenes-{self.size}px-seed{self.seed}[{index}]"
+        return f"{self.rules.title}-{self.size}px-seed{self.seed}[{index}]"
 
     def content_hash(self, index: int) -> int:
         """The name determines the pixels, so they need not be drawn for it."""
@@ -144,29 +161,31 @@ class SceneDataset(ImageDataset):
 
 
 def is_scene_set(name: str) -> bool:
-    """Whether a name stands for scenes: "scenes", or "scenes/SIZE"."""
-    return re.fullmatch(rf"{SCENES}(/[0-9]{{1,5}})?", name) is not None
+    """Whether a name stands for scenes: "scenes", "scenes/SIZE" or "scenes/simple"."""
+    return re.fullmatch(rf"{SCENES}(/([0-9]{{1,5}}|simple))?", name) is not None
 
 
 def read_scenes(name: str = SCENES) -> dict[str, ImageDataset]:
-    """The splits of "scenes" or "scenes/SIZE": 10,000 and 1,000 scenes."""
-    size = int(name.partition("/")[2] or SIDE)
-    return {"train": SceneDataset(TRAIN, size=size), "test": SceneDataset(TEST, size=size, seed=1)}
+    """The splits of "scenes", of "scenes/SIZE", or of "scenes/simple" at 64 px: 10,000 and 1,000 scenes."""
+    variant = name.partition("/")[2]
+    rules, size = (SIMPLE, SIMPLE_SIDE) if variant == "simple" else (ALL, int(variant or SIDE))
+    counts = (("train", TRAIN, 0), ("test", TEST, 1))
+    return {split: SceneDataset(count, size=size, seed=seed, rules=rules) for split, count, seed in counts}
 
 
-def arrange_scene(seed: int, index: int, size: int) -> SceneLayout:
+def arrange_scene(seed: int, index: int, size: int, rules: SceneRules) -> SceneLayout:
     """Places the shapes of a scene one after the other."""
     parts = np.cumsum([1, TRIES * NUMBERS, len(COLOURS)])
     drawn = CounterRng.for_samples(seed=seed, epoch=0, sample=index).uniform("scenes", int(parts[-1]) + BACKDROP)[0]
     amount, numbers, ranks, backdrop = np.split(drawn, parts)
-    wanted = FEWEST + int(amount[0] * (MOST - FEWEST + 1))
+    wanted = FEWEST + int(amount[0] * (rules.most - FEWEST + 1))
     order = np.argsort(ranks).tolist()  # no colour comes twice
     colours, shapes, areas = list(COLOURS.values()), list[PlacedShape](), list[int]()
     owner = np.full((size, size), -1, np.int8)
     for some in numbers.reshape(TRIES, NUMBERS).tolist():
         if len(shapes) == wanted:
             break
-        shape, outline = trace_shape(some, size)
+        shape, outline = trace_shape(some, size, rules)
         inside, part = outline.distance <= 0, owner[outline.rows, outline.columns]
         hidden = np.bincount(part[inside] + 1, minlength=len(shapes) + 1)[1:]  # of each shape so far
         area = int(inside.sum())
@@ -179,13 +198,13 @@ def arrange_scene(seed: int, index: int, size: int) -> SceneLayout:
     return SceneLayout(shapes, owner, measure_horizon(backdrop[2 : 2 + GRAIN], size), backdrop)
 
 
-def trace_shape(numbers: list[float], size: int) -> tuple[int, Outline]:
+def trace_shape(numbers: list[float], size: int, rules: SceneRules) -> tuple[int, Outline]:
     """A shape's class and outline from its numbers; its centre lies in the image."""
-    low, high = RADII
+    low, high = rules.radii
     radius = low + (high - low) * numbers[1] * (0.4 + 0.6 * numbers[2])  # more small ones than large ones
     at = (0.06 + 0.88 * numbers[3], 0.06 + 0.88 * numbers[4])
-    shape = int(numbers[0] * len(THINGS))
-    return shape, trace_outline(shape, at, radius, int(numbers[5] * TURNS), size)
+    shape = int(numbers[0] * len(rules.shapes))
+    return shape, trace_outline(THINGS.index(rules.shapes[shape]), at, radius, int(numbers[5] * TURNS), size)
 
 
 def stays_visible(owner: NDArray[np.int8], areas: list[int], hidden: NDArray[np.int64]) -> bool:
