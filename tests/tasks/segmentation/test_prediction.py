@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from vitrail.core.text import Pair
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.targets import Geometry
-from vitrail.tasks.segmentation.metric import make_palette
+from vitrail.tasks.segmentation.mask_drawing import make_palette
 from vitrail.tasks.segmentation.prediction import PredictedMask, resize_argmax, segment
 
 NAMES = ("ground", "cat", "dog", "bird", "fish")
@@ -96,5 +96,5 @@ def test_a_png_keeps_the_indices_and_shows_the_colours() -> None:
     with Image.open(io.BytesIO(PredictedMask(mask, NAMES).png())) as image:
         assert image.mode == "P"
         assert np.array_equal(np.asarray(image), mask)
-        assert np.array_equal(np.asarray(image.convert("RGB")).reshape(256, 3), make_palette())
-    assert len(np.unique(make_palette(), axis=0)) == 256
+        assert np.array_equal(np.asarray(image.convert("RGB")).reshape(256, 3), make_palette(NAMES))
+    assert len(np.unique(make_palette(NAMES), axis=0)) == 256

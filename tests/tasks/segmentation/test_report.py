@@ -13,14 +13,8 @@ from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.report.page import Table, render_page
 from vitrail.report.sections import ImageRows
-from vitrail.tasks.segmentation.metric import (
-    SegmentationMetric,
-    SegmentationScore,
-    SegmentedImage,
-    blend_mask,
-    list_colours,
-    make_palette,
-)
+from vitrail.tasks.segmentation.mask_drawing import blend_mask, list_colours, make_palette
+from vitrail.tasks.segmentation.metric import SegmentationMetric, SegmentationScore, SegmentedImage
 from vitrail.tasks.segmentation.task import SEGMENTATION, build_panes
 
 SIZES = [(12, 10), (7, 9)]
@@ -48,7 +42,9 @@ def test_masks_lie_over_the_image_where_the_whole_of_it_was_seen(resize: int | N
     """A prediction that is right looks like the mask, and never lies over a part of the image that it is not of."""
     view = Preprocessing(image=(6, 6), resize=resize).geometry(SIZES[0])
     seen = view.mask(torch.from_numpy(painted(0, SIZES[0])), 255).numpy()
-    image, mask, predicted = build_panes(SegmentedImage(0, 1.0, seen, seen), SOURCE, ("image", "mask", "predicted"))
+    image, mask, predicted = build_panes(
+        SegmentedImage(0, 1.0, seen, seen), SOURCE, ("image", "mask", "predicted"), PIXEL_CLASSES
+    )
     pictures = [np.asarray(Image.open(BytesIO(b64decode(one.picture.partition(",")[2])))) for one in (image, mask)]
     if resize is None:
         assert pictures[0].shape == pictures[1].shape
@@ -72,11 +68,13 @@ def test_classes_and_strips(score: SegmentationScore, title: str, wanted: str) -
 
 
 def test_a_class_has_the_colour_of_its_drawing() -> None:
-    colours = list_colours(255)
+    names = ("Background", *(f"class {at}" for at in range(1, 255)))
+    colours = list_colours(names)
     assert colours[0] == ""
-    assert colours[7] == "#{:02x}{:02x}{:02x}".format(*make_palette()[7].tolist())
+    assert colours[7] == "#{:02x}{:02x}{:02x}".format(*make_palette(names)[7].tolist())
+    assert list_colours(("wall", "floor"))[0] != ""
     mask = np.array([[0, 7], [255, 7]], np.uint8)
     image = SOURCE.open_image(0).rgb().resize((2, 2))
-    drawn = np.asarray(blend_mask(mask, image))
+    drawn = np.asarray(blend_mask(mask, image, names))
     assert np.array_equal(drawn[:, 0], np.asarray(image)[:, 0])
     assert not np.array_equal(drawn[:, 1], np.asarray(image)[:, 1])

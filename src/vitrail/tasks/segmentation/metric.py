@@ -1,23 +1,20 @@
-"""Intersection over union of each class, counted over all pixels of a split, and the colours of classes.
+"""Intersection over union of each class, counted over all pixels of a split.
 
     score = score_batches(network, batches, preprocessing, SegmentationMetric(9, device), device=device)
     score.miou, score.ious
 
 Pixels marked 255 are ignored. The mean is over the classes that occur in masks or predictions. Boundary IoU is that of
 the bands along the edges of the classes; it is counted where a report is made. Counts per image allow intervals by
-resampling images. Neighbouring classes have clearly different colours, the same wherever they are drawn.
+resampling images.
 """
 
-import colorsys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, ClassVar, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -70,45 +67,6 @@ def average_ious(both: NDArray[Any], either: NDArray[Any]) -> float:
     """The mean IoU of the classes that occur, from pixels [K]."""
     there = either > 0
     return float((both[there] / either[there]).mean())
-
-
-GROUND: Final = (36, 38, 48)  # colour of class 0, usually the background
-UNSEEN: Final = (250, 250, 250)  # colour of ignored pixels
-GOLDEN: Final = 0.61803398875  # of a turn, between the hues of neighbouring classes
-COVER: Final = 0.55  # how much of a pixel an overlay covers
-
-
-@cache
-def make_palette() -> NDArray[np.uint8]:
-    """A colour for each of 256 indices [256, 3]."""
-    kinds = ((0.85, 0.74), (0.72, 0.92))  # saturation and value
-    hues = [colorsys.hsv_to_rgb((0.02 + index * GOLDEN) % 1, *kinds[index % 2]) for index in range(256)]
-    colours = np.rint(255 * np.array(hues)).astype(np.uint8)
-    colours[0], colours[IGNORED] = GROUND, UNSEEN
-    return colours
-
-
-def list_colours(classes: int) -> list[str]:
-    """The colours of classes in a drawing, as "#2c5aa0"; empty for class 0, which is not painted."""
-    return ["", *("#{:02x}{:02x}{:02x}".format(*colour) for colour in make_palette()[1:classes].tolist())]
-
-
-def colour_mask(mask: NDArray[np.uint8]) -> Image.Image:
-    """A mask [H, W] as a PNG-ready image of class indices that shows their colours."""
-    image = Image.fromarray(mask)
-    image.putpalette(make_palette().tobytes())
-    return image
-
-
-def blend_mask(mask: NDArray[np.uint8], image: Image.Image) -> Image.Image:
-    """The colours of a mask over its image, or over a smaller copy of it; class 0 and ignored pixels are not
-    painted."""
-    if mask.shape != (image.height, image.width):
-        mask = np.asarray(Image.fromarray(mask).resize(image.size, Image.Resampling.NEAREST))
-    pixels = np.asarray(image.convert("RGB"), np.float32)
-    shown = ((mask != 0) & (mask != IGNORED))[..., None]
-    mixed = (1 - COVER) * pixels + COVER * make_palette()[mask]
-    return Image.fromarray(np.where(shown, mixed, pixels).round().astype(np.uint8))
 
 
 MOST_CLASSES: Final = IGNORED  # that a mask of bytes can hold

@@ -16,8 +16,9 @@ from torch.nn import functional as F
 from vitrail.data.targets import IGNORED, Geometry
 from vitrail.tasks.mask_queries.decode import resize_masks, sum_scores
 from vitrail.tasks.mask_queries.view import crop_inner, find_seen
-from vitrail.tasks.segmentation.metric import colour_mask
+from vitrail.tasks.segmentation.mask_drawing import colour_mask
 
+LEAST: Final = 0.0005  # of the image: less is 0.0 %, and not told in words
 REGION: Final = {"label": {"type": "string"}, "index": {"type": "integer"}, "share": {"type": "number"}}
 REGIONS: Final = {"type": "object", "required": list(REGION), "properties": REGION}
 UNSEEN: Final = f"a PNG of class indices in that size; {IGNORED} where the network did not see the image"
@@ -58,7 +59,7 @@ class PredictedMask:
     def png(self) -> bytes:
         """The mask as a PNG of class indices, coloured for people."""
         file = io.BytesIO()
-        colour_mask(self.mask).save(file, "PNG")
+        colour_mask(self.mask, self.names).save(file, "PNG")
         return file.getvalue()
 
     def to_dict(self) -> dict[str, Any]:
@@ -67,7 +68,7 @@ class PredictedMask:
         return {"size": list(self.mask.shape), "regions": rows, "png": base64.b64encode(self.png()).decode()}
 
     def __str__(self) -> str:
-        return ", ".join(f"{one.label} {100 * one.share:.1f} %" for one in self.regions)
+        return ", ".join(f"{one.label} {100 * one.share:.1f} %" for one in self.regions if one.share >= LEAST)
 
 
 def segment(logits: Tensor, view: Geometry) -> NDArray[np.uint8]:

@@ -31,14 +31,8 @@ from vitrail.report.axis import format_share
 from vitrail.report.page import Section, Table
 from vitrail.report.sections import ImageRow, ImageRows, Shot, make_pane
 from vitrail.tasks.segmentation.full_size import score_windows
-from vitrail.tasks.segmentation.metric import (
-    SegmentationMetric,
-    SegmentationScore,
-    SegmentedImage,
-    blend_mask,
-    colour_mask,
-    list_colours,
-)
+from vitrail.tasks.segmentation.mask_drawing import blend_mask, colour_mask, list_colours
+from vitrail.tasks.segmentation.metric import SegmentationMetric, SegmentationScore, SegmentedImage
 from vitrail.tasks.segmentation.prediction import SCHEMA, PredictedMask, segment, segment_queries
 from vitrail.tasks.segmentation.windows import Scale, SlidingWindows
 from vitrail.tasks.task import EXTREMES, PredictionBar, PredictionOptions, Task
@@ -99,26 +93,26 @@ def build_class_table(score: SegmentationScore, names: Sequence[str], title: str
     shares = [[format_share(one / total) for one in counts] for counts in (truth, said)]
     rows = list(zip(names, ious, *shares, strict=True))
     columns = ("class", "IoU", "pixels", "predicted")
-    return Table(title=f"Classes{on(title)}", columns=columns, rows=rows, colours=list_colours(len(names)))
+    return Table(title=f"Classes{on(title)}", columns=columns, rows=rows, colours=list_colours(names))
 
 
 def on(title: str) -> str:
     return f" on {title}" if title else ""
 
 
-def build_panes(one: SegmentedImage, source: ImageDataset, names: Sequence[str]) -> list[Shot]:
+def build_panes(one: SegmentedImage, source: ImageDataset, sides: Sequence[str], names: Sequence[str]) -> list[Shot]:
     """The image, and over it its own mask and the predicted one; nothing where it cannot be read any more. Where the
     network saw a part of it, the masks of that part stand by themselves."""
     try:
         image = source.open_image(one.sample).rgb()
         truth = read_mask(source.mask(one.sample))
     except (OSError, VitrailError):
-        return [make_pane(None, name) for name in names]
+        return [make_pane(None, side) for side in sides]
     if np.array_equal(stretch_mask(truth, one.truth.shape), one.truth):
-        shown = (image, blend_mask(truth, image), blend_mask(stretch_mask(one.mask, truth.shape), image))
+        shown = (image, blend_mask(truth, image, names), blend_mask(stretch_mask(one.mask, truth.shape), image, names))
     else:
-        shown = (image, colour_mask(one.truth), colour_mask(one.mask))
-    return [make_pane(one, name) for one, name in zip(shown, names, strict=True)]
+        shown = (image, colour_mask(one.truth, names), colour_mask(one.mask, names))
+    return [make_pane(one, side) for one, side in zip(shown, sides, strict=True)]
 
 
 def stretch_mask(mask: NDArray[np.uint8], size: tuple[int, ...]) -> NDArray[np.uint8]:
@@ -127,7 +121,7 @@ def stretch_mask(mask: NDArray[np.uint8], size: tuple[int, ...]) -> NDArray[np.u
     return Geometry(whole=whole, box=(0, 0, *whole), inner=inner).mask(torch.from_numpy(mask), IGNORED).numpy()
 
 
-UNPAINTED: Final = "#8c8c8c"  # of class 0, which a drawing leaves as it is
+UNPAINTED: Final = "#8c8c8c"  # of classes that a drawing leaves as they are
 
 
 class SegmentationTask(Task):
@@ -173,7 +167,7 @@ class SegmentationTask(Task):
             sides, strips = ("image", "mask", "predicted"), list[ImageRow]()
             for one in score.worst:
                 caption, note = f"IoU {format_share(one.iou)}", source.name(one.sample)
-                strips.append(ImageRow(panes=build_panes(one, source, sides), caption=caption, note=note))
+                strips.append(ImageRow(panes=build_panes(one, source, sides, names), caption=caption, note=note))
             found.append(ImageRows(title=f"Lowest IoU{on(title)}", sides=sides, strips=strips))
         return found
 
@@ -200,7 +194,7 @@ class SegmentationTask(Task):
         return SCHEMA
 
     def bars(self, prediction: PredictedMask) -> list[PredictionBar]:
-        colours = list_colours(len(prediction.names))
+        colours = list_colours(prediction.names)
         return [
             PredictionBar(region.label, region.share, chosen=True, colour=colours[region.index] or UNPAINTED)
             for region in prediction.regions
@@ -213,7 +207,7 @@ class SegmentationTask(Task):
         return [[region.label, region.index, f"{region.share:.6g}"] for region in prediction.regions]
 
     def draw(self, prediction: PredictedMask, image: "Image") -> "Image":
-        return blend_mask(prediction.mask, image)
+        return blend_mask(prediction.mask, image, prediction.names)
 
     def file_of(self, prediction: PredictedMask) -> tuple[str, bytes]:
         return ".png", prediction.png()
