@@ -174,6 +174,7 @@ class ServedModel:
             "labels": list(predictor.labels),
             "multi_label": predictor.multi_label,
             **({"threshold": predictor.threshold} if "threshold" in self.options else {}),
+            "queries": predictor.network.config.has_queries,
             "attention": bool(attention),
             **attention,
             "limits": {**limits, "max_images": settings.most_images},

@@ -32,8 +32,8 @@ NumberType: TypeAlias = Literal["float32", "bfloat16", "float16"]
 
 @command_options
 class PredictOptions(NamesOptions):
-    """Classify images: the most likely classes of each, in the order given. Segmentation weights predict a mask per
-    image, which --out writes as PNG.
+    """Classify images: the most likely classes of each, in the order given. Weights for masks or segments predict
+    these, and --out writes them, as PNG or in COCO's formats.
 
     WEIGHTS is optional: the first word is taken for weights unless it is an image, a folder without weights, or -; then
     the bundled model is used (CIFAR-10's ten classes). Folders are searched in the order of names; - reads file names
@@ -51,7 +51,9 @@ class PredictOptions(NamesOptions):
     words: tuple[str, ...] = word(..., "weights, then images, folders", "[WEIGHTS] IMAGE|FOLDER|-", completes="weights")
     weights: str | None = option(None, "the weights; all words are then images", "WEIGHTS", completes="weights")
     topk: int | None = option(None, "number of classes per image", "N", usually="5")
-    threshold: float | None = option(None, "multi-label weights: lowest probability predicted", "P", usually="0.5")
+    threshold: float | None = option(
+        None, "lowest probability of a label or segment", "P", usually="0.5; panoptic: 0.8"
+    )
     json: bool = option(False, "print one JSON object per line, also for unreadable images", exclusive="form")
     csv: bool = option(False, "print one row per prediction, under a header", exclusive="form")
     out: Path | None = option(None, "folder for masks and other files, each with an overlay (NAME.overlay.png)", "DIR")

@@ -90,7 +90,8 @@ def load_predictor(options: PredictOptions, weights: str, device: torch.device) 
         raise ConfigError(f"--topk {options.topk} is for weights that rank classes, not {task}; omit it for {weights}")
     if options.threshold is not None and "threshold" not in offered:
         why = "has one class for each image; --topk N shows more classes" if "topk" in offered else f"is for {task}"
-        raise ConfigError(f"--threshold {options.threshold:g} is for multi-label weights, and {weights} {why}")
+        given = f"--threshold {options.threshold:g}"
+        raise ConfigError(f"{given} is for multi-label weights and for segments, and {weights} {why}")
     return rename_predictor(asker, options.labels, options.rename)
 
 
@@ -101,6 +102,8 @@ def describe_predictor(weights: str, asker: Predictor[Any]) -> str:
     named = f"{weights} (bundled)" if is_bundled(weights) else printable(weights)
     classes = asker.task.describe_outputs(asker.labels)
     classes += f", each by itself; chosen from {100 * asker.threshold:g} %" if asker.multi_label else ""
+    if not asker.multi_label and "threshold" in asker.task.prediction_options(multi_label=False):
+        classes += f", found from a score of {asker.threshold:g}"
     classes += ", named as ImageNet's" if asker.labels == read_class_names("imagenet") else ""
     return f"{named}: {type(network).__name__}, {count} parameters, {size}, {classes}"
 

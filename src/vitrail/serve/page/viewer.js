@@ -100,7 +100,7 @@ function readout(one) {
   if (!row) return ["", ""];
   const patches = about.grid[0] * about.grid[1], query = view.head === ROLLOUT ? TOKEN : view.query, { best, half } = told(row, query);
   const spread = `falls on ${half} of ${count(patches, "patch", "patches")}.`;
-  if (view.head === ROLLOUT) return [`Rollout through ${about.layers === 1 ? "the one layer" : `all ${about.layers} layers`}`, `: the answer draws most on the patch in ${place(about, best)}. Half of its light ${spread}`];
+  if (view.head === ROLLOUT) return [`Rollout through ${about.layers === 1 ? "the one layer" : `all ${about.layers} layers`}`, `: ${model.queries ? "the encoder without its queries" : "the answer"} draws most on the patch in ${place(about, best)}. Half of its light ${spread}`];
   const who = query === TOKEN ? asker(about) : `the patch in ${place(about, query)}`;
   const own = query === TOKEN ? "" : `gives ${percent(row[query])} to itself and `;
   return [`Layer ${depth(about) + 1}, ${headed(view.head)}`, `: ${who} ${own}${query === TOKEN && !about.token ? "look" : "looks"} most at ${place(about, best)} (${percent(row[best])}). Half of what goes to patches ${spread}`];
