@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -105,6 +106,24 @@ def test_cost_in_closed_form(name: str) -> None:
     kept = [config.activation_bytes(4, recompute=again) for again in (False, True)]
     assert config.encoder.activation_bytes(4, recompute=False) < kept[0]
     assert kept[1] < kept[0]
+
+
+@pytest.mark.gpu
+def test_masks_of_many_keys_compile() -> None:
+    """1,225 keys: those of 200 queries and 1,025 tokens of an image of 512 px, with gradients and in bfloat16."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    draw = partial(torch.randn, generator=generator, device="cuda", dtype=torch.bfloat16)
+    q, k, v = (draw(4, 3, 1225, 64).requires_grad_() for _ in range(3))
+    logits = draw(4, 200, 1024)  # the mask is computed in the graph
+
+    def attend(logits: Tensor) -> Tensor:
+        return attend_masked(q, k, v, None, logits.sigmoid() < 0.5, 0.0)
+
+    wanted = attend(logits)
+    found = torch.compile(attend, fullgraph=True)(logits)
+    torch.testing.assert_close(found, wanted, atol=2e-2, rtol=0)
+    (slope,) = torch.autograd.grad(found.float().square().sum(), q)
+    assert slope.isfinite().all()
 
 
 @torch.no_grad()

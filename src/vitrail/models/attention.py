@@ -3,15 +3,20 @@
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from contextlib import nullcontext
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitrail.core.text import Pair
 from vitrail.models.backbone import AttentionTap, Taps
 from vitrail.models.kernels.fused_ops import can_fuse_attention, can_fuse_linear, fused_attention, fused_qkv
+
+# Not cuDNN's: torch 2.11 compiles it to read past the end of a mask with more than 1,024 keys that 64 does not divide.
+MASKED: Final = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class Places(NamedTuple):
@@ -65,7 +70,8 @@ def attend_masked(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, hidden: 
     ahead, seen = hidden.shape[1], k.shape[2] - hidden.shape[2]
     mask = F.pad(torch.zeros_like(hidden, dtype=q.dtype).masked_fill(hidden, float("-inf")), (seen, 0))[:, None]
     mask, rest = (mask, None) if bias is None else (mask + bias[..., :ahead, :], bias[..., ahead:, :])
-    first = F.scaled_dot_product_attention(q[:, :, :ahead], k, v, attn_mask=mask, dropout_p=dropout)
+    with sdpa_kernel(MASKED) if q.is_cuda else nullcontext():
+        first = F.scaled_dot_product_attention(q[:, :, :ahead], k, v, attn_mask=mask, dropout_p=dropout)
     others = F.scaled_dot_product_attention(q[:, :, ahead:], k, v, attn_mask=rest, dropout_p=dropout)
     return torch.cat([first, others], dim=2)
 
