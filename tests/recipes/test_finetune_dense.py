@@ -31,6 +31,12 @@ def chosen(samples: int = 3_680, task: str = "panoptic", decoder: Any = "eomt", 
     return choose_dense_defaults(DEIT, CARD, dense, decoder=decoder, weights="w", source="s", **more)
 
 
+def chosen_queries(**about: Any) -> int:
+    model = chosen(**about).model
+    assert isinstance(model, EoMTConfig)
+    return model.queries
+
+
 # samples, batch, steps, warm-up of the head and of the encoder
 RULE = [
     (2, 2, 2_000, 100, 200),
@@ -93,9 +99,13 @@ def test_pmt_leaves_the_encoder_as_it_is() -> None:
 )
 def test_queries_follow_the_image_with_the_most_segments(task: str, segments: int, queries: int) -> None:
     assert choose_queries(task, segments) == queries
-    model = chosen(task=task, segments=segments).model
-    assert isinstance(model, EoMTConfig)
-    assert model.queries == queries
+    if task != "segmentation":
+        assert chosen_queries(task=task, segments=segments) == queries
+
+
+@pytest.mark.parametrize(("classes", "queries"), [(2, 20), (9, 45), (150, 100)])
+def test_queries_for_classes_of_pixels_follow_their_number(classes: int, queries: int) -> None:
+    assert chosen_queries(task="segmentation", segments=0, classes=classes) == queries
 
 
 def test_segments_are_counted() -> None:
@@ -143,7 +153,7 @@ def test_recipes_take_a_decoder() -> None:
     assert isinstance(model, ViTConfig)
     found = with_queries(replace(run, model=model), "pmt", "segmentation", 9, 1)
     assert isinstance(found.model, PMTConfig)
-    assert (found.model.queries, found.optim.freeze, found.objective.task) == (20, "all", "segmentation")
+    assert (found.model.queries, found.optim.freeze, found.objective.task) == (45, "all", "segmentation")
     again = with_queries(found, "pmt", "segmentation", 4, 90)
     assert again.model == replace(found.model, classes=4)
 

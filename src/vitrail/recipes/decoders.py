@@ -75,7 +75,8 @@ def with_queries(run: Run, decoder: QueryKind, task: str, classes: int, segments
     has such queries keeps what it is, but for the classes."""
     model = run.model
     if model.family != decoder:
-        model = query_config(model, decoder, classes, queries=choose_queries(task, segments))
+        most = classes if task == "segmentation" else segments  # a mask of classes has at most one segment of each
+        model = query_config(model, decoder, classes, queries=choose_queries(task, most))
     objective = run.objective if isinstance(run.objective, OBJECTIVES[task]) else OBJECTIVES[task]()
     run = replace(run, model=adapt_config(model, classes=classes), objective=objective)
     return replace(run, optim=replace(run.optim, freeze="all")) if decoder == "pmt" else run

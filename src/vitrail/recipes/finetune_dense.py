@@ -66,7 +66,8 @@ def choose_dense_defaults(
     - Optimiser: EoMT's AdamW at 1e-4, weight decay 0.05, layer decay 0.8, clipping at 0.01 (with AdamW that evens out
       the steps, whose size it does not change), polynomial decay with power 0.9.
     - Warm-up: EoMT's 500 steps of the head and then 1,000 of the encoder, at most 5 and 10 % of the run.
-    - Queries: five for each segment of the image that has the most, 20 to 200; of semantic masks 100 at most.
+    - Queries: five for each segment of the image that has the most, 20 to 200; of semantic masks five for each class,
+      20 to 100.
     - Augmentation: flips, the image at 0.1 to 2 times its size, padded or cut; for semantic masks 0.5 to 2 times, and
       the jitter of colours. Scored are whole images, padded; for semantic masks as the weights were."""
     if dense.samples < 2 or dense.classes < 1:
@@ -133,7 +134,8 @@ def explain_dense_choices(
         "eomt": f"decoder eomt: {queries} queries join the last {pluralise(blocks, 'block')} of the encoder",
         "pmt": f"decoder pmt: {queries} queries with {pluralise(blocks, 'block')} of their own, on a frozen encoder",
     }
-    most = f" (up to {dense.segments} segments an image)" if dense.segments else ""
+    known = dense.segments and dense.task != "segmentation"
+    most = f" (up to {dense.segments} segments an image)" if known else ""
     warmup = f"{pluralise(schedule.warmup, 'step')} of warm-up"
     if schedule.encoder_warmup:
         warmup = f"warm-up of {schedule.warmup} steps for the head, then {schedule.encoder_warmup} for the encoder"
