@@ -1,6 +1,6 @@
 import pytest
 
-from vitrail.core.text import format_bytes, format_clock, format_duration, join_words, pluralise
+from vitrail.core.text import format_bytes, format_clock, format_duration, join_words, plural_of, pluralise
 
 
 @pytest.mark.parametrize(
@@ -39,3 +39,22 @@ def test_lists() -> None:
         "3,000 images",
         "2 are",
     ]
+
+
+@pytest.mark.parametrize(
+    ("noun", "plural"),
+    [
+        ("cat", "cats"),
+        ("wine glass", "wine glasses"),
+        ("bus", "buses"),
+        ("couch", "couches"),
+        ("person", "people"),
+        ("sky", "skies"),
+        ("toy", "toys"),
+        ("skis", "skis"),
+        ("class 3", "class 3"),
+        ("", ""),
+    ],
+)
+def test_plurals_of_class_names(noun: str, plural: str) -> None:
+    assert plural_of(noun) == plural

@@ -61,6 +61,26 @@ def join_words(words: Iterable[object], *, limit: int = 0, last: str = "and") ->
     return f" {last} ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
 
 
+IRREGULAR: Final = {
+    "person": "people", "man": "men", "woman": "women", "child": "children", "mouse": "mice", "knife": "knives",
+    "leaf": "leaves", "shelf": "shelves", "foot": "feet", "tooth": "teeth",
+}  # fmt: skip
+SAME: Final = ("sheep", "fish", "deer", "aircraft", "scissors", "skis", "jeans", "trousers", "glasses", "stairs")
+
+
+def plural_of(noun: str) -> str:
+    """The plural of an English noun that names a class, as well as a few rules can tell it: "buses", "people"."""
+    *before, last = noun.split(" ")
+    if last in SAME or not last[-1:].isalpha():
+        return noun
+    found = IRREGULAR.get(last)
+    if found is None and last.endswith(("s", "x", "z", "ch", "sh")):
+        found = f"{last}es"
+    if found is None and last.endswith("y") and last[-2:-1] not in ("", *"aeiou"):
+        found = f"{last[:-1]}ies"
+    return " ".join((*before, found or f"{last}s"))
+
+
 def pluralise(count: int, singular: str, plural: str = "") -> str:
     """ "1 image", "3,000 images"; irregular plurals are given."""
     return f"{count:,} {singular if count == 1 else plural or singular + 's'}"

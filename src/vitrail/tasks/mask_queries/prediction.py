@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.core.text import Pair, pluralise
+from vitrail.core.text import Pair, plural_of, pluralise
 from vitrail.data.annotations.rle import Rle, decode, find_box, write_counts
 from vitrail.report.segment_drawing import choose_segment_colours, draw_segments
 
@@ -98,7 +98,7 @@ class PredictedSegments:
     def __str__(self) -> str:
         """Things by their number, then stuff: "3 cats, 1 dog; sky"."""
         counts = Counter(one.label for one in self.segments if one.thing)
-        things = ", ".join(pluralise(count, label) for label, count in counts.most_common())
+        things = ", ".join(pluralise(count, label, plural_of(label)) for label, count in counts.most_common())
         stuff = ", ".join(dict.fromkeys(one.label for one in self.segments if not one.thing))
         return "; ".join(part for part in (things, stuff) if part) or "nothing found"
 
