@@ -61,7 +61,10 @@ function lightUp(one, index) {
   lit.index = index;
   canvas.hidden = index < 0;
   line.textContent = index < 0 ? idle(one) : describeSegment(one, index);
-  [...$("top").children].forEach((item, at) => item.classList.toggle("lit", at === index));
+  const rows = $("top"), row = rows.children[index];
+  [...rows.children].forEach((item, at) => item.classList.toggle("lit", at === index));
+  // A long list scrolls to the row, as far as it takes.
+  if (row) rows.scrollTop = Math.max(Math.min(rows.scrollTop, row.offsetTop), row.offsetTop + row.offsetHeight - rows.clientHeight);
   if (index < 0) return;
   const inside = new Uint8Array(wide * high), [red, green, blue] = [1, 3, 5].map((at) => parseInt(colourOf(one, index).slice(at, at + 2), 16));
   eachStretch(one.answer.segments[index].rle, scale, (column, top, bottom) => {
