@@ -98,7 +98,7 @@ def make_shot(image: ImageLike | None, caption: str, *, mood: Mood = "", side: i
     return Shot(picture="" if image is None else to_data_uri(image, side), caption=text, note=note, mood=mood)
 
 
-SIDE = 96  # pixels of a pane
+SIDE, LARGE_SIDE = 96, 224  # pixels of a pane, and of a large one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,16 +113,17 @@ class ImageRow:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageRows:
     """Strips side by side where there is room. `sides` names the panes of every strip; with `apart` the first one
-    stands by itself, what the others are next to."""
+    stands by itself, what the others are next to; `large` panes have twice the room."""
 
     title: str
     strips: Sequence[ImageRow]
     lead: str = ""
     sides: Sequence[str] = ()
     apart: bool = False
+    large: bool = False
     template: str = field(default="image_rows.html", init=False)
 
 
-def make_pane(image: ImageLike | None, name: str, *, caption: str = "", mood: Mood = "") -> Shot:
+def make_pane(image: ImageLike | None, name: str, *, caption: str = "", mood: Mood = "", side: int = SIDE) -> Shot:
     """An image made small, with a word below it where it has one."""
-    return make_shot(image, f"{name}\n{caption}", mood=mood, side=SIDE)
+    return make_shot(image, f"{name}\n{caption}", mood=mood, side=side)

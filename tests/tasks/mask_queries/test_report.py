@@ -31,5 +31,5 @@ def test_of_a_part_or_a_squashed_image_all_is_shown() -> None:
 def test_without_segments_it_is_the_image() -> None:
     pixels = RNG.integers(0, 256, (8, 12, 3), dtype=np.uint8)
     none = SceneSegments(masks=(), classes=np.zeros(0, np.int64))
-    drawn = draw_scene(pixels, none, (slice(0, 8), slice(0, 12)))
+    drawn = draw_scene(Image.fromarray(pixels), none, (slice(0, 8), slice(0, 12)))
     assert np.array_equal(np.asarray(drawn), pixels)

@@ -13,7 +13,7 @@ from vitrail.data.collection import Collection
 from vitrail.data.segment_targets import SegmentTargets
 from vitrail.data.targets import Geometry
 from vitrail.evaluation.segments.mask_ap import AT50, AT75
-from vitrail.tasks.instances.metric import InstanceMetric, InstanceScore
+from vitrail.tasks.instances.metric import SURE, InstanceMetric, InstanceScore
 from vitrail.tasks.instances.prediction import find_instances
 from vitrail.tasks.mask_queries.coco_results import InstanceResults, list_results
 from vitrail.tasks.mask_queries.objective import InstanceQueries
@@ -30,6 +30,7 @@ class InstancesTask(SegmentsTask):
     criteria = InstanceScore.criteria
     extras = InstanceScore.extras
     value_of_image = "F-score"
+    about_value = f"Objects found with a score from {SURE:g}; those that match have an IoU from 0.5."
 
     def tabulate(self, score: InstanceScore) -> ClassTable:
         ranking = score.ranking

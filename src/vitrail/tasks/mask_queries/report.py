@@ -12,7 +12,7 @@ from vitrail.data.annotations.rle import decode
 from vitrail.data.dataset import ImageDataset
 from vitrail.report.axis import format_share
 from vitrail.report.page import Table
-from vitrail.report.sections import ImageRow, ImageRows, Shot, make_pane
+from vitrail.report.sections import LARGE_SIDE, ImageRow, ImageRows, Shot, make_pane
 from vitrail.report.segment_drawing import choose_segment_colours, draw_segments, pick_class_colour
 from vitrail.tasks.mask_queries.scene import SceneSegments, SegmentedScene
 
@@ -46,13 +46,15 @@ def on(title: str) -> str:
     return f" on {title}" if title else ""
 
 
-def build_scene_rows(scenes: Sequence[SegmentedScene], source: ImageDataset, measure: str, title: str) -> ImageRows:
+def build_scene_rows(
+    scenes: Sequence[SegmentedScene], source: ImageDataset, measure: str, title: str, lead: str
+) -> ImageRows:
     """The worst images: each by itself, and with its own and with the predicted segments."""
     sides, strips = ("image", "annotated", "predicted"), list[ImageRow]()
     for scene in scenes:
         panes, caption = build_panes(scene, source, sides), f"{measure} {format_share(scene.value)}"
         strips.append(ImageRow(panes=panes, caption=caption, note=source.name(scene.sample)))
-    return ImageRows(title=f"Lowest {measure}{on(title)}", sides=sides, strips=strips)
+    return ImageRows(title=f"Lowest {measure}{on(title)}", sides=sides, strips=strips, lead=lead, large=True)
 
 
 def build_panes(scene: SegmentedScene, source: ImageDataset, sides: Sequence[str]) -> list[Shot]:
@@ -62,8 +64,12 @@ def build_panes(scene: SegmentedScene, source: ImageDataset, sides: Sequence[str
     except (OSError, VitrailError):
         return [make_pane(None, side) for side in sides]
     seen = find_inner(scene.pixels, image.size)
-    drawn = [draw_scene(scene.pixels[seen], part, seen) for part in (scene.truth, scene.predicted)]
-    return [make_pane(one, side) for one, side in zip((image, *drawn), sides, strict=True)]
+    ground = Image.fromarray(scene.pixels[seen])
+    scale = max(LARGE_SIDE / max(ground.size), 1)  # so that outlines are fine
+    ground = ground.resize((round(scale * ground.width), round(scale * ground.height)), Image.Resampling.BICUBIC)
+    drawn = [draw_scene(ground, part, seen) for part in (scene.truth, scene.predicted)]
+    panes = zip((image, *drawn), sides, strict=True)
+    return [make_pane(one, side, side=LARGE_SIDE) for one, side in panes]
 
 
 def find_inner(pixels: NDArray[np.uint8], whole: tuple[int, int]) -> tuple[slice, slice]:
@@ -78,8 +84,8 @@ def find_inner(pixels: NDArray[np.uint8], whole: tuple[int, int]) -> tuple[slice
     return slice(0, tall), slice(0, wide)
 
 
-def draw_scene(ground: NDArray[np.uint8], found: SceneSegments, seen: tuple[slice, slice]) -> Image.Image:
+def draw_scene(ground: Image.Image, found: SceneSegments, seen: tuple[slice, slice]) -> Image.Image:
     """Without names: panes are too small to read them."""
     classes: list[int] = found.classes.tolist()
     masks = (decode(mask)[seen] for mask in found.masks)
-    return draw_segments(Image.fromarray(ground), masks, choose_segment_colours(classes))
+    return draw_segments(ground, masks, choose_segment_colours(classes))

@@ -28,6 +28,7 @@ class SegmentsTask(Task):
     """Segments move with the pixels; a network's queries are matched with them."""
 
     has_classes = True
+    about_value: ClassVar[str] = ""  # how it is counted
     value_of_image: ClassVar[str]  # by which the worst images are chosen
 
     @abstractmethod
@@ -46,7 +47,7 @@ class SegmentsTask(Task):
         """A table of classes; images next to their own segments and the predicted ones."""
         found: list[Section] = [build_class_table(self.tabulate(score), names, title)]
         if source is not None and score.worst:
-            found.append(build_scene_rows(score.worst, source, self.value_of_image, title))
+            found.append(build_scene_rows(score.worst, source, self.value_of_image, title, self.about_value))
         return found
 
     def intervals(self, score: Any, *, seed: int) -> Mapping[str, Interval | None]:

@@ -29,7 +29,7 @@ from vitrail.models.zoo import adapt_config
 from vitrail.objectives.objective import Objective, ObjectiveConfig, ObjectiveContext, ObjectiveOutput
 from vitrail.report.axis import format_share
 from vitrail.report.page import Section, Table
-from vitrail.report.sections import ImageRow, ImageRows, Shot, make_pane
+from vitrail.report.sections import LARGE_SIDE, ImageRow, ImageRows, Shot, make_pane
 from vitrail.tasks.segmentation.full_size import score_windows
 from vitrail.tasks.segmentation.mask_drawing import blend_mask, colour_mask, list_colours
 from vitrail.tasks.segmentation.metric import SegmentationMetric, SegmentationScore, SegmentedImage
@@ -112,7 +112,7 @@ def build_panes(one: SegmentedImage, source: ImageDataset, sides: Sequence[str],
         shown = (image, blend_mask(truth, image, names), blend_mask(stretch_mask(one.mask, truth.shape), image, names))
     else:
         shown = (image, colour_mask(one.truth, names), colour_mask(one.mask, names))
-    return [make_pane(one, side) for one, side in zip(shown, sides, strict=True)]
+    return [make_pane(one, side, side=LARGE_SIDE) for one, side in zip(shown, sides, strict=True)]
 
 
 def stretch_mask(mask: NDArray[np.uint8], size: tuple[int, ...]) -> NDArray[np.uint8]:
@@ -168,7 +168,7 @@ class SegmentationTask(Task):
             for one in score.worst:
                 caption, note = f"IoU {format_share(one.iou)}", source.name(one.sample)
                 strips.append(ImageRow(panes=build_panes(one, source, sides, names), caption=caption, note=note))
-            found.append(ImageRows(title=f"Lowest IoU{on(title)}", sides=sides, strips=strips))
+            found.append(ImageRows(title=f"Lowest IoU{on(title)}", sides=sides, strips=strips, large=True))
         return found
 
     def intervals(self, score: SegmentationScore, *, seed: int) -> Mapping[str, Interval | None]:
