@@ -19,6 +19,8 @@ def test_ends_with_lines_to_type(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert serve.endswith("vitrail serve 'runs/my demo'")
     assert predict.endswith("vitrail predict 'runs/my demo' runs/a-7.png")
     assert "vitrail fit vitrail-cifar10 FOLDER" in fit
+    demo.show_next_steps(Path("runs/my demo"), Path("runs/a-scene.png"), "segmentation")
+    assert "vitrail finetune WEIGHTS FOLDER" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_the_command_is_one_that_can_be_typed_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -44,6 +46,11 @@ def test_a_held_out_digit_is_there_to_ask_with(tmp_path: Path) -> None:
     assert path.name == "a-7.png"
     with Image.open(path) as image:
         assert image.size == (128, 128)
+
+
+def test_a_held_out_scene_is_there_to_ask_with(tmp_path: Path) -> None:
+    with Image.open(demo.write_scene(tmp_path / "runs")) as image:
+        assert image.size == (demo.PANE, demo.PANE)
 
 
 def test_of_many_scores_a_few_are_shown() -> None:

@@ -84,17 +84,19 @@ def draw_segments(
     names: Sequence[str] = (),
     scores: Sequence[float] | None = None,
     boxes: Sequence[Box] | NDArray[np.floating[Any]] | None = None,
+    letters: int = 0,
 ) -> Image.Image:
     """A copy of an image with N segments over it, each in its colour.
 
     `masks` are N of [H, W], of the image's size or of another size at which they show the same; they are taken one by
     one, so a generator may decode them. `boxes` are in pixels of the image; one alone, without a mask, is tinted a
-    little. Without `names` nothing is written; with `scores` the names are followed by them.
+    little. Without `names` nothing is written; with `scores` the names are followed by them. `letters` is their height
+    in pixels, which depends on the image's size where it is 0.
     """
     if names and len(names) != len(colours):
         raise ConfigError(f"{len(names)} names for {len(colours)} segments; give one for each")
     side = max(image.size)
-    stroke, letters = max(1, round(side * OUTLINE)), int(np.clip(side // 38, *LETTERS))
+    stroke, letters = max(1, round(side * OUTLINE)), letters or int(np.clip(side // 38, *LETTERS))
     pixels = np.array(image.convert("RGB"), np.float32)
     segments = [None] * len(colours) if masks is None else [trace_mask(mask, image.size, stroke) for mask in masks]
     corners = [None] * len(colours) if boxes is None else [read_box(box) for box in boxes]

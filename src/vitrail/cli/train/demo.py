@@ -20,13 +20,14 @@ from vitrail.core.atomic_files import write_file
 from vitrail.core.errors import ConfigError, unknown_name
 from vitrail.core.text import format_duration
 from vitrail.data.collection import open_collection
+from vitrail.data.dataset import ImageDataset
 from vitrail.distributed.process_group import join_world
 from vitrail.predict.predictor import Predictor
 from vitrail.recipes import launch
 from vitrail.recipes.run_request import RunCommand, build_plan
 from vitrail.report.image_grid import draw_grid
-from vitrail.report.segment_drawing import choose_segment_colours, draw_segments
-from vitrail.tasks.registry import find_task
+from vitrail.report.segment_drawing import choose_colours_alike, choose_segment_colours, draw_segments
+from vitrail.tasks.mask_queries.prediction import PredictedSegments
 from vitrail.train.loop import train
 from vitrail.train.observer import Observer, get_advance
 from vitrail.train.run_folder.files import is_done
@@ -37,9 +38,13 @@ MAX_SCORES: Final = 5  # of a run that are shown; its report has them all
 SAMPLE_INDEX: Final = 3  # the held-out digit that is written as an image
 OUT: Final = {"classification": Path("runs/demo"), "segmentation": Path("runs/demo-segmentation")}
 MIN_QUALITY: Final = 0.5
-SCENES: Final = "scenes/64"
+SCENES: Final = "scenes/simple"
 SHOWN: Final = (0, 1, 2, 3)  # held-out scenes that are drawn
-PANE: Final = 256  # pixels a side
+PANE, LETTERS = 320, 14  # pixels of a side, and of a name in it
+OWN_IMAGES: Final = {  # how a network for them is made
+    "classification": "fit vitrail-cifar10 FOLDER --out mine.safetensors  (a subfolder per class)",
+    "segmentation": "finetune WEIGHTS FOLDER --out RUN  (masks, or COCO json)",
+}
 
 
 def run_demo(options: declared.DemoOptions) -> int:
@@ -65,12 +70,12 @@ def run_classification_demo(options: declared.DemoOptions, out: Path) -> int:
         watching.log("1  Pre-training: a small ViT from scratch on 16 px digits, 16 patches per image")
         low = train_stage(pretrain, out / "pretrain", options.device, watching)
         if low.test is None:
-            return report_interrupted(out)
+            return report_interrupted(out, options)
         watching = DemoObserver(panel)
         watching.log("\n2  Fine-tuning (3.2): the same weights at 32 px, 64 patches, positions resized, a new head")
         high = train_stage(finetune, out / "finetune", options.device, watching)
         if high.test is None:
-            return report_interrupted(out)
+            return report_interrupted(out, options)
     accuracies = f"16 px: {low.test['accuracy']:.2%}    32 px: {high.test['accuracy']:.2%}"
     print(f"\nheld-out digits, {accuracies}    ({high.test['count']} images)\n")
     show_next_steps(high.folder, write_digit(out))
@@ -82,41 +87,49 @@ def run_segmentation_demo(options: declared.DemoOptions, out: Path) -> int:
     """Every shape of generated scenes, and the sky and the ground behind them."""
     if is_done(out):
         print(f"The demo is finished in {out}; use another --out to run it again.")
-        show_next_steps(out, write_scene(out))
+        show_next_steps(out, write_scene(out), "segmentation")
         return 0
     begun = time.monotonic()
     asked = RunCommand(verb="pretrain", recipe="demo-scenes", seed=options.seed)
+    torch.set_num_threads(1)  # two wait for each other longer than they compute
     with make_observer(0) as panel:
         watching = DemoObserver(panel)
-        watching.log("Panoptic segmentation from scratch: a small ViT with queries (EoMT) on scenes of 64 px")
+        watching.log("Panoptic segmentation from scratch: a small hybrid with queries (EoMT), 64 px")
         found = train_stage(asked, out, options.device, watching)
     if found.test is None:
-        return report_interrupted(out, "segmentation")
+        return report_interrupted(out, options)
     picture = write_comparison(out)
     quality = f"PQ {found.test['pq']:.1%}, things {found.test['pq_things']:.1%}, stuff {found.test['pq_stuff']:.1%}"
     print(f"\nheld-out scenes, {quality}    ({found.test['count']:,} images)\n")
     print(f"Look at some:        {picture.absolute().as_uri()}")
-    show_next_steps(out, write_scene(out))
+    show_next_steps(out, write_scene(out), "segmentation")
     print_duration(begun)
     return 0 if found.test["pq"] > MIN_QUALITY else 1
 
 
 def write_comparison(out: Path) -> Path:
-    """Some held-out scenes, each next to its truth and to what the network sees in it."""
-    source, predictor, task = open_collection(SCENES).splits["test"], Predictor(str(out)), find_task("panoptic")
-    names = [each.name for each in source.segment_classes]
-    rows: list[tuple[Image.Image, ...]] = []
-    for index in SHOWN:
-        scene = source.open_image(index).rgb()
-        large = scene.resize((PANE, PANE), Image.Resampling.BICUBIC)
-        truth, prediction = source.segments(index), predictor(scene)
-        classes = truth.classes.tolist()
-        drawn = draw_segments(large, truth.decode(), choose_segment_colours(classes), [names[one] for one in classes])
-        rows.append((large, drawn, task.draw(prediction, large) or large))
+    """Some held-out scenes, each next to its truth and to what the network sees in it, as a picture."""
+    source, predictor = open_collection(SCENES).splits["test"], Predictor(str(out))
+    rows = [draw_comparison(source, index, predictor) for index in SHOWN]
     path, file = out / "scenes.png", io.BytesIO()
     draw_grid(("scene", "truth", "prediction"), rows).save(file, "PNG")
     write_file(path, file.getvalue())
     return path
+
+
+def draw_comparison(source: ImageDataset, index: int, predictor: Predictor) -> tuple[Image.Image, ...]:
+    """A scene, its truth and its prediction. A segment that is found has the colour of the true one."""
+    scene = source.open_image(index).rgb()
+    large = scene.resize((PANE, PANE), Image.Resampling.BICUBIC)
+    truth, found = source.segments(index), predictor(scene)
+    assert isinstance(found, PredictedSegments)
+    classes, masks = truth.classes.tolist(), list(truth.decode())
+    names = [source.segment_classes[one].name for one in classes]
+    drawn = draw_segments(large, masks, choose_segment_colours(classes), names, letters=LETTERS)
+    own = [one.mask() for one in found.segments]
+    colours = choose_colours_alike([one.index for one in found.segments], own, classes, masks)
+    labels = [one.label for one in found.segments]
+    return large, drawn, draw_segments(large, own, colours, labels, letters=LETTERS)
 
 
 def write_scene(out: Path) -> Path:
@@ -173,13 +186,13 @@ def write_digit(out: Path) -> Path:
     return path
 
 
-def show_next_steps(run: Path, image: Path) -> None:
+def show_next_steps(run: Path, image: Path, kind: str = "classification") -> None:
     """Prints what to do next, as commands and links."""
     vitrail, weights = vitrail_command(), shlex.quote(str(run))
     print(f"Open the report:     {(run / 'report.html').absolute().as_uri()}")
     print(f"Try it in a browser: {vitrail} serve {weights}")
     print(f"Predict with it:     {vitrail} predict {weights} {shlex.quote(str(image))}")
-    print(f"Use your images:     {vitrail} fit vitrail-cifar10 FOLDER --out mine.safetensors  (a subfolder per class)")
+    print(f"Use your images:     {vitrail} {OWN_IMAGES[kind]}")
 
 
 def vitrail_command() -> str:
@@ -194,6 +207,7 @@ def vitrail_command() -> str:
     return shlex.quote(str(here) if path.startswith(os.pardir) else path)
 
 
-def report_interrupted(out: Path, kind: str = "classification") -> int:
-    print(f"stopped; resume with: {vitrail_command()} demo {kind} --out {shlex.quote(str(out))}")
+def report_interrupted(out: Path, options: declared.DemoOptions) -> int:
+    seed = f" --seed {options.seed}" if options.seed else ""
+    print(f"stopped; resume with: {vitrail_command()} demo {options.kind} --out {shlex.quote(str(out))}{seed}")
     return 0

@@ -6,7 +6,7 @@
 The shapes of builtin_sets.py are things, later ones in front of earlier ones; sky and ground are stuff. Colours, sizes
 and places are drawn independently of the class. As with those, an image is a pure function of (seed, index), of any
 size, and nothing is stored. A shape that would leave too little of another one visible is not placed. Simple scenes
-have fewer and larger shapes, of the four kinds that a small network tells apart first.
+have fewer and larger shapes, of the three kinds that a small network tells apart first.
 """
 
 import re
@@ -77,7 +77,7 @@ class SceneRules(NamedTuple):
 
 
 ALL: Final = SceneRules("scenes", THINGS, MOST, RADII)
-SIMPLE: Final = SceneRules("scenes-simple", ("circle", "square", "star", "ring"), 5, (0.12, 0.24))
+SIMPLE: Final = SceneRules("scenes-simple", ("circle", "star", "ring"), 5, (0.13, 0.25))
 SIMPLE_SIDE: Final = 64
 
 
