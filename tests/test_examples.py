@@ -36,6 +36,7 @@ NOTEBOOKS_SAY = {
     "01_a_picture_is_64_words.ipynb": r"as the network does it: True.*as inspection has it: True.* 9\d\.\d%  ship",
     "02_where_does_it_look.ipynb": r"says ship\nmean by layer: \[\d",
     "03_your_own_classes.ipynb": r"fine-tuned, 100 steps: [89]\d\.\d% of 80.*runs/photos: \d+ wrong of 80",
+    "04_what_the_queries_see.ipynb": r"closed form: mIoU 7\d\.\d%.*200 steps: mIoU [78]\d\.\d%.*answers: True\n\d of 8",
 }
 LEAVES = {
     "draw_photos.py": ("photos/train/red", "photos/test/blue"),
@@ -50,11 +51,11 @@ def lanes(files: list[Path]) -> list[Any]:
     return [pytest.param(file, id=file.name, marks=() if file.name in QUICK else (pytest.mark.slow,)) for file in files]
 
 
-def test_there_are_five_scripts_and_three_notebooks() -> None:
+def test_there_are_five_scripts_and_four_notebooks() -> None:
     assert len(SCRIPTS) >= 5
     assert set(SAYS) == {script.name for script in SCRIPTS}
     assert set(NOTEBOOKS_SAY) == {notebook.name for notebook in NOTEBOOKS}
-    assert len(NOTEBOOKS) == 3
+    assert len(NOTEBOOKS) == 4
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
