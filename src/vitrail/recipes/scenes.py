@@ -49,11 +49,9 @@ def scenes_panoptic() -> Run:
 
 
 def demo_scenes() -> Run:
-    """Simple scenes in two minutes on two cores: three convolutional blocks, then three layers of width 64.
-
-    Shapes of a few pixels are what convolutions learn soonest (5, "Hybrid"): of plain patches, so few steps make less.
-    """
+    """Simple scenes at 64 px in two minutes on two cores: a hybrid of three convolutional blocks and a few layers."""
     run, image = scenes_panoptic(), pair(64)
+    # Convolutions learn what shapes of a few pixels are sooner than plain patches do.
     stem = ResNetConfig(
         image=image, blocks=(3,), factor=0.5, groups=4, classes=0, unit="postactivation", pool_padding="infinity"
     )
