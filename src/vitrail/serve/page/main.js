@@ -260,6 +260,7 @@ function drawAnswer(one) {
   $("answer-over").textContent = one.error ? "No answer" : pending ? "It looks" : "It says";
   title.textContent = one.error ? headline(one.error) : pending ? "\u00a0" : label(one);
   title.classList.toggle("bad", Boolean(one.error));
+  title.classList.toggle("long", title.textContent.length > 48);
   $("failed").hidden = !one.error;
   $("reason").textContent = one.error?.message ?? "";
   $("again").hidden = !one.error?.again;
