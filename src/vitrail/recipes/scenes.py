@@ -66,8 +66,8 @@ def demo_scenes() -> Run:
         optim=Optim(kind="adamw", lr=3e-3, second=0.95, weight_decay=0.05, clip=1.0),
         schedule=Schedule(decay="poly", warmup=100),
         batch=8,
-        steps=1500,
+        steps=1200,
         average=0.0,
-        evaluation=Scoring(every=750),
+        evaluation=Scoring(every=600),
         log=20,
     )
