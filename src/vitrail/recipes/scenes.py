@@ -32,7 +32,7 @@ def scenes_panoptic() -> Run:
         pool="mean",
         queries=30,
         query_blocks=4,
-        upscale=1,
+        upscale=2,
     )
     return Run(
         name="scenes-panoptic",
