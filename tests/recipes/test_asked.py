@@ -8,6 +8,7 @@ from PIL import Image
 
 import vitrail
 from vitrail.core.errors import ConfigError
+from vitrail.recipes.decoders import OBJECTIVES
 from vitrail.recipes.run_request import RunCommand, build_plan
 
 
@@ -76,3 +77,15 @@ def test_data_with_masks_and_no_labels_mean_segmentation(weights: str, masks: st
     ):
         assert build_plan(asked).run.objective.task == "classification"
     assert build_plan(RunCommand(recipe="segment-shapes", data="digits")).run.objective.task == "segmentation"
+
+
+@pytest.mark.parametrize("task", ["segmentation", "instances", "panoptic"])
+def test_a_recipe_with_queries_learns_any_task_of_segments_with_them(task: str) -> None:
+    run = build_plan(RunCommand(recipe="scenes-panoptic", data="scenes/64", task=task)).run
+    assert run.objective.task == task
+    assert isinstance(run.objective, OBJECTIVES[task])
+
+
+def test_a_recipe_with_queries_does_not_classify() -> None:
+    with pytest.raises(ConfigError, match="scenes-panoptic"):
+        build_plan(RunCommand(recipe="scenes-panoptic", data="digits", task="classification"))

@@ -94,10 +94,17 @@ def build_plan(asked: RunCommand) -> RunPlan:
     return RunPlan(run=run, base=base)
 
 
+def has_decoder(run: Run, task: Task) -> bool:
+    """Whether a run has a network with queries, and learns the task with them."""
+    return run.model.has_queries and isinstance(run.objective, OBJECTIVES[task.name])
+
+
 def with_decoder(run: Run, asked: RunCommand) -> Run:
     """The run of a recipe with the decoder that was asked for, or the one that its task needs."""
     task = task_of(run.objective)
-    if task is None or (not asked.decoder and (run.model.has_queries or task.name not in OBJECTIVES)):
+    if task is not None and run.model.has_queries and task.name not in OBJECTIVES:
+        raise ConfigError(f"{asked.recipe} trains queries, which find segments; {task.name} needs another recipe")
+    if task is None or (not asked.decoder and (task.name not in OBJECTIVES or has_decoder(run, task))):
         return run
     decoder = choose_decoder(asked.decoder, task, run.model, asked.settings)
     if decoder == "linear":

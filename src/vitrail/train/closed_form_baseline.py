@@ -69,7 +69,7 @@ def find_obstacle(run: Run, splits: DataSplits) -> str:
     """Why fine-tuning cannot be compared with the closed form; "" if it can."""
     task = task_of(run.objective)
     if task is None or not task.has_closed_form:
-        return "the objective learns without labels" if task is None else f"{task.name} has no closed form"
+        return "the objective learns without labels" if task is None else f"there is no closed form for {task.name}"
     if not splits.scored_splits:
         return "no split is scored; --set data.dev=0.1 holds out a part"
     if splits.train.labels.multiple:
