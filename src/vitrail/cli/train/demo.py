@@ -135,7 +135,7 @@ def draw_comparison(source: ImageDataset, index: int, predictor: Predictor) -> t
 def write_scene(out: Path) -> Path:
     """A held-out scene as an image, large enough to look at."""
     path, file = out / "a-scene.png", io.BytesIO()
-    scene = open_collection(SCENES).splits["test"].open_image(SHOWN[0]).rgb()
+    scene = open_collection(SCENES).splits["test"].open_image(SHOWN[2]).rgb()
     scene.resize((PANE, PANE), Image.Resampling.BICUBIC).save(file, "PNG")
     write_file(path, file.getvalue())
     return path
