@@ -1,6 +1,7 @@
 """Damaged annotations: a fault of a file is one error, one of an image makes that image unreadable."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from PIL import Image
 from tests.data.readers.annotated_sets import SIZE, write_coco, write_panoptic, write_voc, write_yolo
 from vitrail.core.errors import BadImage, DataError, VitrailError
 from vitrail.data.collection import Collection, open_collection
+from vitrail.data.readers import find_annotations
+from vitrail.data.tools.overview import summarise
 
 Change = Callable[[dict[str, Any]], object]
 
@@ -276,6 +279,39 @@ def test_lines_of_yolo(tmp_path: Path, kind: str) -> None:
     file = write_yolo(tmp_path)
     file.write_text(f"{file.read_text()}\n{BAD_LINES[kind]}\n")
     assert unreadable(open_collection(f"yolo:{tmp_path}")) == [0]
+
+
+@pytest.mark.parametrize("layout", ["labels", "beside"])
+@pytest.mark.parametrize("line", ["cat 0.5 0.5 0.2 0.2", "0 0.5 0.5 0.2", "<html>"])
+def test_a_bad_first_line_leaves_a_folder_yolo(tmp_path: Path, layout: str, line: str) -> None:
+    file = write_yolo(tmp_path, masks=False)
+    file.write_text(line)
+    if layout == "beside":
+        for text in file.parent.iterdir():
+            text.rename(tmp_path / "images/train" / text.name)
+        shutil.rmtree(tmp_path / "labels")
+        (tmp_path / "images/train").rename(tmp_path / "train")
+        (tmp_path / "images").rmdir()
+    found = open_collection(tmp_path)
+    assert (found.kind, unreadable(found)) == ("YOLO", [0])
+    ((name, reason),) = summarise(found)["train"].unreadable
+    assert name.endswith("train/0.jpg")
+    assert "0.txt, line 1: " in reason
+
+
+def test_texts_of_words_are_not_yolo(tmp_path: Path) -> None:
+    file = write_yolo(tmp_path, masks=False)
+    for text in file.parent.iterdir():
+        text.write_text("a cat on 2 mats\n0 0.5 0.5 0.2 0.2\nand a dog\n")
+    with pytest.raises(DataError):
+        open_collection(tmp_path)
+
+
+def test_long_polygons_are_cut_anywhere(tmp_path: Path) -> None:
+    file = write_yolo(tmp_path)
+    for start in range(4):
+        file.write_text(f"{'0 ':{start + 2}}{'0.25 -0.5 1e-3 0.125 ' * 500}")
+        assert find_annotations.is_label_text(find_annotations.read_head(file))
 
 
 @pytest.mark.parametrize("line", ["0 0.5 0.5 -0.2 0.2", "0 0.5 0.5 0 0.2", "0 1.5 0.5 0.2 0.2"])

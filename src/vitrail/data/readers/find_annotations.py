@@ -22,9 +22,9 @@ PIECE: Final = 1 << 24
 LISTS: Final = re.compile(rb'"(images|annotations|categories)"\s*:\s*\[')
 SEGMENTS: Final = b'"segments_info"'
 MOST_FILES: Final = 64  # of a folder that are looked into
-LOOKED_INTO: Final = 4  # text files whose lines are looked at
+HEAD_BYTES: Final = 4096  # of a text file
 LABEL_FOLDER: Final = "labels"
-NUMBERS: Final = re.compile(rb"\s*(\d+(\.0+)?([ \t]+-?\d*\.?\d+([eE][-+]?\d+)?){4,}\s*?(\r?\n\s*|$))+")
+LABEL_LINE: Final = re.compile(rb"\s*\d+(\.0+)?([ \t]+-?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?){4,}\s*")
 IMAGE_FOLDERS: Final = ("images", "image", "imgs", "img")
 VOC_FOLDERS: Final = ("annotations", "jpegimages")
 
@@ -152,8 +152,17 @@ def has_label_files(folder: Path) -> bool:
         stems = {name.rpartition(".")[0] for name in contents.images}
         some = [file for file in some if file.stem in stems]
     heads = [read_head(file) for file in some[:MOST_FILES]]
-    full = [head for head in heads if head.strip()][:LOOKED_INTO]
-    return bool(full) and all(NUMBERS.match(head) for head in full)
+    full = [is_label_text(head) for head in heads if head.strip()]
+    # Others are faults, which are listed by name. Where the folder is called labels, one such file says enough.
+    return any(full) and (folder.name.lower() == LABEL_FOLDER or 2 * sum(full) >= len(full))
+
+
+def is_label_text(head: bytes) -> bool:
+    """Whether at least half of the lines at the beginning of a file are numbers as YOLO has them."""
+    if len(head) == HEAD_BYTES:  # the last number may be cut
+        head = head[: max(head.rfind(b" "), head.rfind(b"\n"))]
+    lines = [line for line in head.removeprefix(b"\xef\xbb\xbf").splitlines() if line.strip()]
+    return bool(lines) and 2 * sum(bool(LABEL_LINE.fullmatch(line)) for line in lines) >= len(lines)
 
 
 def label_names(contents: Contents) -> Sequence[str]:
@@ -164,7 +173,7 @@ def label_names(contents: Contents) -> Sequence[str]:
 def read_head(path: Path) -> bytes:
     try:
         with open(path, "rb") as file:
-            return file.read(4096)
+            return file.read(HEAD_BYTES)
     except OSError:
         return b""
 
