@@ -22,6 +22,7 @@ from vitrail.evaluation.frozen.fewshot import PENALTY, decompose, fit_ridge
 from vitrail.evaluation.frozen.ridge_head import SCALES, find_scale, fit_head, fold_head, scaled_loss, split_by_class
 from vitrail.models.build import Model
 from vitrail.models.family import ModelConfig
+from vitrail.models.query_configs import query_config
 
 NETWORKS: dict[str, ModelConfig] = {
     "class token": VIT,
@@ -238,6 +239,11 @@ def test_what_cannot_be_told_apart_is_refused() -> None:
         small(penalty=-1.0)
     with pytest.raises(ConfigError):
         small(held_out=1.0)
+
+
+def test_queries_do_not_become_a_classifier() -> None:
+    with pytest.raises(ConfigError, match="queries"):
+        small(query_config(VIT, "eomt", 5))
 
 
 def test_the_classes_of_other_pictures_are_found_by_name() -> None:

@@ -27,6 +27,7 @@ from vitrail.core.text import Pair, format_size
 from vitrail.data.targets import CLASS_LABELS
 from vitrail.evaluation.metrics import Criterion
 from vitrail.export.int8 import ExportImages
+from vitrail.models.family import ModelConfig
 from vitrail.models.query_output import Output, QueryOutput, output_tensors
 from vitrail.tasks.registry import TASKS, find_task
 
@@ -116,8 +117,16 @@ def check_export(
     if not report.worst <= bar:
         case = max(cases, key=lambda case: case.relative if case.relative == case.relative else float("inf"))
         found = f"{case.relative:.1e} off the network at {format_size(case.image)} and batch {case.batch}"
-        raise ExportFailed(f"{name}: in {against} it is {found}, where {bar:g} is allowed; nothing was written")
+        cause = explain_masks(bundle.config)
+        raise ExportFailed(f"{name}: in {against} it is {found}, where {bar:g} is allowed{cause}; nothing was written")
     return report
+
+
+def explain_masks(config: ModelConfig) -> str:
+    """What may be the cause where queries still mask attention: a patch on the edge of a mask is seen or is not."""
+    masked: int = getattr(config, "masked_blocks", 0)
+    remedy = "export weights from the end of a run"
+    return f" (its queries still mask attention, masked_blocks={masked}: {remedy})" if masked else ""
 
 
 def read_output(found: Any) -> Output:

@@ -87,7 +87,7 @@ class QueryConfig(ViTConfig):
         ViTConfig.settle(self, changes)
 
     def linear_head(self, classes: int) -> dict[str, Any]:
-        raise ConfigError(f"{self.title} has queries in place of a linear head; take its encoder's config")
+        raise ConfigError(f"{self.title} has queries in place of a linear head; start from the weights of an encoder")
 
     def patch_head(self, classes: int) -> dict[str, Any]:
         return self.linear_head(classes)

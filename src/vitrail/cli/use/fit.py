@@ -17,7 +17,7 @@ from vitrail.cli.options.use import SUFFIX, EmbedOptions, FitOptions
 from vitrail.cli.progress import Advance, bars, on_interrupt
 from vitrail.core.atomic_files import cache_folder, check_writable
 from vitrail.core.console import print_table
-from vitrail.core.errors import ConfigError, unknown_name
+from vitrail.core.errors import ConfigError
 from vitrail.core.text import format_bytes, format_size, join_words, pluralise
 from vitrail.data.collection import Collection
 from vitrail.data.dataset import ImageDataset
@@ -34,6 +34,7 @@ from vitrail.evaluation.intervals import wilson_interval
 from vitrail.evaluation.result import format_interval, format_value
 from vitrail.evaluation.scoring import Subject, choose_workers
 from vitrail.tasks.classification.task import CLASSIFICATION
+from vitrail.tasks.registry import find_task
 from vitrail.tasks.segmentation.closed_form import FittedSegmenter, fit_segmenter
 from vitrail.tasks.segmentation.task import SEGMENTATION, build_class_table
 from vitrail.tasks.task import PRINTED, measure_row
@@ -80,8 +81,8 @@ def run_fit(options: FitOptions) -> int:
 def is_about_pixels(options: FitOptions, collection: Collection) -> bool:
     """Whether the classes are those of pixels: as --task says, or of data that have masks and no labels."""
     tasks = (CLASSIFICATION.name, SEGMENTATION.name)
-    if options.task and options.task not in tasks:
-        raise unknown_name("task", options.task, tasks)
+    if options.task and find_task(options.task).name not in tasks:
+        raise ConfigError(f"there is no closed form for {options.task}; vitrail finetune learns it")
     known = options.task or ("" if CLASSIFICATION.recognises(collection) or not collection.pixel_classes else tasks[1])
     if known != SEGMENTATION.name:
         return False

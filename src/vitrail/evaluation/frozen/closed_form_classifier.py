@@ -117,6 +117,7 @@ def fit(
     if len(classes) < 2:
         known = f"{collection.name} has one class, {', '.join(classes)!r}, and at least two are needed"
         raise BadLabels(f"{known}; put the images of each class into a folder of its own")
+    network.config.linear_head(len(classes))  # queries say that they cannot have one, before features are made
     split, source = choose_split(collection, "train")
     if shots is not None:
         source = SubsetDataset(source, draw_shots(source.labels, len(classes), shots))
