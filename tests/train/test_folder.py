@@ -455,6 +455,16 @@ class TestStory:
         assert "  checkpoints: the newest is of step 100 (2 in all)" in rest
         assert not any("with:" in line for line in rest)  # nothing to type while it runs
 
+    def test_numbers_have_their_titles(self, tmp_path: Path) -> None:
+        """As of instances: a number that is of no object is left out."""
+        numbers = {"map": 0.25, "map50": 0.5, "map75": 0.125, "map_small": 0.25, "map_medium": None, "map_large": 0.1}
+        with self.begun(tmp_path) as folder:
+            folder.record({"step": 120, "kind": "watch", "split": "dev", "score": "map", **numbers, "count": 8})
+            text = describe_run(tmp_path)
+        known = "AP 0.25, AP50 0.5, AP75 0.125, AP of small objects 0.25, AP of large objects 0.1"
+        assert f"  last metrics: step 120: split dev, {known}\n" in text
+        assert "dev: AP 25.00% (8 images) with the weights of step 120" in text
+
     def test_killed(self, tmp_path: Path) -> None:
         def work(out: int) -> None:
             del out

@@ -103,10 +103,12 @@ def _describe_step(status: dict[str, Any], rows: list[Row]) -> str:
 
 
 def _describe_row(row: Row) -> str:
+    """The first numbers of a row, by the names that people know; one that is of no object is left out."""
+    titles = metric_rows.known_titles()
     numbers = [
-        f"{name} {value:.4g}" if isinstance(value, float) and math.isfinite(value) else f"{name} {value}"
+        f"{titles.get(name, name)} {f'{value:.4g}' if isinstance(value, float) and math.isfinite(value) else value}"
         for name, value in row.items()
-        if name not in ("step", "kind", "score") and not isinstance(value, dict | list)
+        if name not in ("step", "kind", "score") and value is not None and not isinstance(value, dict | list)
     ]
     return f"step {row.get('step', '?')}: {', '.join(numbers[:SHOWN])}"
 

@@ -121,6 +121,12 @@ def known_measures() -> dict[str, Criterion]:
     return TALLIES | scored | TALLIES
 
 
+def known_titles() -> dict[str, str]:
+    """Display names of all numbers of rows, also of those by which scores are not compared."""
+    further = {criterion.name: criterion for task in TASKS.values() for criterion in task.extras}
+    return {name: title_of(criterion) for name, criterion in (further | known_measures()).items()}
+
+
 def title_of(criterion: Criterion) -> str:
     """Its display name."""
     return criterion.title or criterion.name.replace("_", " ")
