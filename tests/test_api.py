@@ -1,15 +1,21 @@
 """The public functions: the numbers of the commands, as values, from every way in."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import pytest
 import torch
 
 import vitrail
+from tests.tasks.segmentation.drawn import CLASSES, draw_folder
+from vitrail.checkpoint.bundle import get_card
 from vitrail.cli import main
 from vitrail.core.errors import ConfigError, DataError, WeightsNotFound
 from vitrail.evaluation.result import Result
+from vitrail.models.build import Model
+from vitrail.train import loop
+from vitrail.train.config import Run
 
 WEIGHTS = "tiny.safetensors"
 PHOTOS = 5  # of each class and split
@@ -93,6 +99,8 @@ def test_mistakes_raise_the_package_s_own_errors(here: Path) -> None:
         vitrail.fit(WEIGHTS, "photos", dev=1.0, device="cpu")
     with pytest.raises(ConfigError):
         vitrail.evaluate(WEIGHTS, "photos", threshold=0.5, device="cpu")
+    with pytest.raises(ConfigError):
+        vitrail.evaluate(WEIGHTS, "photos", windows="fit", device="cpu")
     with pytest.raises(ConfigError):
         vitrail.evaluate(WEIGHTS, "photos", seed=-1, device="cpu")
     with pytest.raises(WeightsNotFound):
@@ -226,3 +234,65 @@ def test_a_network_is_built_from_a_config() -> None:
 def test_a_network_to_finetune_is_asked_for_as_a_file() -> None:
     with pytest.raises(ConfigError, match=r"vitrail\.save"):
         vitrail.finetune(cast(Any, vitrail.create_model("ViT-Nano/4")), "digits")
+
+
+class PlannedError(Exception):
+    """Ends a call before its first step."""
+
+
+def plan(call: Any, *words: Any, **more: Any) -> Run:
+    """The run that a call would start."""
+
+    def stop(run: Run, **_: Any) -> NoReturn:
+        raise PlannedError(run)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "train", stop)
+        with pytest.raises(PlannedError) as planned:
+            call(*words, steps=2, batch=4, device="cpu", **more)
+    return cast(Run, planned.value.args[0])
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of images with masks."""
+    return draw_folder(tmp_path_factory.mktemp("drawn"))
+
+
+def test_a_decoder_is_asked_for_as_in_the_commands(here: Path, drawn: Path) -> None:
+    assert not plan(vitrail.finetune, WEIGHTS, drawn).model.has_queries
+    for decoder, kind in (("eomt", vitrail.EoMTConfig), ("pmt", vitrail.PMTConfig)):
+        tuned = plan(vitrail.finetune, WEIGHTS, drawn, decoder=decoder)
+        trained = plan(vitrail.train, "digits", drawn, task="segmentation", decoder=decoder)
+        assert isinstance(tuned.model, kind)
+        assert isinstance(trained.model, kind)
+    for data, decoder in (("photos", "eomt"), (drawn, "nonsense")):
+        with pytest.raises(ConfigError):
+            vitrail.finetune(WEIGHTS, data, decoder=decoder, device="cpu")
+
+
+def segmenter() -> Model:
+    torch.manual_seed(0)
+    model = vitrail.create_model("ViT-Nano/4", image_size=16, depth=1, classes=3, head="patches")
+    model.card = replace(get_card(model), task="segmentation", labels=CLASSES)
+    return model
+
+
+def test_sliding_windows_give_the_numbers_of_the_command(here: Path, drawn: Path, tmp_path: Path) -> None:
+    model, weights, out = segmenter(), str(tmp_path / "w.safetensors"), tmp_path / "result.json"
+    vitrail.save(model, weights)
+    words = ["--windows", "full", "--out", str(out), "--device", "cpu", "--workers", "0"]
+    assert main(["evaluate", weights, str(drawn), *words]) == 0
+    score = vitrail.evaluate(model, drawn, windows="full", device="cpu")
+    assert score.result.measures == Result.read(out).measures
+    assert score.result.config["windows"] == "full"
+    with pytest.raises(ConfigError):
+        vitrail.evaluate(model, drawn, windows=cast(Any, "nonsense"), device="cpu")
+
+
+@pytest.mark.slow
+def test_queries_are_trained_scored_and_predict(here: Path, drawn: Path, tmp_path: Path) -> None:
+    run = vitrail.finetune(WEIGHTS, drawn, decoder="eomt", out=tmp_path / "run", steps=2, batch=4, device="cpu")
+    assert isinstance(run.model.config, vitrail.EoMTConfig)
+    assert "mIoU" in vitrail.evaluate(run.folder, drawn, windows="fit", device="cpu").measures
+    assert isinstance(vitrail.Predictor(run.folder, device="cpu")(drawn / "test/images/00.png"), vitrail.PredictedMask)

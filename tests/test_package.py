@@ -48,7 +48,9 @@ def test_quick_ways_in_leave_the_heavy_libraries_alone(code: str) -> None:
     assert not loaded.intersection(HEAVY)
 
 
-@pytest.mark.parametrize("code", ["list_models()", "ViTConfig", "ResNetConfig", "create_config('ViT-B/16').macs"])
+@pytest.mark.parametrize(
+    "code", ["list_models()", "ViTConfig", "ResNetConfig", "EoMTConfig", "create_config('ViT-B/16').macs"]
+)
 def test_names_and_configs_need_no_torch(code: str) -> None:
     assert "torch" not in loaded_by(f"import vitrail; vitrail.{code}")
 
@@ -172,16 +174,20 @@ run = vitrail.train("digits", out="runs/first", steps=2, settings={"optim.lr": 1
 assert_type(run, vitrail.Trained)
 assert_type(run.folder, Path)
 assert_type(vitrail.finetune(run.folder, "photos", epochs=3).accuracy, float | None)
-score = vitrail.evaluate(run.model, Path("photos"))
+vitrail.finetune(run.folder, "scenes", decoder="pmt")
+score = vitrail.evaluate(run.model, Path("photos"), windows="full")
 assert_type(score, vitrail.Evaluation)
 assert_type(score.top1, float | None)
 vitrail.save(vitrail.fit("vitrail-cifar10", "photos").model, "w.safetensors")
 assert_type(vitrail.Predictor("w.safetensors")("a.jpg").label, str)
+panoptic: vitrail.Predictor[vitrail.PredictedSegments] = vitrail.Predictor("w.safetensors")
+assert_type(panoptic("a.jpg").segments[0].score, float)
 assert_type(vitrail.create_config("ViT-B/16", image_size=384).macs, int)
 assert_type(vitrail.create_model(vitrail.ViTConfig(width=8, depth=1, mlp_width=8, heads=1)).training, bool)
 found = vitrail.extract_features("vitrail-cifar10", "photos@train")
 assert_type(found, vitrail.Features)
 assert_type(vitrail.find_nearest(found.features, found.features, k=5).index, torch.Tensor)
+vitrail.evaluate("w.safetensors", "photos", windows="half")  # pyright: ignore[reportArgumentType]
 vitrail.train(3)  # pyright: ignore[reportArgumentType]
 vitrail.evaluate("w.safetensors", "photos", nonsense=1)  # pyright: ignore[reportCallIssue]
 """)

@@ -29,21 +29,24 @@ if TYPE_CHECKING:
     from vitrail.data.collection import open_collection
     from vitrail.evaluation.frozen.knn import find_nearest
     from vitrail.models.positions.embeddings import resize_position
+    from vitrail.models.query_configs import EoMTConfig, PMTConfig
     from vitrail.models.resnet_config import ResNetConfig
     from vitrail.models.vit_config import ViTConfig
     from vitrail.models.vit_parts import Rotary, Windows
     from vitrail.models.zoo import create_config, list_models
     from vitrail.predict.predictor import Predictor, predictor
     from vitrail.tasks.classification.prediction import Prediction
+    from vitrail.tasks.mask_queries.prediction import PredictedSegments
     from vitrail.tasks.segmentation.prediction import PredictedMask
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Evaluation", "Features", "PredictedMask", "Prediction", "Predictor", "ResNetConfig", "Rotary", "Trained",
-    "ViTConfig", "VitrailError", "Windows", "convert", "create_config", "create_model", "evaluate", "extract_features",
-    "find_nearest", "finetune", "fit", "fit_segmenter", "from_pretrained", "list_models", "load", "open_collection",
-    "predictor", "push_to_hub", "resize_position", "save", "save_pretrained", "train",
+    "EoMTConfig", "Evaluation", "Features", "PMTConfig", "PredictedMask", "PredictedSegments", "Prediction",
+    "Predictor", "ResNetConfig", "Rotary", "Trained", "ViTConfig", "VitrailError", "Windows", "convert",
+    "create_config", "create_model", "evaluate", "extract_features", "find_nearest", "finetune", "fit",
+    "fit_segmenter", "from_pretrained", "list_models", "load", "open_collection", "predictor", "push_to_hub",
+    "resize_position", "save", "save_pretrained", "train",
 ]  # fmt: skip
 
 _NAMES = {  # the names of each module
@@ -55,12 +58,14 @@ _NAMES = {  # the names of each module
     "vitrail.data.collection": "open_collection",
     "vitrail.evaluation.frozen.knn": "find_nearest",
     "vitrail.models.positions.embeddings": "resize_position",
+    "vitrail.models.query_configs": "EoMTConfig PMTConfig",
     "vitrail.models.resnet_config": "ResNetConfig",
     "vitrail.models.vit_config": "ViTConfig",
     "vitrail.models.vit_parts": "Rotary Windows",
     "vitrail.models.zoo": "create_config list_models",
     "vitrail.predict.predictor": "Predictor predictor",
     "vitrail.tasks.classification.prediction": "Prediction",
+    "vitrail.tasks.mask_queries.prediction": "PredictedSegments",
     "vitrail.tasks.segmentation.prediction": "PredictedMask",
 }
 _FACE = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -43,6 +43,7 @@ from vitrail.recipes.run_request import RunCommand
 from vitrail.tasks.scoring import score_network
 from vitrail.tasks.segmentation import closed_form as segmenters
 from vitrail.tasks.segmentation.closed_form import FittedSegmenter
+from vitrail.tasks.segmentation.windows import Scale
 from vitrail.train import loop
 from vitrail.train.observer import Observer
 from vitrail.train.run_folder.files import BEST, METRICS
@@ -91,6 +92,7 @@ def train(
     image_size: int | None = None,
     patch: int | None = None,
     task: str = "",
+    decoder: str = "",
     seed: int | None = None,
     minutes: float | None = None,
     settings: Mapping[str, object] | None = None,
@@ -102,11 +104,12 @@ def train(
 
     `settings` are what --set takes, by name: {"optim.lr": 1e-3, "model": "ViT-S/16"}. The same call again resumes the
     run in `out`, or finds it done; without `out` every call starts a new run in runs/NAME. `force` resumes a run
-    although its config has changed. `task` is another task than the recipe's:
-    "segmentation" learns from masks. An `observer` hears how it goes: log(text) and progress(row).
+    although its config has changed. `task` is another task than the recipe's: "segmentation" learns from masks;
+    `decoder` says how features become masks: "linear", "eomt" or "pmt". An `observer` hears how it goes: log(text) and
+    progress(row).
     """
     typed = write_settings(settings, epochs=epochs, steps=steps, batch=batch, lr=lr)
-    asked = RunCommand(image_size=image_size or 0, patch=patch or 0, task=task, seed=seed)
+    asked = RunCommand(image_size=image_size or 0, patch=patch or 0, task=task, decoder=decoder, seed=seed)
     asked = replace(asked, verb="pretrain", minutes=minutes, settings=typed, recipe=recipe, data=str(data or ""))
     return launch(asked, out, force=force, observer=observer, device=device)
 
@@ -124,6 +127,7 @@ def finetune(
     image_size: int | None = None,
     patch: int | None = None,
     task: str = "",
+    decoder: str = "",
     seed: int | None = None,
     minutes: float | None = None,
     settings: Mapping[str, object] | None = None,
@@ -139,7 +143,7 @@ def finetune(
     if data is None and not recipe:
         raise ConfigError("which images? give data: a folder with one subfolder per class, or another source")
     typed = write_settings(settings, epochs=epochs, steps=steps, batch=batch, lr=lr)
-    asked = RunCommand(image_size=image_size or 0, patch=patch or 0, task=task, seed=seed)
+    asked = RunCommand(image_size=image_size or 0, patch=patch or 0, task=task, decoder=decoder, seed=seed)
     asked = replace(asked, verb="finetune", minutes=minutes, settings=typed)
     asked = replace(asked, weights=str(weights), recipe=recipe, data=str(data or ""))
     return launch(asked, out, force=force, observer=observer, device=device)
@@ -230,6 +234,7 @@ def evaluate(
     by_number: bool = False,
     real: str | Path | None = None,
     threshold: float | None = None,
+    windows: Scale | None = None,
     precision: Precision = "float32",
     include_seen: bool = False,
     batch: int = 0,
@@ -242,8 +247,9 @@ def evaluate(
     The test split is scored, else val, or the one that `data` names ("photos@dev"). Images that the weights were
     trained on are excluded, as far as the weights record them, unless `include_seen`. Of classification, `labels` name
     the outputs where the weights do not, or otherwise; `by_number` takes class 7 for output 7; `real` is a file of ReaL
-    labels; `threshold` is for multi-label weights. A network that is passed is not changed. Under torchrun all
-    processes call it and get the same numbers.
+    labels; `threshold` is for multi-label weights. With `windows` a network of segmentation slides over each image,
+    resized until its shorter side fits ("fit") or in its own pixels ("full"), and is scored in the image's own size. A
+    network that is passed is not changed. Under torchrun all processes call it and get the same numbers.
     """
     collection = as_collection(data)
     name, bundle = as_bundle(weights)
@@ -258,6 +264,7 @@ def evaluate(
         by_number=by_number,
         real=None if real is None else Path(real),
         threshold=threshold,
+        windows=windows,
     )
     with join_world(device) as world:
         about = make_subject(name, bundle, world.device, image_size=image_size, patch=patch)
