@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -267,6 +268,21 @@ def test_folders_are_walked_once_and_in_order(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="empty: no images there"):
         list_images([str(tmp_path / "empty")])
+
+
+def test_overlays_of_earlier_predictions_are_skipped(tmp_path: Path) -> None:
+    """In folders; a file that is named is read."""
+    for name in ("a.jpg", "a.overlay.png", "b/c.overlay.jpg", "b/c.Overlay.PNG", "b/overlay.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    listing = list_images([str(tmp_path)])
+    assert [one.inside for one in listing.known_images()] == ["a.jpg", "b/c.overlay.jpg", "b/overlay.png"]
+    assert listing.notes == (f"{tmp_path}: skipped 2 overlays of earlier predictions (*.overlay.png)",)
+    assert list_images([str(tmp_path / "a.overlay.png")]).total == 1
+    (tmp_path / "a.jpg").unlink()
+    shutil.rmtree(tmp_path / "b")
+    with pytest.raises(DataError, match="no images there but 1 overlay of earlier predictions"):
+        list_images([str(tmp_path)])
 
 
 def test_a_folder_that_may_not_be_read_is_named(

@@ -22,7 +22,7 @@ from vitrail.checkpoint.known_weights import is_bundled
 from vitrail.cli.inputs import rename_predictor, single_process
 from vitrail.cli.options.use import PredictOptions
 from vitrail.cli.progress import bars, on_interrupt, reading
-from vitrail.cli.use.predict_inputs import ImageFile, ImageListing, list_images, split_words
+from vitrail.cli.use.predict_inputs import OVERLAY, ImageFile, ImageListing, list_images, split_words
 from vitrail.core.atomic_files import check_writable, write_file
 from vitrail.core.console import format_millions, make_console, wrap_words
 from vitrail.core.errors import BadImage, ConfigError, DataError
@@ -192,7 +192,6 @@ def draw_bar(share: float) -> str:
 
 
 MAX_DRAWING: Final = 1536  # pixels of the longer side of a drawing, at most
-OVERLAY: Final = ".overlay.png"
 MAX_NAME: Final = 200  # bytes of a name; file systems take 255
 
 

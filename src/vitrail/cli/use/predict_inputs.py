@@ -21,6 +21,7 @@ from vitrail.data.readers.folder import describe_unread, has_image_suffix, is_fo
 STDIN: Final = "-"
 WEIGHTS: Final = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".ckpt")
 UNREAD: Final = (".pdf", ".mp4")
+OVERLAY: Final = ".overlay.png"  # of drawings that predict writes next to its files
 PAUSE_S: Final = 0.2  # pause of the writer to stdin after which the names so far are processed
 CHUNK: Final = 1 << 16
 
@@ -112,15 +113,20 @@ class ImageListing:
 
 
 def list_images(words: Sequence[str], *written: Path | None) -> ImageListing:
-    """Files as they are, folders with all below them, in order. Only names are looked at, now and once. Folders below
-    that are `written` to are skipped: they hold the output of an earlier command."""
+    """Files as they are, folders with all below them, in order. Only names are looked at, now and once. Overlays, and
+    folders below that are `written` to, are skipped: they are the output of an earlier command."""
     if list(words).count(STDIN) > 1:
         raise ConfigError("- stands for stdin, which can be read once")
     paths, starts, notes, closed, left = list[str](), [0], list[str](), list[str](), list[str]()
+    drawn = 0  # overlays
     for word in words:
         if word != STDIN and os.path.isdir(word):
             found, others, unread, shut = walk_folder(word, *written)
-            paths += found
+            images = [path for path in found if not path.lower().endswith(OVERLAY)]
+            paths += images
+            if overlays := len(found) - len(images):
+                notes.append(f"{word}: skipped {pluralise(overlays, 'overlay')} of earlier predictions (*{OVERLAY})")
+                drawn += overlays
             closed += shut
             left += unread
             if unread:
@@ -131,7 +137,9 @@ def list_images(words: Sequence[str], *written: Path | None) -> ImageListing:
             paths.append(word)
         starts.append(len(paths))
     if not paths and STDIN not in words:
-        names = f" but {describe_unread(left)}" if left else f"; names end in {', '.join(readable_suffixes()[:6])}, ..."
+        left_out = f"{pluralise(drawn, 'overlay')} of earlier predictions" if drawn else ""
+        left_out = left_out or (describe_unread(left) if left else "")
+        names = f" but {left_out}" if left_out else f"; names end in {', '.join(readable_suffixes()[:6])}, ..."
         raise DataError(f"{', '.join(words)}: no images there{f'; {closed[0]}' if closed else names}")
     return ImageListing(tuple(words), StringArray(paths), tuple(starts), tuple(notes), tuple(closed))
 
