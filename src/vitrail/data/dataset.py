@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.errors import BadImage, BadLabels, DataError
+from vitrail.core.text import Pair
 from vitrail.data.annotations.segments import SegmentClass, Segments
 from vitrail.data.decode.image import EncodedImage
 
@@ -143,6 +144,7 @@ class ImageDataset(ABC):
     segment_classes: tuple[SegmentClass, ...] = ()  # of annotated segments; empty without any
     segments_overlap: bool = False  # whether segments may (instances), or each pixel has one at most (panoptic)
     boxes_only: bool = False  # whether segments are boxes without masks
+    generated_size: Pair | None = None  # height and width of all images, where pixels [H, W, 3] are drawn when read
     labels: Labels
     names: "StringArray"
 
@@ -294,6 +296,7 @@ class SubsetDataset(DerivedDataset):
         if self.indices.size and not (int(self.indices.min()) >= 0 and int(self.indices.max()) < len(source)):
             raise DataError(f"a subset refers to sample {int(self.indices.max())} of a dataset of {len(source)}")
         self.classes, self.labels = source.classes, source.labels.take(self.indices)
+        self.generated_size = source.generated_size
         self.copy_annotations(source)
         if isinstance(source, SubsetDataset):
             self.source, self.indices = source.source, source.indices[self.indices]

@@ -8,7 +8,9 @@ from PIL import Image
 
 from vitrail.core.errors import BadImage, WorkerDied
 from vitrail.data.collection import Collection, open_collection, unify_classes
-from vitrail.data.dataset import ArrayDataset, ImageDataset, Labels
+from vitrail.data.dataset import ArrayDataset, ImageDataset, Labels, SubsetDataset
+from vitrail.data.datasets.builtin_sets import ShapesDataset
+from vitrail.data.datasets.scenes import SceneDataset
 from vitrail.data.tools import overview
 
 
@@ -69,6 +71,33 @@ def test_masks_are_counted_and_checked(tmp_path: Path) -> None:
     assert (found.masks, found.unreadable) == (4, ())
     found = overview.summarise(open_collection(tmp_path), check=True)["train"]
     assert {name for name, _ in found.unreadable} == {"images/0.jpg", "images/2.jpg"}
+
+
+@pytest.mark.parametrize("name", ["scenes", "shapes@test"])
+def test_generated_images_are_not_drawn_for_their_size(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the segments of some are looked at."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("drawn")
+
+    monkeypatch.setattr(overview, "GENERATED", 4)
+    for dataset in (SceneDataset, ShapesDataset):
+        monkeypatch.setattr(dataset, "read", refuse)
+    for found in overview.summarise(open_collection(name)).values():
+        assert (found.looked, found.unreadable) == (min(found.images, 1000), ())
+        side = 128 if name == "scenes" else 64
+        assert (found.median, found.extreme(np.argmax)) == ((side, side), (side, side))
+        assert found.all_bytes == found.images * side * side * 3
+        assert (found.segments is None) == (name != "scenes")
+        assert found.segments is None or len(found.segments.per_image) == 4
+    with pytest.raises(AssertionError, match="drawn"):
+        overview.summarise(open_collection(name), check=True, workers=1)
+
+
+def test_what_is_said_of_generated_images_is_what_drawing_them_shows() -> None:
+    for source in (SceneDataset(3, size=40), ShapesDataset(3, size=24), SubsetDataset(SceneDataset(9), [1, 5])):
+        known = list(overview.inspect_samples(source, range(len(source))))
+        assert known == [overview.inspect_sample(source, at, decode=False) for at in range(len(source))]
 
 
 def test_strict_stops_at_the_first(photos: Path) -> None:

@@ -144,6 +144,7 @@ class ShapesDataset(ImageDataset):
         if count < 1 or not 8 <= size <= 8192:
             raise ConfigError(f"count={count}, size={size}: at least one image, of 8 to 8192 pixels per side")
         self.count, self.size, self.label, self.seed = count, size, label, seed
+        self.generated_size = (size, size)
         self.classes, self.pixel_classes = CLASSES[label], ("background", *OUTLINES)
         self.labels = Labels(draw_labels(label, seed, count))
 

@@ -106,6 +106,7 @@ class SceneDataset(ImageDataset):
         if count < 1 or not low <= size <= high:
             raise ConfigError(f"count={count}, size={size}: at least one scene, of {low} to {high} pixels per side")
         self.count, self.size, self.seed, self.rules = count, size, seed, rules
+        self.generated_size = (size, size)
         self.segment_classes = (*(SegmentClass(name) for name in rules.shapes), *STUFF)
         self.pixel_classes = tuple(one.name for one in self.segment_classes)
         self.labels = Labels.none(count)

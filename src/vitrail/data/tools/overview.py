@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 CHUNK: Final = 32  # samples per task
 FEW: Final = 256  # samples that are not worth starting processes for
 SAMPLE: Final = 1000  # headers read per split, unless all are asked for
+GENERATED: Final = 100  # samples per split whose segments are drawn, where sizes are known without
 SEED: Final = 20
 MOST_CLASSES: Final = 60  # on one sheet ...
 MOST_IMAGES: Final = 144  # ... or this many images, where classes have one or two
@@ -90,7 +91,9 @@ def inspect_samples(
         names = ", ".join(source.name(index) for index in chunks[0][:3])
         return f"a process was killed, perhaps for lack of memory, soon after {names}; try --workers 1"
 
-    if decode and workers > 1 and len(indices) > FEW:
+    if not decode and source.generated_size is not None:
+        results = ([found] for found in describe_generated(source, indices, source.generated_size))
+    elif decode and workers > 1 and len(indices) > FEW:
         chunks = [indices[start : start + CHUNK] for start in range(0, len(indices), CHUNK)]
         results = map_in_processes(decode_chunk, source, chunks, workers=workers, describe_loss=describe_loss)
     else:
@@ -99,6 +102,14 @@ def inspect_samples(
         yield from found
         if progress is not None:
             progress(len(found))
+
+
+def describe_generated(source: ImageDataset, indices: Sequence[int], size: Pair) -> Iterator[SampleInfo]:
+    """Samples of a known size, none of which is drawn but some for their segments, evenly spaced."""
+    step = max(1, -(-len(indices) // GENERATED))
+    for at, index in enumerate(indices):
+        segments = read_segments(source, index, size) if source.segment_classes and at % step == 0 else None
+        yield SampleInfo(index, *size, "pixels RGB", size[0] * size[1] * 3, segments=segments)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -118,7 +129,7 @@ class SplitSummary:
     formats: dict[str, int]
     bytes: int  # of the inspected samples
     unreadable: tuple[tuple[str, str], ...]  # name and reason
-    segments: SegmentSummary | None = None  # of the inspected samples, where they have any
+    segments: SegmentSummary | None = None  # of the inspected samples, or of some, where they have any
 
     @property
     def median(self) -> tuple[int, int] | None:
@@ -161,8 +172,9 @@ def summarise(
     workers: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, SplitSummary]:
-    """A summary of every split. With `check` every sample is decoded, else the headers of up to `sample` are read. With
-    `strict` the first unreadable file raises BadImage. `progress` is called with the number of newly done samples."""
+    """A summary of every split. With `check` every sample is decoded, else the headers of up to `sample` are read; the
+    images of a generated set, whose size is known, are not drawn. With `strict` the first unreadable file raises
+    BadImage. `progress` is called with the number of newly done samples."""
     out: dict[str, SplitSummary] = {}
     for split, source in collection.splits.items():
         chosen = range(len(source)) if check else choose_samples(len(source), sample)
