@@ -15,10 +15,12 @@ from tests.tasks.segmentation.drawn import draw_folder
 from vitrail.checkpoint.bundle import Card
 from vitrail.checkpoint.weights import save
 from vitrail.cli.app import main
+from vitrail.cli.use import fit
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.evaluation.result import Result
 
 Run = Callable[..., str]
+CLASS_ROW = re.compile(r"^ *(ground|disc|bar) +[\d.]+%", re.MULTILINE)
 
 
 @pytest.fixture
@@ -135,7 +137,9 @@ def test_one_picture_a_class(here: Path, run: Run) -> None:
     assert vitrail.load("out.safetensors").config.classes == 2
 
 
-def test_images_with_masks_become_a_segmenter(here: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_images_with_masks_become_a_segmenter(
+    here: Path, run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     draw_folder(here / "discs")
     said = run("--rename", "disc=ball", data="discs")
     assert "discs: 3 classes of pixels; images: 24 of train, 8 of test" in said
@@ -143,10 +147,15 @@ def test_images_with_masks_become_a_segmenter(here: Path, run: Run, capsys: pyte
     assert re.search(r"estimated mIoU: [\d.]+%, on [\d,]+ pixels of 2 images held out \(l2", said)
     scored = re.search(r"mIoU +([\d.]+)% +[\d.]+–[\d.]+", said)
     assert scored
+    assert CLASS_ROW.findall(said) == ["ground", "disc", "bar"]
     model = vitrail.load("out.safetensors")
     assert model.card is not None
     assert (model.card.task, model.card.labels) == ("segmentation", ("ground", "ball", "bar"))
-    run(data="discs", out="plain.safetensors")
+    with monkeypatch.context() as patch:
+        patch.setattr(fit, "PRINTED", 2)
+        many = run(data="discs", out="plain.safetensors")
+    assert "IoU of each of the 3 classes: vitrail evaluate FILE DATA --page score.html" in many
+    assert not CLASS_ROW.search(many)
     words = ["evaluate", "plain.safetensors", "--data", "discs", "--out", "r.json", "--workers", "0"]
     assert main(words) == 0
     capsys.readouterr()
@@ -156,6 +165,11 @@ def test_images_with_masks_become_a_segmenter(here: Path, run: Run, capsys: pyte
     assert "photos has no masks" in run("--task", "segmentation", status=2)
     assert "panoptic" in run("--task", "panoptic", data="discs", status=2)
     assert "has no labels" in run("--task", "classification", data="discs", status=2)
+
+
+def test_the_penalty_is_not_only_of_a_classifier(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "--help"]) == 0
+    assert "L2 penalty of the new last layer" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.slow

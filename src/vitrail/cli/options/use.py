@@ -26,7 +26,10 @@ FORMS: Final = get_args(Form)
 TARGETS: Final = "vitrail, npz, npz-linen, npz-big-vision, npz-bit, hf, timm, meta, torchvision"
 SIZE: Final = "image size of a file that does not say: N or HEIGHTxWIDTH"
 IMAGES: Final = "image files; a folder or a data set by name, for statistics over many images (distance, entropy, CKA)"
-DEV: Final = "share of every class held out to choose the penalty and the scale of the logits; the final fit uses all"
+DEV: Final = (
+    "share of every class, or of images with masks, held out to choose the penalty and the scale of the logits; the "
+    "final fit uses all"
+)
 NumberType: TypeAlias = Literal["float32", "bfloat16", "float16"]
 
 
@@ -90,7 +93,7 @@ class FitOptions(WeightsOptions):
     channels: int | None = option(None, groups.CHANNELS, "N", usually="those of the weights")
     task: str = option("", "classification or segmentation", "NAME", usually="the data's")
     test: str | None = option(None, "images to score, if they are not in DATA", "DATA", completes="set")
-    l2: float | None = option(None, "penalty of the classifier", "L2", usually="the best on dev")
+    l2: float | None = option(None, "L2 penalty of the new last layer", "L2", usually="the best on dev")
     dev: float = option(SHARE, DEV, "SHARE")
     shots: int | None = option(None, "learn from at most N images per class", "N")
     labels: str | None = labels_option()

@@ -181,6 +181,8 @@ def show_segmenter(made: FittedSegmenter, *, given: bool) -> None:
     table = build_class_table(score, card.labels or (), "")
     if len(table.rows) <= PRINTED:
         print_table(table.columns, table.rows)
+    else:
+        print(f"IoU of each of the {len(table.rows):,} classes: vitrail evaluate FILE DATA --page score.html")
 
 
 def show_result(made: FittedClassifier, *, given: bool) -> None:
