@@ -42,7 +42,7 @@ SOFTWARE: Final = "vitrail contact sheet"  # how a sheet of ours is known again
 def run_data(options: DataOptions) -> int:
     if options.source is None:
         return list_data_sets(options.json)
-    from vitrail.cli.inputs import open_data
+    from vitrail.cli.open_data import open_data
     from vitrail.data.tools.overview import SAMPLE, summarise
 
     collection = open_data(options.source, download=options.download)
@@ -264,7 +264,7 @@ def locate_files(name: str) -> str:
 
 
 def run_pack(options: PackOptions) -> int:
-    from vitrail.cli.inputs import open_data
+    from vitrail.cli.open_data import open_data
     from vitrail.data.tools.pack import pack
 
     collection = open_data(options.source, download=options.download)
@@ -357,7 +357,7 @@ def make_embedder(weights: str) -> "tuple[str, Embed]":
 
 def open_split(text: str, splits: tuple[str, ...], download: bool) -> tuple[str, ImageDataset]:
     """The split that a text names, else the first of the usual ones, else the only one."""
-    from vitrail.cli.inputs import open_data
+    from vitrail.cli.open_data import open_data
     from vitrail.evaluation.scoring import choose_split
 
     collection = open_data(text, download=download)

@@ -11,7 +11,8 @@ from vitrail.checkpoint.bundle import Bundle, rename_classes
 from vitrail.checkpoint.convert import convert
 from vitrail.checkpoint.find_weights import find_weights
 from vitrail.checkpoint.weights import replace_head_and_resize
-from vitrail.cli.inputs import open_data, resolve_class_names
+from vitrail.cli.inputs import resolve_class_names
+from vitrail.cli.open_data import open_data
 from vitrail.cli.options.grammar import pass_options
 from vitrail.cli.options.use import ConvertOptions, ExportOptions
 from vitrail.cli.progress import bars, on_interrupt, reading

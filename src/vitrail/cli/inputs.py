@@ -1,4 +1,4 @@
-"""WEIGHTS, DATA, --labels and --rename, as the commands read them."""
+"""WEIGHTS, --labels and --rename, as the commands read them."""
 
 import contextlib
 import csv
@@ -11,12 +11,11 @@ import torch
 
 from vitrail.checkpoint.find_weights import find_weights
 from vitrail.cli.options.groups import WeightsOptions
-from vitrail.cli.progress import Advance, bars, reading, waiting
+from vitrail.cli.progress import Advance, reading, waiting
 from vitrail.core.atomic_files import read_text
 from vitrail.core.console import format_millions
 from vitrail.core.errors import BadLabels, ConfigError, DataError, unknown_name
 from vitrail.data.class_names import BUNDLED_SETS, read_class_names
-from vitrail.data.collection import Collection, open_collection
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.loader import Batch, Views
 from vitrail.data.preprocessing import Preprocessing
@@ -78,13 +77,6 @@ def load_batches(
 def check_batch(options: WeightsOptions) -> None:
     if options.batch < 0:
         raise ConfigError(f"--batch {options.batch} must be at least 1")
-
-
-def open_data(text: str, *, download: bool = False) -> Collection:
-    """A collection by path or name; what is missing of a named one is fetched where that was asked for."""
-    with bars(bytes_=True) as progress:
-        progress(f"reading {Path(text).name or text}", 0, None)
-        return open_collection(text, download=download, progress=progress)
 
 
 def resolve_class_names(

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from vitrail.core.errors import BadImage, DataError
-from vitrail.core.text import Pair, format_size
+from vitrail.core.errors import DataError
+from vitrail.core.text import Pair
 from vitrail.data.annotations.segments import SegmentClass, Segments
 from vitrail.data.dataset import ImageDataset
+from vitrail.data.sized_annotations import read_sized_segments
 from vitrail.data.targets import Geometry, Target, Targets, TargetSegments
 
 BITS: Final = 8  # segments to a plane
@@ -41,13 +42,7 @@ class SegmentTargets(Targets):
             raise DataError("these data have boxes but no masks; segmentation needs polygons or masks")
 
     def read(self, source: ImageDataset, sample: int, size: Pair) -> Segments:
-        try:
-            found = source.segments(sample)
-        except (BadImage, OSError) as error:
-            raise BadImage(f"segments: {getattr(error, 'strerror', None) or error}") from None
-        if found.size != size:
-            sizes = f"their size is {format_size(found.size)}, that of the image {format_size(size)}"
-            raise BadImage(f"segments: {sizes}")
+        found = read_sized_segments(source, sample, size)
         return keep_things(found, source.segment_classes) if self.things_only else found
 
     def view(self, target: Segments, geometry: Geometry) -> ViewSegments:

@@ -19,10 +19,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrail.core.errors import BadImage, DataError
-from vitrail.core.text import Pair, format_size
+from vitrail.core.errors import DataError
+from vitrail.core.text import Pair
 from vitrail.data.dataset import ImageDataset
-from vitrail.data.decode.image import read_mask
+from vitrail.data.sized_annotations import read_sized_mask
 
 TIE: Final = 1e-7  # pixels: a centre that lies this near to an edge of pixels belongs to the later one
 
@@ -156,19 +156,7 @@ class MaskTargets(Targets):
             raise DataError("these data have no masks; put a PNG of class indices next to every image")
 
     def read(self, source: ImageDataset, sample: int, size: Pair) -> Tensor:
-        try:
-            indices = read_mask(source.mask(sample))
-        except (BadImage, OSError) as error:
-            raise BadImage(f"mask: {getattr(error, 'strerror', None) or error}") from None
-        height, width = indices.shape
-        if (height, width) != size:
-            raise BadImage(f"mask: its size is {format_size((height, width))}, that of the image {format_size(size)}")
-        known = len(source.pixel_classes)
-        if (wrong := indices[(indices >= known) & (indices != IGNORED)]).size:
-            among = "is 1 class, 0" if known == 1 else f"are {known} classes, 0 to {known - 1}"
-            fact = f"mask: class {wrong.max()} of pixels, but there {among}"
-            raise BadImage(f"{fact}, and {IGNORED} for pixels that count for nothing")
-        return torch.from_numpy(indices)
+        return torch.from_numpy(read_sized_mask(source, sample, size))
 
     def view(self, target: Tensor, geometry: Geometry) -> Tensor:
         return geometry.mask(target, IGNORED)

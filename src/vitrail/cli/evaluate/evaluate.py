@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from vitrail.checkpoint.bundle import get_card
 from vitrail.checkpoint.find_weights import find_weights
 from vitrail.checkpoint.weights import build_network
-from vitrail.cli.inputs import check_batch, load_subject, open_data, read_labels, weights_line
+from vitrail.cli.inputs import check_batch, load_subject, read_labels, weights_line
+from vitrail.cli.open_data import open_data
 from vitrail.cli.options.evaluate import EvaluateOptions, VtabOptions
 from vitrail.cli.options.grammar import format_command, pass_options
 from vitrail.cli.progress import bars, exit_after

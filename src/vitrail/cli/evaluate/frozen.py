@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrail.cli.inputs import load_batches, load_subject, open_data, single_process, weights_line
+from vitrail.cli.inputs import load_batches, load_subject, single_process, weights_line
+from vitrail.cli.open_data import open_data
 from vitrail.cli.options.evaluate import ALL, FewshotOptions, KnnOptions, ProbeOptions
 from vitrail.cli.options.groups import FrozenOptions
 from vitrail.cli.progress import bars, on_interrupt

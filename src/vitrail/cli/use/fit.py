@@ -12,7 +12,8 @@ from typing import Final
 from vitrail.checkpoint.bundle import get_card, rename_classes
 from vitrail.checkpoint.weights import to_bundle, write_bundle
 from vitrail.cli import inputs
-from vitrail.cli.inputs import load_batches, load_subject, open_data, resolve_class_names, weights_line
+from vitrail.cli.inputs import load_batches, load_subject, resolve_class_names, weights_line
+from vitrail.cli.open_data import open_data
 from vitrail.cli.options.use import SUFFIX, EmbedOptions, FitOptions
 from vitrail.cli.progress import Advance, bars, on_interrupt
 from vitrail.core.atomic_files import cache_folder, check_writable

@@ -12,7 +12,8 @@ import torch
 
 from vitrail.checkpoint.bundle import get_card
 from vitrail.checkpoint.known_weights import DEFAULT_WEIGHTS
-from vitrail.cli.inputs import load_batches, load_subject, open_data, read_labels, single_process
+from vitrail.cli.inputs import load_batches, load_subject, read_labels, single_process
+from vitrail.cli.open_data import open_data
 from vitrail.cli.options.use import InspectOptions
 from vitrail.cli.progress import bars
 from vitrail.core.atomic_files import check_writable, write_file

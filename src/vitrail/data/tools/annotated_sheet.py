@@ -6,9 +6,9 @@ import numpy as np
 
 from vitrail.core.errors import BadImage
 from vitrail.core.text import pluralise
+from vitrail.data.annotations.segments import IGNORED
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.decode.image import read_mask
-from vitrail.data.targets import IGNORED
 
 if TYPE_CHECKING:
     from PIL.Image import Image

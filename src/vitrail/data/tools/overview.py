@@ -15,8 +15,7 @@ from vitrail.data.collection import Collection
 from vitrail.data.dataset import ImageDataset, Labels
 from vitrail.data.decode.image import EncodedImage
 from vitrail.data.randomness import EpochOrder, hash_keys, hash_word
-from vitrail.data.segment_targets import SegmentTargets
-from vitrail.data.targets import MaskTargets
+from vitrail.data.sized_annotations import read_sized_mask, read_sized_segments
 from vitrail.data.tools.annotated_sheet import has_annotations, make_annotated_sheet
 from vitrail.data.tools.segment_summary import ImageSegments, SegmentSummary, measure_segments, summarise_segments
 
@@ -57,7 +56,7 @@ def inspect_sample(source: ImageDataset, index: int, *, decode: bool) -> SampleI
         if decode:
             image.rgb()
             if source.pixel_classes:
-                MaskTargets().read(source, index, image.size)
+                read_sized_mask(source, index, image.size)
         segments = read_segments(source, index, image.size) if source.segment_classes else None
     except (BadImage, OSError) as error:
         return SampleInfo(index, reason=getattr(error, "strerror", None) or str(error))
@@ -68,7 +67,7 @@ def inspect_sample(source: ImageDataset, index: int, *, decode: bool) -> SampleI
 
 def read_segments(source: ImageDataset, index: int, size: Pair) -> ImageSegments:
     """What the summary counts. BadImage where they are of another image size."""
-    return measure_segments(SegmentTargets().read(source, index, size))
+    return measure_segments(read_sized_segments(source, index, size))
 
 
 def decode_chunk(source: ImageDataset, indices: Sequence[int]) -> list[SampleInfo]:
