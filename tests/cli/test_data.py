@@ -1,8 +1,6 @@
 """`vitrail data`: what is printed, what is written, and what is refused."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -280,9 +278,3 @@ def test_dedup_by_the_representations_of_a_network(here: Path, capsys: pytest.Ca
     capsys.readouterr()
     assert main(["data", "dedup", "photos", "--within", "--embed", "none.safetensors"]) == 2
     assert "none.safetensors: No such file or directory; --embed takes a file of weights" in capsys.readouterr().err
-
-
-def test_a_set_is_described_without_torch() -> None:
-    """It takes seconds to load, and nothing here needs it."""
-    code = "import sys, vitrail.cli.open_data, vitrail.data.tools.overview; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)

@@ -71,7 +71,7 @@ class PredictOptions(NamesOptions):
 
 @command_options
 class FitOptions(WeightsOptions):
-    """Build a classifier, or a segmenter, from your images in seconds; a CPU will do.
+    """Build a classifier or a segmenter from your images in seconds; a CPU will do.
 
     The network's features stay as they are; a linear classifier on top of them is computed in closed form (least
     squares, Section 4.1), with its L2 penalty chosen on held-out images, and becomes the network's last layer. The file
