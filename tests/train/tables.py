@@ -27,7 +27,7 @@ MEANINGS = {
     "start": "the new head: at zero (3.2), or the [closed form](fit.md#in-every-fine-tuning)",
     "positions": "position embeddings at another image size: resized (3.2), or drawn again for comparison",
     "patches": "patch sizes to train at, one drawn for every step: [several](#several-patch-sizes)",
-    "objective": "what is learnt: labels, masks, segments, or the images alone (recipes `selfsup/...`); each has fields of its own",
+    "objective": "what is learnt: labels, masks, segments or images alone (recipes `selfsup/...`); each with fields",
     "objective.loss": "cross-entropy, summed over classes for sigmoid",
     "objective.smoothing": "label smoothing",
     "objective.head_bias": "where the last bias starts (-10 on ImageNet-21k)",

@@ -13,7 +13,7 @@ from vitrail.models.query_configs import EoMTConfig
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.optim.config import Optim, Schedule
 from vitrail.tasks.mask_queries.objective import PanopticQueries
-from vitrail.train.config import Data, Run, Scoring
+from vitrail.train.config import Data, Run
 
 
 def scenes_panoptic() -> Run:
@@ -64,12 +64,11 @@ def demo_scenes() -> Run:
         model=replace(body, backbone=stem, patch=(1, 1), classes=5, queries=10, upscale=0),
         augmentation=Augmentation(crop=Squash(size=image)),
         objective=PanopticQueries(class_weight=3.0, points=96, oversample=2.0),
-        data=Data(source="scenes/simple", part=0.3, watch="test"),
+        data=Data(source="scenes/simple", part=0.2, watch="none", test="test"),
         optim=Optim(kind="adamw", lr=3e-3, second=0.95, weight_decay=0.05, clip=1.0),
-        schedule=Schedule(decay="poly", warmup=100),
+        schedule=Schedule(decay="poly", warmup=60),
         batch=8,
-        steps=1200,
+        steps=600,
         average=0.0,
-        evaluation=Scoring(every=600),
         log=20,
     )

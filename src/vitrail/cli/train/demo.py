@@ -91,7 +91,7 @@ def run_segmentation_demo(options: declared.DemoOptions, out: Path) -> int:
         return 0
     begun = time.monotonic()
     asked = RunCommand(verb="pretrain", recipe="demo-scenes", seed=options.seed)
-    torch.set_num_threads(1)  # two wait for each other longer than they compute
+    torch.set_num_threads(min(torch.get_num_threads(), 2))  # more wait for each other longer than they compute
     with make_observer(0) as panel:
         watching = DemoObserver(panel)
         watching.log("Panoptic segmentation from scratch: a small hybrid with queries (EoMT), 64 px")
