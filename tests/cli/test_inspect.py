@@ -391,7 +391,7 @@ def test_a_network_with_classes_of_pixels_is_explained_by_their_means(
     assert main(["inspect", str(tmp_path / "w.safetensors"), *pictures, *arguments]) == 0
     assert "skipped" not in capsys.readouterr().out
     text = (tmp_path / "out" / "report.html").read_text("utf-8")
-    assert set(re.findall(r'<section id="(\w+)">', text)) == {*KINDS, "explorer"} - {"gradcam"}
+    assert set(re.findall(r'<section id="(\w+)">', text)) == {*KINDS, "explorer"} - {"gradcam", "queries"}
     assert "read from the mean of all patches" in text
 
 

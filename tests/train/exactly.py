@@ -15,6 +15,7 @@ from vitrail.data.unreadable_log import UnreadableLog
 from vitrail.distributed import parallel
 from vitrail.distributed.meta_init import gather_tensor, local_rows
 from vitrail.distributed.process_group import World
+from vitrail.optim.schedules import Rates
 from vitrail.tasks.registry import task_of
 from vitrail.train.assemble import make_network, place_objective
 from vitrail.train.config import Run
@@ -35,12 +36,12 @@ class PlainSGD:
         return [parameter.grad for parameter in self.params if parameter.grad is not None]
 
     @torch.no_grad()
-    def step(self, lr: float, *, divisor: Tensor, ok: Tensor) -> None:
+    def step(self, rates: Rates, *, divisor: Tensor, ok: Tensor) -> None:
         assert ok
         for parameter, velocity in zip(self.params, self.velocity, strict=True):
             if parameter.grad is not None:
                 velocity.mul_(self.momentum).add_(local_rows(parameter.grad)[0] / divisor)
-                local_rows(parameter)[0].sub_(velocity, alpha=lr)
+                local_rows(parameter)[0].sub_(velocity, alpha=float(rates.head))
 
     def zero_grad(self) -> None:
         for parameter in self.params:
@@ -68,7 +69,7 @@ def learnt(world: World, run: Run, dtype: torch.dtype, nudge: float = 0.0) -> di
     run = replace(run, data=replace(run.data, resident="off"))
     feed = TrainBatches(run, splits.train, objective.views(run.augmentation), world, UnreadableLog())
     for batch in feed.iterate(0, run.steps):
-        step(batch, step=batch.step, rate=run.optim.lr, micro=run.micro)
+        step(batch, step=batch.step, rates=Rates(run.optim.lr, run.optim.lr), micro=run.micro)
     return {
         name: gather_tensor(tensor, world).detach().clone()
         for name, tensor in objective.state_dict(keep_vars=True).items()
