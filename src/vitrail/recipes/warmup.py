@@ -1,4 +1,4 @@
-"""The warm-up of a fine-tuning follows its length, whoever sets that: the choices, a person, or a time budget."""
+"""The warm-up of a fine-tuning follows its length, as set by the choices, a person, or a time budget."""
 
 from collections.abc import Collection
 from typing import Final

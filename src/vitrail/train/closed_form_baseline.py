@@ -78,7 +78,7 @@ def find_obstacle(run: Run, splits: DataSplits) -> str:
 
 
 def can_start(run: Run) -> bool:
-    """Whether the closed form can be the head that a run starts with: one of queries is no linear layer."""
+    """Whether the closed form can be the head that a run starts with: a head of queries cannot be computed so."""
     return not run.model.has_queries
 
 

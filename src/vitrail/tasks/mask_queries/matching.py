@@ -18,7 +18,7 @@ from vitrail.models.kernels.fused_ops import TRITON
 
 Costs: TypeAlias = NDArray[np.float64]
 
-LARGEST: Final = 1e10  # what a cost counts that is no number, so that such a query is the last to be taken
+LARGEST: Final = 1e10  # the cost in place of NaN, so that such a query is taken last
 
 
 def match(costs: Tensor, present: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 A point (x, y) lies in the unit square whatever the size of a mask, so predictions need not be enlarged. Values between
 the centres of pixels are interpolated, and are 0 outside. Points are a pure function of a key for each image, so that
-neither micro-batches nor processes change them; whoever compares masks gets them from outside.
+neither micro-batches nor processes change them; code that compares masks is given them.
 """
 
 from collections.abc import Iterator

@@ -74,7 +74,7 @@ def build_panes(scene: SegmentedScene, source: ImageDataset, sides: Sequence[str
 
 def find_inner(pixels: NDArray[np.uint8], whole: tuple[int, int]) -> tuple[slice, slice]:
     """The rows and columns of a view [H, W, 3] without the borders that fill it up where an image of `whole` (width,
-    height) was fitted into it; all of them where the view is no such one."""
+    height) was fitted into it; all of them in any other view."""
     height, width = pixels.shape[:2]
     scale = min(height / whole[1], width / whole[0])
     tall, wide = max(round(scale * whole[1]), 1), max(round(scale * whole[0]), 1)
