@@ -16,9 +16,10 @@ from torch.nn import functional as F
 
 from tests.models.test_every_variant import gradients
 from tests.models.tiny import VIT, awake, images
-from vitrail.models import attention, layers
+from vitrail.models import attention, blocks, layers, query_head
 from vitrail.models.build import Model
 from vitrail.models.kernels import fused_ops as fused
+from vitrail.models.vit_config import Rotary
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 # torch.compile makes an object of what it traces, and torch warns of that.
@@ -57,6 +58,53 @@ def test_whole_network_is_the_same(
     (out, grads), (again, again_grads) = plain_and_fused(awake(config).train(), images(config), monkeypatch, backend)
     torch.testing.assert_close(again, out, atol=1e-12, rtol=1e-12)
     torch.testing.assert_close(again_grads, grads, atol=1e-10, rtol=1e-10)
+
+
+@BACKENDS
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"layer_scale": 0.3}, {"norm_inner_attention": True, "out_bias": False}, {"rotary": Rotary()}],
+    ids=str,
+)
+@torch.no_grad()
+def test_inference_adds_to_one_stream(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], backend: str | None
+) -> None:
+    config = replace(VIT, **changes)
+    model, x, seen = awake(config).eval(), images(config), list[int]()
+    z = model.embed(x)
+    wanted, before = model.forward_blocks(z), z.clone()
+    monkeypatch.setattr(blocks, "can_fuse_stream", lambda *_: True)
+    whole = fused.add_product
+    monkeypatch.setattr(blocks, "add_product", lambda *args: (seen.append(1), whole(*args))[1])
+    torch.compiler.reset()
+    found = (
+        model.forward_blocks(z)
+        if backend is None
+        else torch.compile(model.forward_blocks, fullgraph=True, backend=backend)(z)
+    )
+    torch.testing.assert_close(found, wanted, atol=1e-12, rtol=1e-12)
+    assert torch.equal(z, before)
+    assert len(seen) == 2 * VIT.depth or backend
+
+
+@torch.no_grad()
+def test_layers_that_take_no_stream_are_given_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "can_fuse_stream", lambda *_: True)
+    monkeypatch.setattr(blocks, "add_product", lambda *_: pytest.fail("a stream"))
+    for changes in ({"norm_order": "res-post"}, {"placement": "every"}, {"attention": "axial", "class_token": False}):
+        config = replace(VIT, pool="mean", **changes)
+        awake(config).eval()(images(config))
+    awake(VIT).train()(images(VIT))
+    awake(VIT).eval().run_layers(images(VIT), None, norm=True, prefix=False, attention=False, qkv=False)
+
+
+@torch.no_grad()
+def test_a_map_twice_as_fine(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, x = query_head.Upscale(6).double(), torch.randn(2, 6, 3, 4, dtype=torch.float64)
+    wanted = module(x)
+    monkeypatch.setattr(query_head, "can_fuse_gelu", lambda _pre: True)
+    torch.testing.assert_close(module(x), wanted, atol=1e-12, rtol=1e-12)
 
 
 @BACKENDS
@@ -140,6 +188,27 @@ def test_attention_is_differentiated_as_it_should_be() -> None:
     assert torch.autograd.gradcheck(lambda z: fused.fused_attention(z, layer.weight, layer.bias, 2), (z,))
 
 
+def test_a_stream_suits_also_while_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In inference, on a tensor that says it lies on a GPU."""
+    monkeypatch.setattr(fused, "TRITON", True)
+    layer, norm, found = nn.Linear(32, 32).bfloat16(), nn.LayerNorm(32).bfloat16(), list[str]()
+
+    def choice(z: Tensor) -> Tensor:
+        z = z.sin() if fused.can_fuse_stream(z, layer, norm) else z.cos()
+        return z.exp() if fused.can_fuse_gelu(z) else z.cos()
+
+    def keep(graph: torch.fx.GraphModule, _inputs: object) -> object:
+        found.append(graph.code)
+        return graph.forward
+
+    for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):
+        torch.compiler.reset()
+        with FakeTensorMode(), mode():
+            z = torch.empty(2, 5, 32, device="cuda", dtype=torch.bfloat16)
+            torch.compile(choice, backend=keep, fullgraph=True)(z)
+    assert ["sin()" in graph and "exp()" in graph for graph in found] == [True, True, False]
+
+
 def test_suits_also_while_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a tensor that says it lies on a GPU."""
     monkeypatch.setattr(fused, "TRITON", True)
@@ -180,9 +249,24 @@ def check_kernels(device: str, dtype: torch.dtype, tolerance: float, shapes: Seq
             for mine, theirs in ((triton_kernels.gelu(x, tanh), value), (grad, ref.grad)):
                 torch.testing.assert_close(mine.double(), theirs.detach(), atol=tolerance, rtol=tolerance)
             torch.testing.assert_close(sums.sum(0).double(), ref.grad.sum(0), atol=5e-3, rtol=1e-3)
+        check_shifted_norm(x, k, 4 * tolerance)
+        spread = triton_kernels.gelu_spread(x[:4].view(2, 1, 2, -1))
+        wanted = fused.gelu_spread(x[:4].double().view(2, 1, 2, -1).cpu())
+        torch.testing.assert_close(spread.double().cpu(), wanted, atol=tolerance, rtol=tolerance)
         joined, sums = triton_kernels.concat_qkv_grad(x, g, k, fused.rows_per_program(x.shape[0], 3 * x.shape[1]))
         assert torch.equal(joined, torch.cat([x, g, k], dim=1))
         torch.testing.assert_close(sums.sum(0), joined.float().sum(0), atol=1e-3, rtol=1e-5)
+
+
+def check_shifted_norm(z: Tensor, other: Tensor, tolerance: float) -> None:
+    from vitrail.models.kernels import triton_kernels
+
+    weight, bias, exact = other[0] + 2, other[1], z.double()
+    for shift in (None, other[2].float()):
+        found = triton_kernels.shifted_norm(z, shift, weight, bias, 1e-5)
+        shifted = exact if shift is None else exact + shift.double()
+        wanted = F.layer_norm(shifted, z.shape[-1:], weight.double(), bias.double(), 1e-5)
+        torch.testing.assert_close(found.double(), wanted, atol=tolerance, rtol=tolerance)
 
 
 def check_attention(device: str, dtype: torch.dtype, tolerance: float, shapes: Sequence[tuple[int, int, int]]) -> None:
@@ -278,3 +362,20 @@ def test_importing_it_does_not_import_the_compiler() -> None:
     code = "import sys, vitrail.models.kernels.fused_ops, vitrail.models.vit; print('torch._dynamo' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.gpu
+@GPU
+@torch.no_grad()
+def test_inference_in_half_precision_on_a_gpu() -> None:
+    """Compiled or not, features are as near to float64's as those of the plain layers."""
+    config = replace(VIT, width=96, mlp_width=192, heads=4, gelu="erf", layer_scale=0.3)
+    exact, model = awake(config).eval().cuda(), awake(config, torch.bfloat16).eval().cuda()
+    exact.load_state_dict(model.state_dict())
+    x = images(config).cuda()
+    wanted = exact.forward_features(x)
+    with torch.enable_grad():  # gradients are not for the kernels
+        error = (model.forward_features(x.bfloat16()).double() - wanted).norm()
+    torch.compiler.reset()
+    for run in (model.forward_features, torch.compile(model.forward_features, fullgraph=True)):
+        assert (run(x.bfloat16()).double() - wanted).norm() < 1.1 * error

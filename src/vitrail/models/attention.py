@@ -4,19 +4,15 @@
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitrail.core.text import Pair
 from vitrail.models.backbone import AttentionTap, Taps
 from vitrail.models.kernels.fused_ops import can_fuse_attention, can_fuse_linear, fused_attention, fused_qkv
-
-# Not cuDNN's: torch 2.11 compiles it to read past the end of a mask with more than 1,024 keys that 64 does not divide.
-MASKED: Final = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class Places(NamedTuple):
@@ -65,13 +61,16 @@ def pad_rotation(rotation: Tensor, ahead: int) -> Tensor:
 
 
 def attend_masked(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, hidden: Tensor, dropout: float) -> Tensor:
-    """Attention whose first tokens do not see the patches that are `hidden` from them, [B, ahead, N]. Those tokens
-    alone need a mask, so the others keep the fast kernel. They always see each other: no row is empty."""
+    """Attention whose first tokens do not see the patches that are `hidden` from them, [B, ahead, N]. Those few alone
+    need a mask and have their weights written out, in float32; the others keep the fast kernel. They always see each
+    other: no row is empty."""
     ahead, seen = hidden.shape[1], k.shape[2] - hidden.shape[2]
-    mask = F.pad(torch.zeros_like(hidden, dtype=q.dtype).masked_fill(hidden, float("-inf")), (seen, 0))[:, None]
+    exact = torch.promote_types(q.dtype, torch.float32)
+    mask = F.pad(torch.zeros_like(hidden, dtype=exact).masked_fill(hidden, float("-inf")), (seen, 0))[:, None]
     mask, rest = (mask, None) if bias is None else (mask + bias[..., :ahead, :], bias[..., ahead:, :])
-    with sdpa_kernel(MASKED) if q.is_cuda else nullcontext():
-        first = F.scaled_dot_product_attention(q[:, :, :ahead], k, v, attn_mask=mask, dropout_p=dropout)
+    with torch.autocast("cuda", enabled=False) if q.is_cuda else nullcontext():
+        weights = attention_weights(q[:, :, :ahead].to(exact), k.to(exact), mask).to(v.dtype)
+    first = F.dropout(weights, dropout) @ v
     others = F.scaled_dot_product_attention(q[:, :, ahead:], k, v, attn_mask=rest, dropout_p=dropout)
     return torch.cat([first, others], dim=2)
 
@@ -196,12 +195,23 @@ class Attention(nn.Module):
         position_bias: nn.Module | None = None,
     ) -> Tensor:
         """[B, T, D] -> [B, T, D], or [B, queries, D] for the first tokens alone, which still see all others."""
+        return self.out(self.mix(z, places, queries, taps, position_bias))  # Eq. 8
+
+    def mix(
+        self,
+        z: Tensor,
+        places: Places | None = None,
+        queries: int | None = None,
+        taps: Taps | None = None,
+        position_bias: nn.Module | None = None,
+    ) -> Tensor:
+        """All but the last product: what the heads find, side by side."""
         dropout = self.dropout if self.training else 0.0
         tapped = taps is not None and taps.attention
         bare = places is None or all(part is None for part in (places[1], places[2], places[3], places.hidden))
         plain = bare and queries is None and position_bias is None and self.norm_q is None and not (dropout or tapped)
         if plain and can_fuse_attention(z, self.qkv, self.heads):
-            return self._finish(fused_attention(z, self.qkv.weight, self.qkv.full_bias, self.heads))  # Eqs. 5-8
+            return self._normalise(fused_attention(z, self.qkv.weight, self.qkv.full_bias, self.heads))  # Eqs. 5-7
         few = None if position_bias is not None else queries  # a bias that queries make asks for all of them
         q, k, v = self.project(z, few)
         q, k, bias = self.place(q, k, places, position_bias)
@@ -211,16 +221,16 @@ class Attention(nn.Module):
             weights = attention_weights(q, k, bias)
             taps.inside = AttentionTap(q, k, v, weights)
             if taps.explicit:
-                return self._finish((weights @ v).transpose(1, 2).flatten(2))
+                return self._normalise((weights @ v).transpose(1, 2).flatten(2))
         bias = None if bias is None else bias.to(q.dtype)
         if places is not None and places.hidden is not None:
             mixed = attend_masked(q, k, v, bias, places.hidden, dropout)
         else:
             mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)  # Eqs. 6, 7
-        return self._finish(mixed.transpose(1, 2).flatten(2))  # Eq. 8
+        return self._normalise(mixed.transpose(1, 2).flatten(2))
 
-    def _finish(self, mixed: Tensor) -> Tensor:
-        return self.out(mixed if self.norm is None else self.norm(mixed))
+    def _normalise(self, mixed: Tensor) -> Tensor:
+        return mixed if self.norm is None else self.norm(mixed)
 
 
 def split_lines(z: Tensor, grid: Pair, *, columns: bool) -> Tensor:

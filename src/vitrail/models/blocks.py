@@ -2,6 +2,7 @@
 of the grid (D.6)."""
 
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,16 +20,44 @@ from vitrail.models.attention import (
     split_windows,
 )
 from vitrail.models.backbone import Taps
+from vitrail.models.kernels.fused_ops import add_product, can_fuse_stream, shifted_norm
 from vitrail.models.layers import MLP, LayerScale, StochasticDepth, make_norm
 from vitrail.models.positions.bias import build_bias
 from vitrail.models.vit_config import ViTConfig
+
+
+class Stream(NamedTuple):
+    """The residual stream in inference, as z + shift: branches are added to z in place, by the product at the end of
+    each, and the biases of those products make up the shift [D]."""
+
+    z: Tensor  # [B, T, D]
+    shift: Tensor | None = None  # in float32, or in the type of z where that has more digits
+
+    def normalise(self, norm: nn.Module) -> Tensor:
+        assert isinstance(norm, nn.LayerNorm)
+        return shifted_norm(self.z, self.shift, norm.weight, norm.bias, norm.eps)
+
+    def add(self, inner: Tensor, last: nn.Linear, scale: nn.Module) -> "Stream":
+        """With a branch that ends with the product of what is `inner` to it, times a factor for each channel."""
+        weight, bias = last.weight, last.bias
+        if isinstance(scale, LayerScale):
+            weight, bias = weight * scale.gamma[:, None], None if bias is None else bias * scale.gamma
+        add_product(self.z.view(-1, self.z.shape[-1]), inner.reshape(-1, inner.shape[-1]), weight)
+        if bias is None:
+            return self
+        bias = bias.to(torch.promote_types(bias.dtype, torch.float32))
+        return Stream(self.z, bias if self.shift is None else self.shift + bias)
+
+    def take(self) -> Tensor:
+        return self.z if self.shift is None else (self.z + self.shift).to(self.z.dtype)
 
 
 class Block(nn.Module):
     """One encoder layer, pre-norm (Eqs. 2 and 3): [B, T, D] -> [B, T, D].
 
     With `queries` only the first so many tokens come out, [B, queries, D]. They see all others, so they are what they
-    would be in the whole, but nothing is computed that only the others need.
+    would be in the whole, but nothing is computed that only the others need. Given a Stream it returns one, where
+    `can_fuse` says that it may be.
     """
 
     def __init__(self, config: ViTConfig, layer: int):
@@ -59,16 +88,34 @@ class Block(nn.Module):
     def _scale(self, config: ViTConfig) -> nn.Module:
         return LayerScale(config.width, config.layer_scale) if config.layer_scale else nn.Identity()
 
+    def can_fuse(self, z: Tensor) -> bool:
+        """Whether it may be given a stream, which other types of blocks never are."""
+        branches = ((self.attention.out, self.norm_attention), (self.mlp.contract, self.norm_mlp))
+        plain = type(self) is Block and not self.training
+        return plain and all(can_fuse_stream(z, last, norm) for last, norm in branches)
+
     def forward(
-        self, z: Tensor, places: Places | None = None, queries: int | None = None, taps: Taps | None = None
-    ) -> Tensor:
-        before, places = z, places or Places(self.grid)
+        self,
+        z: Tensor | Stream,
+        places: Places | None = None,
+        queries: int | None = None,
+        taps: Taps | None = None,
+    ) -> Tensor | Stream:
+        if isinstance(z, Stream):
+            return self.forward_stream(z, places or Places(self.grid))
+        places = places or Places(self.grid)
         attended = self.attend(self.norm_attention(z), places, queries, taps)
-        z = z[:, :queries] + self.skip(self.scale_attention(self.dropout(attended)))  # Eq. 2
-        z = z + self.skip(self.scale_mlp(self.transform(self.norm_mlp(z))))  # Eq. 3
+        within: Tensor = z[:, :queries] + self.skip(self.scale_attention(self.dropout(attended)))  # Eq. 2
+        after: Tensor = within + self.skip(self.scale_mlp(self.transform(self.norm_mlp(within))))  # Eq. 3
         if taps is not None:
-            taps.take_layer(before, z, partial(self.expand_weights, grid=places.grid))
-        return z
+            taps.take_layer(z, after, partial(self.expand_weights, grid=places.grid))
+        return after
+
+    def forward_stream(self, stream: Stream, places: Places) -> Stream:
+        """Eqs. 2 and 3 in inference."""
+        mixed = self.attention.mix(stream.normalise(self.norm_attention), places, None, None, self.position_bias)
+        stream = stream.add(mixed, self.attention.out, self.scale_attention)
+        return stream.add(self.mlp.hide(stream.normalise(self.norm_mlp)), self.mlp.contract, self.scale_mlp)
 
     def attend(self, z: Tensor, places: Places, queries: int | None, taps: Taps | None) -> Tensor:
         return self.attention(z, places, queries, taps, self.position_bias)
@@ -85,7 +132,7 @@ class Block(nn.Module):
 class PostNormBlock(Block):
     """A layer that normalises what its branches give, in place of what they read (EVA-02's E)."""
 
-    def forward(
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride] - never given a stream
         self, z: Tensor, places: Places | None = None, queries: int | None = None, taps: Taps | None = None
     ) -> Tensor:
         before, places = z, places or Places(self.grid)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitrail.core.text import Pair
-from vitrail.models.kernels.fused_ops import can_fuse_linear, fused_gelu_linear
+from vitrail.models.kernels.fused_ops import can_fuse_gelu, can_fuse_linear, fused_gelu, fused_gelu_linear
 from vitrail.models.resnet_config import ResNetConfig, same_widths
 from vitrail.models.vit_config import ViTConfig
 
@@ -106,8 +106,12 @@ class MLP(nn.Module):
                 nn.init.normal_(layer.bias, std=1e-6)
 
     def forward(self, z: Tensor) -> Tensor:
+        return self.dropout(self.contract(self.hide(z)))
+
+    def hide(self, z: Tensor) -> Tensor:
+        """All but the last product: [..., D] -> [..., M]."""
         hidden = self.dropout(self.activate(z))
-        return self.dropout(self.contract(hidden if self.norm is None else self.norm(hidden)))
+        return hidden if self.norm is None else self.norm(hidden)
 
     def activate(self, z: Tensor) -> Tensor:
         """The hidden layer: [..., D] -> [..., M]."""
@@ -117,8 +121,10 @@ class MLP(nn.Module):
         if self.quick:
             hidden = self.expand(z)
             return hidden * torch.sigmoid(1.702 * hidden)
-        fused = can_fuse_linear(z, self.expand)
-        return fused_gelu_linear(z, self.expand, self.tanh) if fused else self.gelu(self.expand(z))
+        if can_fuse_linear(z, self.expand):
+            return fused_gelu_linear(z, self.expand, self.tanh)
+        hidden = self.expand(z)
+        return fused_gelu(hidden, self.tanh) if can_fuse_gelu(hidden) else self.gelu(hidden)
 
 
 class AttentionPool(nn.Module):

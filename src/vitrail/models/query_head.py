@@ -1,7 +1,7 @@
 """From tokens to the classes and masks of queries, as EoMT does it."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, cast
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from vitrail.core.text import Pair
 from vitrail.models.blocks import Block
+from vitrail.models.kernels.fused_ops import can_fuse_gelu, fused_upscale
 from vitrail.models.layers import ChannelNorm, make_norm
 from vitrail.models.positions.rotary import RotaryPositions
 from vitrail.models.query_configs import PMTConfig, QueryConfig
@@ -28,7 +29,11 @@ class Upscale(nn.Module):
         self.norm = ChannelNorm(width, eps=1e-6)
 
     def forward(self, patches: Tensor) -> Tensor:
-        finer, kernel = F.gelu(self.expand(patches)), self.smooth.weight
+        expand, kernel = self.expand, self.smooth.weight
+        if can_fuse_gelu(patches) and expand.weight.dtype == patches.dtype:
+            finer = fused_upscale(patches.movedim(1, -1), expand.weight, cast(Tensor, expand.bias)).movedim(-1, 1)
+        else:
+            finer = F.gelu(expand(patches))
         # A view of the kernel: the gradient is then laid out as the weight is, and DDP has nothing to warn of.
         kernel = kernel.flatten(1).view(kernel.shape)
         return self.norm(F.conv2d(finer, kernel, padding=1, groups=len(kernel)))

@@ -24,7 +24,7 @@ from vitrail.core.errors import ConfigError, ImageSizeError, unknown_name
 from vitrail.core.text import Pair, format_size, pair
 from vitrail.models.attention import Places
 from vitrail.models.backbone import Backbone, Intermediates, Layers, Taps, resolve_layers
-from vitrail.models.blocks import AxialBlock, Block, PostNormBlock, WindowBlock
+from vitrail.models.blocks import AxialBlock, Block, PostNormBlock, Stream, WindowBlock
 from vitrail.models.family import ModelConfig, Pool
 from vitrail.models.layers import (
     AttentionPool,
@@ -165,13 +165,26 @@ class ViT(Backbone):
         out the layers of a pass share its `rotation`, too. For `ahead` and `hidden`, see Places."""
         recompute = self.grad_checkpointing and self.training and torch.is_grad_enabled()
         rotation = self.compute_rotation(z, grid, keep) if rotation is None else rotation
-        for layer in range(first, self.config.depth if last is None else last):
+        layers = range(first, self.config.depth if last is None else last)
+        if queries is None and taps is None and self._fuses(z, layers):
+            stream = Stream(z.clone())  # which belongs to the layers
+            for layer in layers:
+                places = self._places(layer, z, grid, rotation)._replace(ahead=ahead, hidden=hidden)
+                stream = cast(Stream, self.blocks[layer](stream, places))
+            return stream.take()
+        for layer in layers:
             z = self.position(z, layer, grid) if layer else z
             few = queries if layer == self.config.depth - 1 else None
             places = self._places(layer, z, grid, rotation)._replace(ahead=ahead, hidden=hidden)
             block, args = self.blocks[layer], (z, places, few, taps)
             z = cast(Tensor, checkpoint(block, *args, use_reentrant=False) if recompute else block(*args))  # Eqs. 2, 3
         return z
+
+    def _fuses(self, z: Tensor, layers: range) -> bool:
+        """Whether the layers add to one residual stream in place."""
+        once = self.config.placement in (None, "stem")  # positions enter no layer but the first
+        blocks = [self.blocks[layer] for layer in layers]
+        return once and all(isinstance(block, Block) and block.can_fuse(z) for block in blocks)
 
     def compute_rotation(self, z: Tensor, grid: Pair | None = None, keep: Tensor | None = None) -> Tensor | None:
         """What rotary positions are for the layers of one pass."""

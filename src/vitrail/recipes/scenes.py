@@ -43,7 +43,7 @@ def scenes_panoptic() -> Run:
         optim=Optim(kind="adamw", lr=5e-4, weight_decay=0.05, clip=1.0),
         schedule=Schedule(decay="poly", warmup=500),
         batch=64,
-        steps=20_000,
+        steps=12_000,
         average=0.999,
     )
 

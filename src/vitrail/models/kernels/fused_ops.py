@@ -1,8 +1,9 @@
-"""Layers of the encoder whose backward passes touch everything once, for training in half precision on a GPU.
+"""Layers of the encoder that touch everything once, in half precision on a GPU.
 
-The gradient of a bias is a sum over all tokens. Left to the compiler it is a pass of its own over the largest tensors
-there are; here it falls off while the gradient is written. The numbers are those of the plain layers, in the precision
-of the type. Everywhere else (`suits` is false) the plain layers run.
+In training, the gradient of a bias is a sum over all tokens. Left to the compiler it is a pass of its own over the
+largest tensors there are; here it falls off while the gradient is written. In inference the product at the end of a
+branch adds to the residual stream in place. The numbers are those of the plain layers, in the precision of the type.
+Everywhere else (`can_fuse_...` is false) the plain layers run.
 """
 
 import importlib.util
@@ -18,13 +19,15 @@ MANY_ROWS = 1 << 15
 MANY_SUMS = 900 * 256  # columns times parts of 256 rows: 900 programs, about seven per multiprocessor of an H200
 TOKENS, HEADS = 256, (16, 32, 64)  # that attention in one tile takes: at most so many, and heads of these widths
 TILE_BYTES = 180 * 1024  # of shared memory, for 256 tokens of width 64
+WIDEST = 8192  # row of a residual sum that a program holds
+HALF = (torch.bfloat16, torch.float16)
 
 
 def can_fuse_linear(z: Tensor, layer: nn.Linear) -> bool:
     """Whether the kernels can do it: training, half precision on a CUDA device, and rows that vector loads fit."""
     if not (TRITON and z.is_cuda and layer.training and torch.is_grad_enabled()):
         return False
-    half = z.dtype in (torch.bfloat16, torch.float16) and layer.weight.dtype == z.dtype
+    half = z.dtype in HALF and layer.weight.dtype == z.dtype
     aligned = layer.bias is not None and layer.in_features % 16 == 0 and layer.out_features % 16 == 0
     return half and aligned and not torch.is_autocast_enabled("cuda")
 
@@ -43,6 +46,25 @@ def can_fuse_attention(z: Tensor, layer: nn.Linear, heads: int) -> bool:
     return fits and query_shared_memory(z.device.index) >= TILE_BYTES
 
 
+def can_fuse_stream(z: Tensor, layer: nn.Linear, norm: nn.Module) -> bool:
+    """Whether the layer, at the end of a branch, can add to the residual stream in place, for this norm to read:
+    inference in half precision on a CUDA device, with parameters that lie there whole."""
+    if not (TRITON and z.is_cuda) or torch.is_grad_enabled() or torch.is_autocast_enabled("cuda"):
+        return False
+    own = isinstance(norm, nn.LayerNorm) and norm.bias is not None and z.shape[-1] <= WIDEST
+    return own and z.dtype in HALF and all(_lies_whole(part.weight, z) for part in (layer, norm))
+
+
+def can_fuse_gelu(pre: Tensor) -> bool:
+    """Whether the kernel of GELU takes it: inference in half precision on a CUDA device."""
+    return TRITON and pre.is_cuda and pre.dtype in HALF and not torch.is_grad_enabled()
+
+
+def _lies_whole(parameter: object, z: Tensor) -> bool:
+    """Not sharded, and of the same type."""
+    return type(parameter) is nn.Parameter and parameter.dtype == z.dtype
+
+
 def query_shared_memory(device: int | None) -> int:
     """Bytes that a program can have to itself on a GPU."""
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
@@ -51,6 +73,18 @@ def query_shared_memory(device: int | None) -> int:
 def fused_gelu_linear(z: Tensor, layer: nn.Linear, tanh: bool) -> Tensor:
     """GELU(z Wᵀ + b): [..., D] -> [..., N]."""
     return _GeluLinear.apply(z, layer.weight, layer.bias, tanh)  # pyright: ignore[reportReturnType]
+
+
+def fused_gelu(pre: Tensor, tanh: bool) -> Tensor:
+    """GELU without gradients, in one pass at full speed."""
+    return gelu(pre.contiguous(), tanh)
+
+
+def fused_upscale(z: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """GELU of a transposed convolution of 2x2 pixels with stride 2, as a product: [B, h, w, D] and [D, M, 2, 2] to
+    [B, 2h, 2w, M]. Without gradients."""
+    pre = F.linear(z, weight.permute(2, 3, 1, 0).flatten(0, 2), bias.repeat(4))
+    return gelu_spread(pre.contiguous())
 
 
 def fused_qkv(z: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -145,6 +179,26 @@ def _(pre: Tensor, tanh: bool) -> Tensor:
     return torch.empty_like(pre)
 
 
+@torch.library.custom_op("vitrail::gelu_spread", mutates_args=())
+def gelu_spread(pre: Tensor) -> Tensor:
+    """GELU of a pixel's four, put side by side: [B, h, w, 4M] -> [B, 2h, 2w, M]."""
+    from vitrail.models.kernels import triton_kernels
+
+    return triton_kernels.gelu_spread(pre)
+
+
+@gelu_spread.register_kernel("cpu")
+def _(pre: Tensor) -> Tensor:
+    four = F.gelu(pre).unflatten(3, (2, 2, -1))  # [B, h, w, 2, 2, M]
+    return four.transpose(2, 3).flatten(3, 4).flatten(1, 2).contiguous()
+
+
+@gelu_spread.register_fake
+def _(pre: Tensor) -> Tensor:
+    images, rows, columns, width = pre.shape
+    return pre.new_empty(images, 2 * rows, 2 * columns, width // 4)
+
+
 @torch.library.custom_op("vitrail::gelu_backward", mutates_args=())
 def gelu_backward(grad: Tensor, pre: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
     from vitrail.models.kernels import triton_kernels
@@ -161,6 +215,35 @@ def _(grad: Tensor, pre: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
 @gelu_backward.register_fake
 def _(grad: Tensor, pre: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
     return torch.empty_like(pre), _sums(pre, pre.shape[1])
+
+
+@torch.library.custom_op("vitrail::shifted_norm", mutates_args=())
+def shifted_norm(z: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """LN(z + shift), with a shift [D] that is exact: [..., D] -> [..., D]."""
+    from vitrail.models.kernels import triton_kernels
+
+    return triton_kernels.shifted_norm(z, shift, weight, bias, eps)
+
+
+@shifted_norm.register_kernel("cpu")
+def _(z: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    return F.layer_norm(z if shift is None else z + shift, z.shape[-1:], weight, bias, eps)
+
+
+@shifted_norm.register_fake
+def _(z: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    return torch.empty_like(z)
+
+
+@torch.library.custom_op("vitrail::add_product", mutates_args=("z",))
+def add_product(z: Tensor, x: Tensor, weight: Tensor) -> None:
+    """z += x Wᵀ, which costs the product nothing: [M, D], [M, N], [D, N]."""
+    z.addmm_(x, weight.t())
+
+
+@add_product.register_fake
+def _(z: Tensor, x: Tensor, weight: Tensor) -> None:
+    return None
 
 
 @torch.library.custom_op("vitrail::join", mutates_args=())

@@ -1,4 +1,5 @@
-"""Triton kernels for training on a GPU: GELU, gradients of q, k and v, and attention over at most 256 tokens.
+"""Triton kernels for a GPU: GELU, gradients of q, k and v, attention over at most 256 tokens, and the norm of a
+shifted sum.
 
 Imported only where a GPU is used. A backward pass sums the columns of a gradient, which is the gradient of the bias,
 while the gradient is in registers; each program sums `each` rows and the caller adds up the rest.
@@ -21,6 +22,7 @@ from torch import Tensor
 
 
 TILE_ROWS, TILE_COLUMNS = 8, 256  # of a tile that a program holds at once: 16 values a thread
+NORM_VALUES = 2048  # of the rows that a program normalises at once
 
 
 @triton.jit
@@ -50,6 +52,16 @@ def _gelu_kernel(pre, out, count, tanh: tl.constexpr, block: tl.constexpr):
     x = tl.load(pre + first + at, inside, other=0.0).to(tl.float32)
     cdf, _ = _gelu_parts(x, tanh)
     tl.store(out + first + at, x * cdf, inside)
+
+
+@triton.jit
+def _gelu_spread_kernel(pre, out, columns, run, block: tl.constexpr):
+    place, down = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    line, right = place // columns, place % columns
+    at = tl.program_id(2) * block + tl.arange(0, block)
+    x = tl.load(pre + (2 * place + down) * run + at, at < run, other=0.0).to(tl.float32)
+    cdf, _ = _gelu_parts(x, False)
+    tl.store(out + ((2 * line + down) * columns + right) * run + at, x * cdf, at < run)
 
 
 @triton.jit
@@ -107,10 +119,53 @@ def _concat_kernel(
     tl.store(sums + tl.program_id(1).to(tl.int64) * (3 * width) + column + across, tl.sum(total, 0))
 
 
+@triton.jit
+def _shifted_norm_kernel(
+    z, shift, weight, bias, out, rows, width, eps,
+    shifted: tl.constexpr, tile_rows: tl.constexpr, tile_columns: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
+    column = tl.arange(0, tile_columns)
+    there = column < width
+    inside = (row < rows)[:, None] & there[None, :]
+    at = row.to(tl.int64)[:, None] * width + column[None, :]
+    x = tl.load(z + at, inside, other=0.0).to(tl.float32)
+    if shifted:
+        x += tl.load(shift + column, there, other=0.0)[None, :]
+    centred = tl.where(there[None, :], x - (tl.sum(x, 1) / width)[:, None], 0.0)
+    scale = 1 / tl.sqrt(tl.sum(centred * centred, 1) / width + eps)
+    times = tl.load(weight + column, there, other=0.0).to(tl.float32)[None, :]
+    plus = tl.load(bias + column, there, other=0.0).to(tl.float32)[None, :]
+    tl.store(out + at, (centred * scale[:, None] * times + plus).to(out.dtype.element_ty), inside)
+
+
+def shifted_norm(z: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """LN(z + shift), with a shift [D] in float32: [..., D] -> [..., D]."""
+    width, out = z.shape[-1], torch.empty_like(z)
+    rows, tile = z.numel() // width, 1 << (width - 1).bit_length()
+    tile_rows = max(1, NORM_VALUES // tile)
+    kernel: Any = _shifted_norm_kernel
+    kernel[(_ceil_divide(rows, tile_rows),)](
+        z, weight if shift is None else shift, weight, bias, out, rows, width, eps,
+        shifted=shift is not None, tile_rows=tile_rows, tile_columns=tile, num_warps=4 if tile <= NORM_VALUES else 8,
+    )  # fmt: skip
+    return out
+
+
 def gelu(pre: Tensor, tanh: bool) -> Tensor:
     out, block = torch.empty_like(pre), 2048
     kernel: Any = _gelu_kernel
     kernel[(_ceil_divide(pre.numel(), block),)](pre, out, pre.numel(), tanh=tanh, block=block)
+    return out
+
+
+def gelu_spread(pre: Tensor) -> Tensor:
+    """GELU of a pixel's four, put side by side: [B, h, w, 4M] -> [B, 2h, 2w, M]."""
+    images, rows, columns, width = pre.shape
+    out, run = pre.new_empty(images, 2 * rows, 2 * columns, width // 4), width // 2
+    block = min(1 << (run - 1).bit_length(), 2048)
+    kernel: Any = _gelu_spread_kernel
+    kernel[(images * rows * columns, 2, _ceil_divide(run, block))](pre, out, columns, run, block=block)
     return out
 
 
