@@ -44,9 +44,8 @@ def main(words: list[str] | None = None) -> int:
     write_masks(args.data, folder, args.images)
     results: dict[str, Any] = {"torch": torch.__version__, "device": name_device(args.device)}
     with ThreadPoolExecutor(len(args.seeds)) as pool:
-        rows = list(pool.map(lambda seed: train_seed(args, folder, seed), args.seeds))
+        rows = list(pool.map(lambda seed: train_and_score(args, folder, seed), args.seeds))
     for row in rows:
-        row["iou"] = round(score_run(args, Path(row["run"]), folder), 5)
         print(f"EoMT, seed {row['seed']}: IoU {row['iou']:.4f} after {row['seconds']:.0f} s", flush=True)
     results["eomt"] = rows
     (args.out / "results.json").write_text(json.dumps(results, indent=1))
@@ -99,6 +98,11 @@ def write_masks(data: Path, folder: Path, most: int) -> None:
                 mask = np.asarray(Image.open(io.BytesIO(trimap.read()))) != BACKGROUND
                 Image.fromarray(mask.astype(np.uint8)).save(folder / split / "masks" / f"{key}.png")
     (folder / "classes.txt").write_text("background\npet\n")
+
+
+def train_and_score(args: argparse.Namespace, folder: Path, seed: int) -> dict[str, Any]:
+    row = train_seed(args, folder, seed)
+    return {**row, "iou": round(score_run(args, Path(row["run"]), folder), 5)}
 
 
 def train_seed(args: argparse.Namespace, folder: Path, seed: int) -> dict[str, Any]:
