@@ -88,6 +88,26 @@ def test_inference_adds_to_one_stream(
     assert len(seen) == 2 * VIT.depth or backend
 
 
+@BACKENDS
+@pytest.mark.parametrize(
+    "changes", [{}, {"norm_inner_attention": True, "out_bias": False}, {"rotary": Rotary(), "mlp_bias": False}], ids=str
+)
+def test_training_sums_and_normalises_at_once(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], backend: str | None
+) -> None:
+    config = replace(VIT, **changes)
+    model, x, seen = awake(config).train(), images(config), list[int]()
+    wanted = gradients(model, model, x)
+    monkeypatch.setattr(blocks, "can_fuse_stream", lambda *_: True)
+    whole = blocks.fused_add_norm
+    monkeypatch.setattr(blocks, "fused_add_norm", lambda *args: (seen.append(1), whole(*args))[1])
+    torch.compiler.reset()
+    found = gradients(model, model if backend is None else torch.compile(model, fullgraph=True, backend=backend), x)
+    torch.testing.assert_close(found[0], wanted[0], atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(found[1], wanted[1], atol=1e-10, rtol=1e-10)
+    assert len(seen) == 2 * VIT.depth - 1 or backend
+
+
 @torch.no_grad()
 def test_layers_that_take_no_stream_are_given_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "can_fuse_stream", lambda *_: True)
@@ -95,6 +115,13 @@ def test_layers_that_take_no_stream_are_given_none(monkeypatch: pytest.MonkeyPat
     for changes in ({"norm_order": "res-post"}, {"placement": "every"}, {"attention": "axial", "class_token": False}):
         config = replace(VIT, pool="mean", **changes)
         awake(config).eval()(images(config))
+    monkeypatch.setattr(blocks, "fused_add_norm", lambda *_: pytest.fail("a stream"))
+    with torch.enable_grad():
+        for changes in ({"dropout": 0.1}, {"stochastic_depth": 0.1}, {"layer_scale": 0.1}):
+            awake(replace(VIT, **changes)).train()(images(VIT))
+        recomputed = awake(VIT).train()
+        recomputed.set_grad_checkpointing()
+        recomputed(images(VIT))
     awake(VIT).train()(images(VIT))
     awake(VIT).eval().run_layers(images(VIT), None, norm=True, prefix=False, attention=False, qkv=False)
 
@@ -125,11 +152,11 @@ def test_fused_layers_are_there_to_be_tested(monkeypatch: pytest.MonkeyPatch) ->
     for module, name in zip((layers, attention, attention), names, strict=True):
         whole = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *args, name=name, whole=whole: (seen.append(name), whole(*args))[1])
-    awake(VIT)(images(VIT))
+    awake(VIT).train()(images(VIT))
     assert [seen.count(name) for name in names] == [VIT.depth, 0, VIT.depth]
     seen.clear()
     relative = replace(VIT, position="relative")
-    awake(relative)(images(relative))
+    awake(relative).train()(images(relative))
     assert [seen.count(name) for name in names] == [VIT.depth, VIT.depth, 0]
 
 
@@ -189,7 +216,7 @@ def test_attention_is_differentiated_as_it_should_be() -> None:
 
 
 def test_a_stream_suits_also_while_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In inference, on a tensor that says it lies on a GPU."""
+    """On a tensor that says it lies on a GPU; GELU by itself is for inference."""
     monkeypatch.setattr(fused, "TRITON", True)
     layer, norm, found = nn.Linear(32, 32).bfloat16(), nn.LayerNorm(32).bfloat16(), list[str]()
 
@@ -206,7 +233,7 @@ def test_a_stream_suits_also_while_compiling(monkeypatch: pytest.MonkeyPatch) ->
         with FakeTensorMode(), mode():
             z = torch.empty(2, 5, 32, device="cuda", dtype=torch.bfloat16)
             torch.compile(choice, backend=keep, fullgraph=True)(z)
-    assert ["sin()" in graph and "exp()" in graph for graph in found] == [True, True, False]
+    assert [("sin()" in graph, "exp()" in graph) for graph in found] == [(True, True), (True, True), (True, False)]
 
 
 def test_suits_also_while_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,6 +277,7 @@ def check_kernels(device: str, dtype: torch.dtype, tolerance: float, shapes: Seq
                 torch.testing.assert_close(mine.double(), theirs.detach(), atol=tolerance, rtol=tolerance)
             torch.testing.assert_close(sums.sum(0).double(), ref.grad.sum(0), atol=5e-3, rtol=1e-3)
         check_shifted_norm(x, k, 4 * tolerance)
+        check_add_norm(x, g, k, 4 * tolerance)
         spread = triton_kernels.gelu_spread(x[:4].view(2, 1, 2, -1))
         wanted = fused.gelu_spread(x[:4].double().view(2, 1, 2, -1).cpu())
         torch.testing.assert_close(spread.double().cpu(), wanted, atol=tolerance, rtol=tolerance)
@@ -267,6 +295,30 @@ def check_shifted_norm(z: Tensor, other: Tensor, tolerance: float) -> None:
         shifted = exact if shift is None else exact + shift.double()
         wanted = F.layer_norm(shifted, z.shape[-1:], weight.double(), bias.double(), 1e-5)
         torch.testing.assert_close(found.double(), wanted, atol=tolerance, rtol=tolerance)
+
+
+def check_add_norm(z: Tensor, branch: Tensor, other: Tensor, tolerance: float) -> None:
+    """Forward and backward. Sums over many rows are compared by their norm."""
+    from vitrail.models.kernels import triton_kernels
+
+    weight, shift, bias = other[0] + 2, other[1], other[2]
+    for added in (None, bias):
+        total, normed = triton_kernels.add_norm(z, branch, added, weight, shift, 1e-5)
+        exact = z.double() + branch.double() + (0 if added is None else added.double())
+        torch.testing.assert_close(total, exact.to(z.dtype), atol=tolerance, rtol=tolerance)
+        given = [part.double().requires_grad_() for part in (total, weight, shift)]
+        wanted = F.layer_norm(given[0], z.shape[-1:], given[1], given[2], 1e-5)
+        torch.testing.assert_close(normed.double(), wanted.detach(), atol=tolerance, rtol=tolerance)
+    of_total, of_normed = other, branch
+    wanted.backward(of_normed.double())
+    of_x, of_weight, of_shift = (part.grad for part in given)
+    assert of_x is not None
+    grad, sums = triton_kernels.add_norm_backward(of_total, of_normed, total, weight, 1e-5, fused.norm_rows(total))
+    of_x = of_x + of_total.double()
+    torch.testing.assert_close(grad.double(), of_x, atol=4 * tolerance, rtol=4 * tolerance)
+    for mine, exact in zip(sums.sum(0).double(), (of_weight, of_shift, of_x.sum(0)), strict=True):
+        assert exact is not None
+        assert (mine - exact).norm() < 1e-3 * exact.norm() + 1e-4
 
 
 def check_attention(device: str, dtype: torch.dtype, tolerance: float, shapes: Sequence[tuple[int, int, int]]) -> None:

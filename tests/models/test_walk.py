@@ -12,6 +12,7 @@ from tests.lanes import rest_slow
 from tests.models.tiny import SOME, VARIANTS, VIT
 from vitrail.models.build import Model, build, build_from, tensor_shapes
 from vitrail.models.family import CostStep, ModelConfig, sum_steps
+from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import ZOO, model_config
 
@@ -24,8 +25,10 @@ def shell(config: ModelConfig) -> Model:
 
 
 def traced_macs(config: ModelConfig, device: str = "meta") -> int:
-    """What torch counts for one image; 2 FLOPs are one MAC."""
+    """What torch counts for one image, of all tokens in every layer; 2 FLOPs are one MAC."""
     model, counter = shell(config) if device == "meta" else build(config).eval(), FlopCounterMode(display=False)
+    if isinstance(model, ViT):
+        model.class_token_only = False
     with counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         model(torch.empty(1, config.channels, *config.image, device=device))
     flops = counter.get_total_flops()

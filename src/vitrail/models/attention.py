@@ -147,7 +147,7 @@ class Attention(nn.Module):
         tokens alone, [B, k, queries, D_h]."""
         weight, bias, inner = self.qkv.weight, self.qkv.full_bias, self.qkv.inner
         if queries is not None:
-            q = F.linear(z[:, :queries], weight[:inner], None if bias is None else bias[:inner])
+            q = F.linear(z[:, :queries].contiguous(), weight[:inner], None if bias is None else bias[:inner])
             k, v = F.linear(z, weight[inner:], None if bias is None else bias[inner:]).chunk(2, dim=-1)
         elif can_fuse_linear(z, self.qkv):
             q, k, v = fused_qkv(z, weight, bias)

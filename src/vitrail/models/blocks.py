@@ -2,10 +2,11 @@
 of the grid (D.6)."""
 
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from vitrail.core.text import Pair
 from vitrail.models.attention import (
@@ -20,7 +21,7 @@ from vitrail.models.attention import (
     split_windows,
 )
 from vitrail.models.backbone import Taps
-from vitrail.models.kernels.fused_ops import add_product, can_fuse_stream, shifted_norm
+from vitrail.models.kernels.fused_ops import add_product, can_fuse_stream, fused_add_norm, shifted_norm
 from vitrail.models.layers import MLP, LayerScale, StochasticDepth, make_norm
 from vitrail.models.positions.bias import build_bias
 from vitrail.models.vit_config import ViTConfig
@@ -33,9 +34,10 @@ class Stream(NamedTuple):
     z: Tensor  # [B, T, D]
     shift: Tensor | None = None  # in float32, or in the type of z where that has more digits
 
-    def normalise(self, norm: nn.Module) -> Tensor:
+    def normalise(self, norm: nn.Module) -> "tuple[Stream, Tensor]":
+        """The stream, and the norm of it."""
         assert isinstance(norm, nn.LayerNorm)
-        return shifted_norm(self.z, self.shift, norm.weight, norm.bias, norm.eps)
+        return self, shifted_norm(self.z, self.shift, norm.weight, norm.bias, norm.eps)
 
     def add(self, inner: Tensor, last: nn.Linear, scale: nn.Module) -> "Stream":
         """With a branch that ends with the product of what is `inner` to it, times a factor for each channel."""
@@ -52,12 +54,38 @@ class Stream(NamedTuple):
         return self.z if self.shift is None else (self.z + self.shift).to(self.z.dtype)
 
 
+class TrainedStream(NamedTuple):
+    """The residual stream with gradients, as z + branch + bias: one pass sums the three and normalises the sum, and one
+    in the backward pass gives all of their gradients."""
+
+    z: Tensor  # [B, T, D]
+    branch: Tensor | None = None
+    bias: Tensor | None = None
+
+    def normalise(self, norm: nn.Module) -> "tuple[TrainedStream, Tensor]":
+        if self.branch is None:
+            return self, norm(self.z)
+        assert isinstance(norm, nn.LayerNorm)
+        total, normed = fused_add_norm(self.z, self.branch, self.bias, norm)
+        return TrainedStream(total), normed
+
+    def add(self, inner: Tensor, last: nn.Linear, scale: nn.Module) -> "TrainedStream":
+        assert isinstance(scale, nn.Identity)
+        return TrainedStream(self.z, F.linear(inner, last.weight), last.bias)
+
+    def take(self) -> Tensor:
+        branch = self.branch if self.branch is None or self.bias is None else self.branch + self.bias
+        return self.z if branch is None else self.z + branch
+
+
+AnyStream: TypeAlias = Stream | TrainedStream
+
+
 class Block(nn.Module):
     """One encoder layer, pre-norm (Eqs. 2 and 3): [B, T, D] -> [B, T, D].
 
     With `queries` only the first so many tokens come out, [B, queries, D]. They see all others, so they are what they
-    would be in the whole, but nothing is computed that only the others need. Given a Stream it returns one, where
-    `can_fuse` says that it may be.
+    would be in the whole, but nothing is computed that only the others need. Given a stream it returns one.
     """
 
     def __init__(self, config: ViTConfig, layer: int):
@@ -89,19 +117,23 @@ class Block(nn.Module):
         return LayerScale(config.width, config.layer_scale) if config.layer_scale else nn.Identity()
 
     def can_fuse(self, z: Tensor) -> bool:
-        """Whether it may be given a stream, which other types of blocks never are."""
+        """Whether it may be given a stream, which other types of blocks never are: in training, what is added has to be
+        a product and a bias alone."""
         branches = ((self.attention.out, self.norm_attention), (self.mlp.contract, self.norm_mlp))
-        plain = type(self) is Block and not self.training
-        return plain and all(can_fuse_stream(z, last, norm) for last, norm in branches)
+        if type(self) is not Block or not all(can_fuse_stream(z, last, norm) for last, norm in branches):
+            return False
+        dropped = self.training and max(self.dropout.p, self.mlp.dropout.p, self.skip.p) > 0
+        scaled = isinstance(self.scale_mlp, LayerScale)
+        return not (dropped or scaled) if torch.is_grad_enabled() else not self.training
 
     def forward(
         self,
-        z: Tensor | Stream,
+        z: Tensor | AnyStream,
         places: Places | None = None,
         queries: int | None = None,
         taps: Taps | None = None,
-    ) -> Tensor | Stream:
-        if isinstance(z, Stream):
+    ) -> Tensor | AnyStream:
+        if not isinstance(z, Tensor):
             return self.forward_stream(z, places or Places(self.grid))
         places = places or Places(self.grid)
         attended = self.attend(self.norm_attention(z), places, queries, taps)
@@ -111,11 +143,12 @@ class Block(nn.Module):
             taps.take_layer(z, after, partial(self.expand_weights, grid=places.grid))
         return after
 
-    def forward_stream(self, stream: Stream, places: Places) -> Stream:
-        """Eqs. 2 and 3 in inference."""
-        mixed = self.attention.mix(stream.normalise(self.norm_attention), places, None, None, self.position_bias)
-        stream = stream.add(mixed, self.attention.out, self.scale_attention)
-        return stream.add(self.mlp.hide(stream.normalise(self.norm_mlp)), self.mlp.contract, self.scale_mlp)
+    def forward_stream(self, stream: AnyStream, places: Places) -> AnyStream:
+        """Eqs. 2 and 3."""
+        stream, normed = stream.normalise(self.norm_attention)
+        mixed = self.attention.mix(normed, places, None, None, self.position_bias)
+        stream, normed = stream.add(mixed, self.attention.out, self.scale_attention).normalise(self.norm_mlp)
+        return stream.add(self.mlp.hide(normed), self.mlp.contract, self.scale_mlp)
 
     def attend(self, z: Tensor, places: Places, queries: int | None, taps: Taps | None) -> Tensor:
         return self.attention(z, places, queries, taps, self.position_bias)

@@ -24,7 +24,7 @@ from vitrail.core.errors import ConfigError, ImageSizeError, unknown_name
 from vitrail.core.text import Pair, format_size, pair
 from vitrail.models.attention import Places
 from vitrail.models.backbone import Backbone, Intermediates, Layers, Taps, resolve_layers
-from vitrail.models.blocks import AxialBlock, Block, PostNormBlock, Stream, WindowBlock
+from vitrail.models.blocks import AnyStream, AxialBlock, Block, PostNormBlock, Stream, TrainedStream, WindowBlock
 from vitrail.models.family import ModelConfig, Pool
 from vitrail.models.layers import (
     AttentionPool,
@@ -165,14 +165,16 @@ class ViT(Backbone):
         out the layers of a pass share its `rotation`, too. For `ahead` and `hidden`, see Places."""
         recompute = self.grad_checkpointing and self.training and torch.is_grad_enabled()
         rotation = self.compute_rotation(z, grid, keep) if rotation is None else rotation
-        layers = range(first, self.config.depth if last is None else last)
-        if queries is None and taps is None and self._fuses(z, layers):
-            stream = Stream(z.clone())  # which belongs to the layers
-            for layer in layers:
-                places = self._places(layer, z, grid, rotation)._replace(ahead=ahead, hidden=hidden)
-                stream = cast(Stream, self.blocks[layer](stream, places))
-            return stream.take()
-        for layer in layers:
+        last = self.config.depth if last is None else last
+        if taps is None and not recompute and self._fuses(z, range(first, last)):
+            # In inference branches are added in place, to a copy that belongs to the layers.
+            stream: AnyStream = TrainedStream(z) if torch.is_grad_enabled() else Stream(z.clone())
+            while first < (last if queries is None else self.config.depth - 1):
+                places = self._places(first, z, grid, rotation)._replace(ahead=ahead, hidden=hidden)
+                stream = cast(AnyStream, self.blocks[first](stream, places))
+                first += 1
+            z = stream.take()
+        for layer in range(first, last):
             z = self.position(z, layer, grid) if layer else z
             few = queries if layer == self.config.depth - 1 else None
             places = self._places(layer, z, grid, rotation)._replace(ahead=ahead, hidden=hidden)
@@ -181,7 +183,7 @@ class ViT(Backbone):
         return z
 
     def _fuses(self, z: Tensor, layers: range) -> bool:
-        """Whether the layers add to one residual stream in place."""
+        """Whether the layers hand on the residual stream as one."""
         once = self.config.placement in (None, "stem")  # positions enter no layer but the first
         blocks = [self.blocks[layer] for layer in layers]
         return once and all(isinstance(block, Block) and block.can_fuse(z) for block in blocks)
@@ -226,9 +228,12 @@ class ViT(Backbone):
     @property
     def queries(self) -> int | None:
         """How many tokens the last layer has to compute; none for all of them. Eq. 4 reads the class token alone."""
-        c = self.config
-        few = c.class_tokens + (c.head == "distilled")
-        return few if self.class_token_only and self.training and c.pool == "token" else None
+        c, asked = self.config, self.class_token_only
+        if c.pool != "token" or asked is False:
+            return None
+        if asked is None and (self.training or any(has_hooks(part) for part in self.blocks[-1].modules())):
+            return None
+        return c.class_tokens + (c.head == "distilled")
 
     def represent(self, images: Tensor, positions: Tensor | None = None) -> Tensor:
         """y, the image's representation (Eq. 4): [B, C, H, W] -> [B, D]."""
@@ -393,3 +398,8 @@ class ViT(Backbone):
         self.head = self.make_head(self.config).to(like.device, like.dtype)
         self.head.initialise()
         self.forget_labels(keep_task=self.config.has_patch_head)
+
+
+def has_hooks(part: nn.Module) -> bool:
+    """Whether somebody looks at what a module reads or returns."""
+    return bool(part._forward_hooks or part._forward_pre_hooks)  # pyright: ignore[reportPrivateUsage]

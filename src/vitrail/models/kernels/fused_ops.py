@@ -47,12 +47,13 @@ def can_fuse_attention(z: Tensor, layer: nn.Linear, heads: int) -> bool:
 
 
 def can_fuse_stream(z: Tensor, layer: nn.Linear, norm: nn.Module) -> bool:
-    """Whether the layer, at the end of a branch, can add to the residual stream in place, for this norm to read:
-    inference in half precision on a CUDA device, with parameters that lie there whole."""
-    if not (TRITON and z.is_cuda) or torch.is_grad_enabled() or torch.is_autocast_enabled("cuda"):
+    """Whether the kernels can take what the layer, at the end of a branch, adds to the residual stream, and the norm
+    that reads it: half precision on a CUDA device, with parameters that lie there whole."""
+    if not (TRITON and z.is_cuda) or torch.is_autocast_enabled("cuda"):
         return False
-    own = isinstance(norm, nn.LayerNorm) and norm.bias is not None and z.shape[-1] <= WIDEST
-    return own and z.dtype in HALF and all(_lies_whole(part.weight, z) for part in (layer, norm))
+    if not isinstance(norm, nn.LayerNorm) or norm.bias is None or z.shape[-1] > WIDEST:
+        return False
+    return z.dtype in HALF and _lies_whole(layer.weight, z) and _lies_whole(norm.weight, z)
 
 
 def can_fuse_gelu(pre: Tensor) -> bool:
@@ -60,9 +61,9 @@ def can_fuse_gelu(pre: Tensor) -> bool:
     return TRITON and pre.is_cuda and pre.dtype in HALF and not torch.is_grad_enabled()
 
 
-def _lies_whole(parameter: object, z: Tensor) -> bool:
+def _lies_whole(parameter: Tensor, z: Tensor) -> bool:
     """Not sharded, and of the same type."""
-    return type(parameter) is nn.Parameter and parameter.dtype == z.dtype
+    return type(parameter) in (nn.Parameter, Tensor) and parameter.dtype == z.dtype
 
 
 def query_shared_memory(device: int | None) -> int:
@@ -78,6 +79,11 @@ def fused_gelu_linear(z: Tensor, layer: nn.Linear, tanh: bool) -> Tensor:
 def fused_gelu(pre: Tensor, tanh: bool) -> Tensor:
     """GELU without gradients, in one pass at full speed."""
     return gelu(pre.contiguous(), tanh)
+
+
+def fused_add_norm(z: Tensor, branch: Tensor, bias: Tensor | None, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
+    """x = z + branch + bias and LN(x): [..., D] twice -> [..., D] twice."""
+    return _AddNorm.apply(z, branch, bias, norm.weight, norm.bias, norm.eps)  # pyright: ignore[reportReturnType]
 
 
 def fused_upscale(z: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -124,6 +130,25 @@ class _SplitLinear(torch.autograd.Function):
         q, k, v = grads
         out, sums = concat_qkv_grad(_flat(q), _flat(k), _flat(v))
         return _linear_backward(ctx, out, sums, z, weight)
+
+
+class _AddNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, z: Tensor, branch: Tensor, bias: Tensor | None, weight: Tensor, shift: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        total, normed = add_norm(z.contiguous(), branch.contiguous(), bias, weight, shift, eps)
+        ctx.save_for_backward(total, weight)
+        ctx.eps, ctx.biased = eps, bias is not None
+        return total, normed
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        total, weight = ctx.saved_tensors
+        of_total, of_normed = (grad.contiguous() for grad in grads)
+        grad, sums = add_norm_backward(of_total, of_normed, total, weight, ctx.eps)
+        of_weight, of_shift, of_bias = sums.sum(0).to(weight.dtype).unbind(0)
+        return grad, grad, of_bias if ctx.biased else None, of_weight, of_shift, None
 
 
 class _Attend(torch.autograd.Function):
@@ -215,6 +240,67 @@ def _(grad: Tensor, pre: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
 @gelu_backward.register_fake
 def _(grad: Tensor, pre: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
     return torch.empty_like(pre), _sums(pre, pre.shape[1])
+
+
+@torch.library.custom_op("vitrail::add_norm", mutates_args=())
+def add_norm(
+    z: Tensor, branch: Tensor, bias: Tensor | None, weight: Tensor, shift: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """x = z + branch + bias and LN(x)."""
+    from vitrail.models.kernels import triton_kernels
+
+    return triton_kernels.add_norm(z, branch, bias, weight, shift, eps)
+
+
+@add_norm.register_kernel("cpu")
+def _(
+    z: Tensor, branch: Tensor, bias: Tensor | None, weight: Tensor, shift: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    total = z + (branch if bias is None else branch + bias)
+    return total, F.layer_norm(total, z.shape[-1:], weight, shift, eps)
+
+
+@add_norm.register_fake
+def _(
+    z: Tensor, branch: Tensor, bias: Tensor | None, weight: Tensor, shift: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(z), torch.empty_like(z)
+
+
+@torch.library.custom_op("vitrail::add_norm_backward", mutates_args=())
+def add_norm_backward(
+    of_total: Tensor, of_normed: Tensor, total: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """The gradient of the sum's parts, and partial sums [..., 3, D] of those of the norm's weight, its shift and the
+    bias."""
+    from vitrail.models.kernels import triton_kernels
+
+    return triton_kernels.add_norm_backward(of_total, of_normed, total, weight, eps, norm_rows(total))
+
+
+@add_norm_backward.register_kernel("cpu")
+def _(of_total: Tensor, of_normed: Tensor, total: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    centred = total - total.mean(-1, keepdim=True)
+    scale = (centred.square().mean(-1, keepdim=True) + eps).rsqrt()
+    standard, slope = centred * scale, of_normed * weight
+    along = (slope * standard).mean(-1, keepdim=True)
+    grad = of_total + scale * (slope - slope.mean(-1, keepdim=True) - standard * along)
+    return grad, torch.stack([_flat(part).sum(0) for part in (of_normed * standard, of_normed, grad)])[None]
+
+
+@add_norm_backward.register_fake
+def _(of_total: Tensor, of_normed: Tensor, total: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    parts = 1 if total.device.type == "cpu" else -(-_count_rows(total) // norm_rows(total))
+    return torch.empty_like(total), total.new_empty(parts, 3, total.shape[-1], dtype=_exact(total))
+
+
+def norm_rows(total: Tensor) -> int:
+    """How many rows each program of the backward pass of a norm sums."""
+    return 64 if _count_rows(total) >= MANY_ROWS else 16
+
+
+def _count_rows(z: Tensor) -> int:
+    return math.prod(z.shape[:-1])
 
 
 @torch.library.custom_op("vitrail::shifted_norm", mutates_args=())
