@@ -16,6 +16,8 @@ from torch.nn import functional as F
 
 from tests.models.test_every_variant import gradients
 from tests.models.tiny import VIT, awake, images
+from vitrail.distributed.parallel import parallelise
+from vitrail.distributed.process_group import World
 from vitrail.models import attention, blocks, layers, query_head
 from vitrail.models.build import Model
 from vitrail.models.kernels import fused_ops as fused
@@ -119,9 +121,13 @@ def test_layers_that_take_no_stream_are_given_none(monkeypatch: pytest.MonkeyPat
     with torch.enable_grad():
         for changes in ({"dropout": 0.1}, {"stochastic_depth": 0.1}, {"layer_scale": 0.1}):
             awake(replace(VIT, **changes)).train()(images(VIT))
-        recomputed = awake(VIT).train()
+        recomputed, again = awake(VIT).train(), awake(VIT).train()
         recomputed.set_grad_checkpointing()
-        recomputed(images(VIT))
+        objective = nn.Module()
+        objective.network = again
+        parallelise(objective, world=World(device=torch.device("cpu")), recompute=True)
+        for model in (recomputed, again):
+            model(images(VIT))
     awake(VIT).train()(images(VIT))
     awake(VIT).eval().run_layers(images(VIT), None, norm=True, prefix=False, attention=False, qkv=False)
 

@@ -236,3 +236,4 @@ def _recompute(unit: nn.Module, *, keep_weights: bool) -> None:
         return checkpoint(partial(functional_call, held, weights), (forward, *inputs), use_reentrant=False)
 
     unit.forward = again
+    unit.recomputed = True

@@ -88,6 +88,8 @@ class Block(nn.Module):
     would be in the whole, but nothing is computed that only the others need. Given a stream it returns one.
     """
 
+    recomputed: bool = False  # in the backward pass, for which less has to be kept of a sum than of its parts
+
     def __init__(self, config: ViTConfig, layer: int):
         super().__init__()
         norm = partial(make_norm, config)
@@ -120,7 +122,11 @@ class Block(nn.Module):
         """Whether it may be given a stream, which other types of blocks never are: in training, what is added has to be
         a product and a bias alone."""
         branches = ((self.attention.out, self.norm_attention), (self.mlp.contract, self.norm_mlp))
-        if type(self) is not Block or not all(can_fuse_stream(z, last, norm) for last, norm in branches):
+        if (
+            type(self) is not Block
+            or self.recomputed
+            or not all(can_fuse_stream(z, last, norm) for last, norm in branches)
+        ):
             return False
         dropped = self.training and max(self.dropout.p, self.mlp.dropout.p, self.skip.p) > 0
         scaled = isinstance(self.scale_mlp, LayerScale)
