@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitrail.models.kernels import triton_kernels
+from vitrail.models.kernels import attention_kernels
 from vitrail.models.kernels.fused_ops import concat_qkv_grad
 
 HEAD = 64
@@ -70,10 +70,10 @@ def compare(pictures: int, tokens: int, heads: int, passes: int, device: str) ->
             return F.scaled_dot_product_attention(q, k, v)
 
     parts = [flat(part) for part in their_backward()]
-    out, logs = triton_kernels.attention(qkv, heads)
+    out, logs = attention_kernels.attention(qkv, heads)
     works: tuple[Callable[[], object], ...] = (
-        lambda: triton_kernels.attention(qkv, heads),
-        lambda: triton_kernels.attention_backward(qkv, out, grad, logs, heads),
+        lambda: attention_kernels.attention(qkv, heads),
+        lambda: attention_kernels.attention_backward(qkv, out, grad, logs, heads),
         their_forward,
         their_backward,
         lambda: concat_qkv_grad(parts[0], parts[1], parts[2]),
@@ -81,7 +81,7 @@ def compare(pictures: int, tokens: int, heads: int, passes: int, device: str) ->
     times = [microseconds(work, passes, device) for work in works]
     wanted = exact(qkv, grad, heads)
     found = (
-        triton_kernels.attention_backward(qkv, out, grad, logs, heads)[0],
+        attention_kernels.attention_backward(qkv, out, grad, logs, heads)[0],
         concat_qkv_grad(parts[0], parts[1], parts[2])[0].view_as(qkv),
     )
     errors = [float((one[:JUDGED].double() - wanted).norm() / wanted.norm()) for one in found]

@@ -16,7 +16,9 @@ from PIL import Image
 import vitrail
 
 ROOT = Path(__file__).parents[1]
-KERNELS = ("vitrail.models.kernels.matching", "vitrail.models.kernels.triton_kernels")  # which import Triton
+KERNELS = tuple(
+    f"vitrail.models.kernels.{name}" for name in ("matching", "gelu_kernels", "norm_kernels", "attention_kernels")
+)
 HEAVY = ("torch", "torchvision", "numpy", "rich", "PIL")
 
 

@@ -267,7 +267,7 @@ def test_suits_also_while_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def check_kernels(device: str, dtype: torch.dtype, tolerance: float, shapes: Sequence[tuple[int, int]]) -> None:
     """Against float64, at sizes that fill no tile, and with values far out on both sides."""
-    from vitrail.models.kernels import triton_kernels
+    from vitrail.models.kernels import attention_kernels, gelu_kernels
 
     draw = torch.Generator().manual_seed(3)
     for rows, columns in shapes:
@@ -277,27 +277,27 @@ def check_kernels(device: str, dtype: torch.dtype, tolerance: float, shapes: Seq
             ref = x.double().requires_grad_()
             value = F.gelu(ref, approximate="tanh" if tanh else "none")
             value.backward(g.double())
-            grad, sums = triton_kernels.gelu_backward(g, x, tanh, fused.rows_per_program(*x.shape))
+            grad, sums = gelu_kernels.gelu_backward(g, x, tanh, fused.rows_per_program(*x.shape))
             assert ref.grad is not None
-            for mine, theirs in ((triton_kernels.gelu(x, tanh), value), (grad, ref.grad)):
+            for mine, theirs in ((gelu_kernels.gelu(x, tanh), value), (grad, ref.grad)):
                 torch.testing.assert_close(mine.double(), theirs.detach(), atol=tolerance, rtol=tolerance)
             torch.testing.assert_close(sums.sum(0).double(), ref.grad.sum(0), atol=5e-3, rtol=1e-3)
         check_shifted_norm(x, k, 4 * tolerance)
         check_add_norm(x, g, k, 4 * tolerance)
-        spread = triton_kernels.gelu_spread(x[:4].view(2, 1, 2, -1))
+        spread = gelu_kernels.gelu_spread(x[:4].view(2, 1, 2, -1))
         wanted = fused.gelu_spread(x[:4].double().view(2, 1, 2, -1).cpu())
         torch.testing.assert_close(spread.double().cpu(), wanted, atol=tolerance, rtol=tolerance)
-        joined, sums = triton_kernels.concat_qkv_grad(x, g, k, fused.rows_per_program(x.shape[0], 3 * x.shape[1]))
+        joined, sums = attention_kernels.concat_qkv_grad(x, g, k, fused.rows_per_program(x.shape[0], 3 * x.shape[1]))
         assert torch.equal(joined, torch.cat([x, g, k], dim=1))
         torch.testing.assert_close(sums.sum(0), joined.float().sum(0), atol=1e-3, rtol=1e-5)
 
 
 def check_shifted_norm(z: Tensor, other: Tensor, tolerance: float) -> None:
-    from vitrail.models.kernels import triton_kernels
+    from vitrail.models.kernels import norm_kernels
 
     weight, bias, exact = other[0] + 2, other[1], z.double()
     for shift in (None, other[2].float()):
-        found = triton_kernels.shifted_norm(z, shift, weight, bias, 1e-5)
+        found = norm_kernels.shifted_norm(z, shift, weight, bias, 1e-5)
         shifted = exact if shift is None else exact + shift.double()
         wanted = F.layer_norm(shifted, z.shape[-1:], weight.double(), bias.double(), 1e-5)
         torch.testing.assert_close(found.double(), wanted, atol=tolerance, rtol=tolerance)
@@ -305,11 +305,11 @@ def check_shifted_norm(z: Tensor, other: Tensor, tolerance: float) -> None:
 
 def check_add_norm(z: Tensor, branch: Tensor, other: Tensor, tolerance: float) -> None:
     """Forward and backward. Sums over many rows are compared by their norm."""
-    from vitrail.models.kernels import triton_kernels
+    from vitrail.models.kernels import norm_kernels
 
     weight, shift, bias = other[0] + 2, other[1], other[2]
     for added in (None, bias):
-        total, normed = triton_kernels.add_norm(z, branch, added, weight, shift, 1e-5)
+        total, normed = norm_kernels.add_norm(z, branch, added, weight, shift, 1e-5)
         exact = z.double() + branch.double() + (0 if added is None else added.double())
         torch.testing.assert_close(total, exact.to(z.dtype), atol=tolerance, rtol=tolerance)
         given = [part.double().requires_grad_() for part in (total, weight, shift)]
@@ -319,7 +319,7 @@ def check_add_norm(z: Tensor, branch: Tensor, other: Tensor, tolerance: float) -
     wanted.backward(of_normed.double())
     of_x, of_weight, of_shift = (part.grad for part in given)
     assert of_x is not None
-    grad, sums = triton_kernels.add_norm_backward(of_total, of_normed, total, weight, 1e-5, fused.norm_rows(total))
+    grad, sums = norm_kernels.add_norm_backward(of_total, of_normed, total, weight, 1e-5, fused.norm_rows(total))
     of_x = of_x + of_total.double()
     torch.testing.assert_close(grad.double(), of_x, atol=4 * tolerance, rtol=4 * tolerance)
     for mine, exact in zip(sums.sum(0).double(), (of_weight, of_shift, of_x.sum(0)), strict=True):
@@ -329,7 +329,7 @@ def check_add_norm(z: Tensor, branch: Tensor, other: Tensor, tolerance: float) -
 
 def check_attention(device: str, dtype: torch.dtype, tolerance: float, shapes: Sequence[tuple[int, int, int]]) -> None:
     """As near to float64 as torch's own attention, with few and many tokens, and logits far from 0."""
-    from vitrail.models.kernels import triton_kernels
+    from vitrail.models.kernels import attention_kernels
 
     draw = torch.Generator().manual_seed(3)
     for tokens, heads, head in shapes:
@@ -342,8 +342,8 @@ def check_attention(device: str, dtype: torch.dtype, tolerance: float, shapes: S
         wanted.backward(g.double())
         wanted = wanted.detach()
         assert ref.grad is not None
-        out, logs = triton_kernels.attention(qkv, heads)
-        grads, sums = triton_kernels.attention_backward(qkv, out, g, logs, heads)
+        out, logs = attention_kernels.attention(qkv, heads)
+        grads, sums = attention_kernels.attention_backward(qkv, out, g, logs, heads)
         plain = plain_attention(qkv, g, heads)
         for mine, its, exact in zip((out, grads, sums), plain, (wanted, ref.grad, ref.grad.sum(1)), strict=True):
             error = (mine.double() - exact).norm() / exact.norm()

@@ -189,9 +189,9 @@ def _flat(z: Tensor) -> Tensor:
 
 @torch.library.custom_op("vitrail::gelu", mutates_args=())
 def gelu(pre: Tensor, tanh: bool) -> Tensor:
-    from vitrail.models.kernels import triton_kernels
+    from vitrail.models.kernels import gelu_kernels
 
-    return triton_kernels.gelu(pre, tanh)
+    return gelu_kernels.gelu(pre, tanh)
 
 
 @gelu.register_kernel("cpu")
@@ -207,9 +207,9 @@ def _(pre: Tensor, tanh: bool) -> Tensor:
 @torch.library.custom_op("vitrail::gelu_spread", mutates_args=())
 def gelu_spread(pre: Tensor) -> Tensor:
     """GELU of a pixel's four, put side by side: [B, h, w, 4M] -> [B, 2h, 2w, M]."""
-    from vitrail.models.kernels import triton_kernels
+    from vitrail.models.kernels import gelu_kernels
 
-    return triton_kernels.gelu_spread(pre)
+    return gelu_kernels.gelu_spread(pre)
 
 
 @gelu_spread.register_kernel("cpu")
@@ -226,9 +226,9 @@ def _(pre: Tensor) -> Tensor:
 
 @torch.library.custom_op("vitrail::gelu_backward", mutates_args=())
 def gelu_backward(grad: Tensor, pre: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
-    from vitrail.models.kernels import triton_kernels
+    from vitrail.models.kernels import gelu_kernels
 
-    return triton_kernels.gelu_backward(grad, pre, tanh, rows_per_program(*pre.shape))
+    return gelu_kernels.gelu_backward(grad, pre, tanh, rows_per_program(*pre.shape))
 
 
 @gelu_backward.register_kernel("cpu")
@@ -247,9 +247,9 @@ def add_norm(
     z: Tensor, branch: Tensor, bias: Tensor | None, weight: Tensor, shift: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
     """x = z + branch + bias and LN(x)."""
-    from vitrail.models.kernels import triton_kernels
+    from vitrail.models.kernels import norm_kernels
 
-    return triton_kernels.add_norm(z, branch, bias, weight, shift, eps)
+    return norm_kernels.add_norm(z, branch, bias, weight, shift, eps)
 
 
 @add_norm.register_kernel("cpu")
@@ -273,9 +273,9 @@ def add_norm_backward(
 ) -> tuple[Tensor, Tensor]:
     """The gradient of the sum's parts, and partial sums [..., 3, D] of those of the norm's weight, its shift and the
     bias."""
-    from vitrail.models.kernels import triton_kernels
+    from vitrail.models.kernels import norm_kernels
 
-    return triton_kernels.add_norm_backward(of_total, of_normed, total, weight, eps, norm_rows(total))
+    return norm_kernels.add_norm_backward(of_total, of_normed, total, weight, eps, norm_rows(total))
 
 
 @add_norm_backward.register_kernel("cpu")
@@ -306,9 +306,9 @@ def _count_rows(z: Tensor) -> int:
 @torch.library.custom_op("vitrail::shifted_norm", mutates_args=())
 def shifted_norm(z: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """LN(z + shift), with a shift [D] that is exact: [..., D] -> [..., D]."""
-    from vitrail.models.kernels import triton_kernels
+    from vitrail.models.kernels import norm_kernels
 
-    return triton_kernels.shifted_norm(z, shift, weight, bias, eps)
+    return norm_kernels.shifted_norm(z, shift, weight, bias, eps)
 
 
 @shifted_norm.register_kernel("cpu")
@@ -334,9 +334,9 @@ def _(z: Tensor, x: Tensor, weight: Tensor) -> None:
 
 @torch.library.custom_op("vitrail::join", mutates_args=())
 def concat_qkv_grad(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    from vitrail.models.kernels import triton_kernels
+    from vitrail.models.kernels import attention_kernels
 
-    return triton_kernels.concat_qkv_grad(q, k, v, rows_per_program(q.shape[0], 3 * q.shape[1]))
+    return attention_kernels.concat_qkv_grad(q, k, v, rows_per_program(q.shape[0], 3 * q.shape[1]))
 
 
 @concat_qkv_grad.register_kernel("cpu")
@@ -357,9 +357,9 @@ def _sums(like: Tensor, columns: int) -> Tensor:
 
 @torch.library.custom_op("vitrail::attention", mutates_args=())
 def attention(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    from vitrail.models.kernels import triton_kernels
+    from vitrail.models.kernels import attention_kernels
 
-    return triton_kernels.attention(qkv, heads)
+    return attention_kernels.attention(qkv, heads)
 
 
 @attention.register_kernel("cpu")
@@ -378,9 +378,9 @@ def _(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("vitrail::attention_backward", mutates_args=())
 def attention_backward(qkv: Tensor, out: Tensor, grad: Tensor, logs: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    from vitrail.models.kernels import triton_kernels
+    from vitrail.models.kernels import attention_kernels
 
-    return triton_kernels.attention_backward(qkv, out, grad, logs, heads)
+    return attention_kernels.attention_backward(qkv, out, grad, logs, heads)
 
 
 @attention_backward.register_kernel("cpu")

@@ -1,0 +1,207 @@
+"""Triton kernels of attention over at most 256 tokens, and gradients of q, k and v put side by side.
+
+Imported only where a GPU is used. Attention runs one program for each head of each image. All tokens of a head fit into
+a tile, so the softmax and the backward pass need a single pass. q, k and v are read side by side as their product left
+them, and so are their gradients written.
+"""
+
+from typing import Any, cast
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vitrail.models.kernels import ceil_divide
+
+# What Triton compiles is not Python: names have no types, and annotations are marks for its compiler.
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportUntypedFunctionDecorator=false
+# pyright: reportInvalidTypeForm=false, reportMissingImports=false, reportGeneralTypeIssues=false
+
+LOG2E = 1.4426950408889634  # the exponential that a GPU has is that of 2
+ATTENTION_ROWS = 64  # queries at once in the forward pass, keys at once in the backward pass
+TILE_ROWS, TILE_COLUMNS = 8, 256  # of a tile of gradients that a program holds at once
+
+
+@triton.jit
+def _concat_kernel(
+    q, k, v, out, sums, rows, width, each: tl.constexpr, tile_rows: tl.constexpr, tile_columns: tl.constexpr
+):
+    first = tl.program_id(1).to(tl.int64) * each
+    column = tl.program_id(0) * tile_columns  # of the three side by side; a tile never lies across two of them
+    part = column // width
+    source = q
+    if part == 1:
+        source = k
+    if part == 2:
+        source = v
+    row, across = tl.arange(0, tile_rows), tl.arange(0, tile_columns)
+    read = row[:, None] * width + (column - part * width + across)[None, :]
+    write = row[:, None] * (3 * width) + (column + across)[None, :]
+    total = tl.zeros((tile_rows, tile_columns), tl.float32)
+    for step in range(0, each, tile_rows):
+        start = first + step
+        inside = (start + row < rows)[:, None]
+        g = tl.load(source + start * width + read, inside, other=0.0)
+        tl.store(out + start * (3 * width) + write, g, inside)
+        total += g.to(tl.float32)
+    tl.store(sums + tl.program_id(1).to(tl.int64) * (3 * width) + column + across, tl.sum(total, 0))
+
+
+def concat_qkv_grad(q: Tensor, k: Tensor, v: Tensor, each: int) -> tuple[Tensor, Tensor]:
+    """Three side by side, and sums of their columns over `each` rows: [M, D] thrice -> [M, 3D], [M/each, 3D]."""
+    rows, width = q.shape
+    tile = min(width & -width, TILE_COLUMNS)  # the largest power of two that divides the width
+    tile_rows = min(2 * TILE_ROWS * TILE_COLUMNS // tile, each)
+    out, sums = q.new_empty(rows, 3 * width), q.new_empty(ceil_divide(rows, each), 3 * width, dtype=torch.float32)
+    kernel: Any = _concat_kernel
+    kernel[(3 * width // tile, len(sums))](
+        q, k, v, out, sums, rows, width, each=each, tile_rows=tile_rows, tile_columns=tile
+    )
+    return out, sums
+
+
+@triton.jit
+def _attention_kernel(
+    qkv,
+    out,
+    logs,
+    heads,
+    width,
+    scale,
+    tokens: tl.constexpr,
+    head: tl.constexpr,
+    rows: tl.constexpr,
+    keys: tl.constexpr,
+):
+    image, which = tl.program_id(0) // heads, tl.program_id(0) % heads
+    first = image.to(tl.int64) * tokens
+    column, key = which * head + tl.arange(0, head), tl.arange(0, keys)
+    there = key < tokens
+    at = (first + key)[:, None] * (3 * width) + column[None, :]
+    k = tl.load(qkv + at + width, there[:, None], other=0.0)
+    v = tl.load(qkv + at + 2 * width, there[:, None], other=0.0)
+    for start in range(0, tokens, rows):
+        row = start + tl.arange(0, rows)
+        inside = row < tokens
+        q = tl.load(qkv + (first + row)[:, None] * (3 * width) + column[None, :], inside[:, None], other=0.0)
+        s = tl.where(there[None, :], tl.dot(q, tl.trans(k)) * scale, float("-inf"))
+        top = tl.max(s, 1)
+        p = tl.exp2(s - top[:, None])
+        total = tl.sum(p, 1)
+        o = tl.dot(p.to(q.dtype), v) / total[:, None]
+        tl.store(out + (first + row)[:, None] * width + column[None, :], o.to(q.dtype), inside[:, None])
+        tl.store(logs + tl.program_id(0).to(tl.int64) * tokens + row, top + tl.log2(total), inside)
+
+
+@triton.jit
+def _attention_backward_kernel(
+    qkv,
+    out,
+    grad,
+    logs,
+    grads,
+    sums,
+    heads,
+    width,
+    scale,
+    factor,
+    tokens: tl.constexpr,
+    head: tl.constexpr,
+    rows: tl.constexpr,
+    keys: tl.constexpr,
+):
+    image, which = tl.program_id(0) // heads, tl.program_id(0) % heads
+    first = image.to(tl.int64) * tokens
+    column, row = which * head + tl.arange(0, head), tl.arange(0, rows)
+    inside = row < tokens
+    wide = (first + row)[:, None] * (3 * width) + column[None, :]
+    narrow = (first + row)[:, None] * width + column[None, :]
+    q = tl.load(qkv + wide, inside[:, None], other=0.0)
+    g = tl.load(grad + narrow, inside[:, None], other=0.0)
+    o = tl.load(out + narrow, inside[:, None], other=0.0)
+    delta = tl.sum(o.to(tl.float32) * g.to(tl.float32), 1)
+    # Where there is no row, p becomes exp2(-inf), and all that follows from it nothing.
+    log = tl.load(logs + tl.program_id(0).to(tl.int64) * tokens + row, inside, other=float("inf"))
+    dq = tl.zeros((rows, head), tl.float32)
+    sum_k = tl.zeros((head,), tl.float32)
+    sum_v = tl.zeros((head,), tl.float32)
+    for start in range(0, tokens, keys):
+        key = start + tl.arange(0, keys)
+        there = key < tokens
+        at = (first + key)[:, None] * (3 * width) + column[None, :]
+        k = tl.load(qkv + at + width, there[:, None], other=0.0)
+        v = tl.load(qkv + at + 2 * width, there[:, None], other=0.0)
+        s = tl.where(there[None, :], tl.dot(q, tl.trans(k)) * scale, float("-inf"))
+        p = tl.exp2(s - log[:, None])
+        dv = tl.dot(tl.trans(p.to(q.dtype)), g)
+        ds = (p * (tl.dot(g, tl.trans(v)) - delta[:, None])).to(q.dtype)
+        dk = tl.dot(tl.trans(ds), q) * factor
+        dq += tl.dot(ds, k)
+        tl.store(grads + at + width, dk.to(q.dtype), there[:, None])
+        tl.store(grads + at + 2 * width, dv.to(q.dtype), there[:, None])
+        sum_k += tl.sum(dk, 0)
+        sum_v += tl.sum(dv, 0)
+    dq *= factor
+    tl.store(grads + wide, dq.to(q.dtype), inside[:, None])
+    line = sums + image.to(tl.int64) * (3 * width) + column
+    tl.store(line, tl.sum(dq, 0))
+    tl.store(line + width, sum_k)
+    tl.store(line + 2 * width, sum_v)
+
+
+def attention(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """[B, T, 3D] -> [B, T, D], and of each row the logarithm to base 2 of its sum of exponentials: [B, k, T]."""
+    images, tokens, width = _qkv_shape(qkv)
+    out, logs = qkv.new_empty(images, tokens, width), qkv.new_empty(images, heads, tokens, dtype=torch.float32)
+    head, kernel = width // heads, cast(Any, _attention_kernel)
+    kernel[(images * heads,)](
+        qkv,
+        out,
+        logs,
+        heads,
+        width,
+        LOG2E * head**-0.5,
+        tokens=tokens,
+        head=head,
+        rows=ATTENTION_ROWS,
+        keys=_tile_for(tokens),
+        num_warps=4,
+        num_stages=1,
+    )
+    return out, logs
+
+
+def attention_backward(qkv: Tensor, out: Tensor, grad: Tensor, logs: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """The gradient of `qkv` from that of the output [B, T, D], and its sums over tokens: [B, T, 3D], [B, 3D]."""
+    images, tokens, width = _qkv_shape(qkv)
+    grads, sums = torch.empty_like(qkv), qkv.new_empty(images, 3 * width, dtype=torch.float32)
+    rows, head, kernel = _tile_for(tokens), width // heads, cast(Any, _attention_backward_kernel)
+    kernel[(images * heads,)](
+        qkv,
+        out,
+        grad,
+        logs,
+        grads,
+        sums,
+        heads,
+        width,
+        LOG2E * head**-0.5,
+        head**-0.5,
+        tokens=tokens,
+        head=head,
+        rows=rows,
+        keys=ATTENTION_ROWS,
+        num_warps=8 if rows > ATTENTION_ROWS else 4,
+        num_stages=3,
+    )
+    return grads, sums
+
+
+def _qkv_shape(qkv: Tensor) -> tuple[int, int, int]:
+    return qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
+
+
+def _tile_for(tokens: int) -> int:
+    """A tile that holds them all."""
+    return max(ATTENTION_ROWS, 1 << (tokens - 1).bit_length())
