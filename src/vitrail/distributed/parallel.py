@@ -236,4 +236,4 @@ def _recompute(unit: nn.Module, *, keep_weights: bool) -> None:
         return checkpoint(partial(functional_call, held, weights), (forward, *inputs), use_reentrant=False)
 
     unit.forward = again
-    unit.recomputed = True
+    setattr(unit, "recomputed", True)  # noqa: B010 (torch types a module's attributes as tensors)
