@@ -81,6 +81,8 @@ def show_summaries(collection: Collection, summaries: "dict[str, SplitSummary]")
     where = f" at {printable_name(str(collection.path))}" if collection.path is not None else ""
     heads = ["split", "images", "classes", "fewest", "most", "median HxW", "smallest", "largest", "bytes", "unreadable"]
     rows = [summary_row(split, summary) for split, summary in summaries.items()]
+    told = [at for at in range(len(heads)) if any(row[at] != "-" for row in rows)]  # a set may have masks alone
+    heads, rows = [heads[at] for at in told], [[row[at] for at in told] for row in rows]
     print_table(heads, rows, title=f"{printable_name(collection.name)}: {collection.kind}{where}")
 
     def join_names(classes: tuple[str, ...]) -> str:
