@@ -34,6 +34,7 @@ def to_exportable(model: Model, *, dynamic: bool = False, preprocessing: Preproc
     tensors = {name: tensor.detach().to("cpu", torch.float32) for name, tensor in model.state_dict().items()}
     copy = build_from(model.config, tensors).eval()  # other modules around the same tensors: these get changed
     replace_parts(copy, dynamic)
+    copy.class_token_only = False  # half a weight is a slice, and no constant that can be quantised
     copy.open_size = dynamic
     form = PlainNetwork(copy) if copy.config.has_queries else copy
     return (form if preprocessing is None else NormalisingNetwork(form, preprocessing)).eval().requires_grad_(False)
