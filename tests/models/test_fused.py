@@ -133,6 +133,36 @@ def test_layers_that_take_no_stream_are_given_none(monkeypatch: pytest.MonkeyPat
 
 
 @torch.no_grad()
+def test_a_stream_ends_where_the_layers_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where few tokens are asked for of a layer that is not among them."""
+    model, x = awake(replace(VIT, depth=3)).eval(), images(VIT)
+    z = model.embed(x)
+    wanted = model.forward_blocks(z, last=1, queries=1)
+    monkeypatch.setattr(blocks, "can_fuse_stream", lambda *_: True)
+    torch.testing.assert_close(model.forward_blocks(z, last=1, queries=1), wanted, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("part", ["", ".norm_mlp", ".attention", ".mlp.contract"])
+def test_a_hook_is_called_with_tensors(monkeypatch: pytest.MonkeyPatch, part: str, training: bool) -> None:
+    monkeypatch.setattr(blocks, "can_fuse_stream", lambda *_: True)
+    model, seen = awake(VIT).train(training), list[object]()
+    model.get_submodule("blocks.0" + part).register_forward_hook(lambda _module, _inputs, output: seen.append(output))
+    with torch.set_grad_enabled(training):
+        model(images(VIT))
+    assert [type(output) for output in seen] == [Tensor]
+
+
+@torch.no_grad()
+def test_other_modules_may_stand_in_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "can_fuse_stream", lambda *_: True)
+    model, x = awake(VIT).eval(), images(VIT)
+    before = model(x)
+    model.blocks[0].mlp = nn.Identity()  # pyright: ignore[reportArgumentType] - a person may
+    assert (model(x) - before).abs().max() > 1e-6
+
+
+@torch.no_grad()
 def test_a_map_twice_as_fine(monkeypatch: pytest.MonkeyPatch) -> None:
     module, x = query_head.Upscale(6).double(), torch.randn(2, 6, 3, 4, dtype=torch.float64)
     wanted = module(x)

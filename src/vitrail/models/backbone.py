@@ -301,3 +301,8 @@ def eval_mode(model: nn.Module) -> Generator[None]:
     finally:
         for part, mode in modes:
             part.training = mode
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether somebody looks at what a module, or a part of it, reads or returns."""
+    return any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())  # pyright: ignore[reportPrivateUsage]

@@ -20,7 +20,7 @@ from vitrail.models.attention import (
     split_lines,
     split_windows,
 )
-from vitrail.models.backbone import Taps
+from vitrail.models.backbone import Taps, has_hooks
 from vitrail.models.kernels.fused_ops import add_product, can_fuse_stream, fused_add_norm, shifted_norm
 from vitrail.models.layers import MLP, LayerScale, StochasticDepth, make_norm
 from vitrail.models.positions.bias import build_bias
@@ -119,16 +119,15 @@ class Block(nn.Module):
         return LayerScale(config.width, config.layer_scale) if config.layer_scale else nn.Identity()
 
     def can_fuse(self, z: Tensor) -> bool:
-        """Whether it may be given a stream, which other types of blocks never are: in training, what is added has to be
-        a product and a bias alone."""
-        branches = ((self.attention.out, self.norm_attention), (self.mlp.contract, self.norm_mlp))
-        if (
-            type(self) is not Block
-            or self.recomputed
-            or not all(can_fuse_stream(z, last, norm) for last, norm in branches)
-        ):
+        """Whether it may be given a stream: its parts are the plain ones, nobody looks into them, and in training what
+        is added is a product and a bias alone."""
+        attention, mlp = self.attention, self.mlp
+        if (type(self), type(attention), type(mlp)) != (Block, Attention, MLP) or self.recomputed:
             return False
-        dropped = self.training and max(self.dropout.p, self.mlp.dropout.p, self.skip.p) > 0
+        branches = ((attention.out, self.norm_attention), (mlp.contract, self.norm_mlp))
+        if not all(can_fuse_stream(z, last, norm) for last, norm in branches) or has_hooks(self):
+            return False
+        dropped = self.training and max(self.dropout.p, mlp.dropout.p, self.skip.p) > 0
         scaled = isinstance(self.scale_mlp, LayerScale)
         return not (dropped or scaled) if torch.is_grad_enabled() else not self.training
 

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from vitrail.core.errors import ConfigError, ImageSizeError, unknown_name
 from vitrail.core.text import Pair, format_size, pair
 from vitrail.models.attention import Places
-from vitrail.models.backbone import Backbone, Intermediates, Layers, Taps, resolve_layers
+from vitrail.models.backbone import Backbone, Intermediates, Layers, Taps, has_hooks, resolve_layers
 from vitrail.models.blocks import AnyStream, AxialBlock, Block, PostNormBlock, Stream, TrainedStream, WindowBlock
 from vitrail.models.family import ModelConfig, Pool
 from vitrail.models.layers import (
@@ -169,7 +169,8 @@ class ViT(Backbone):
         if taps is None and not recompute and self._fuses(z, range(first, last)):
             # In inference branches are added in place, to a copy that belongs to the layers.
             stream: AnyStream = TrainedStream(z) if torch.is_grad_enabled() else Stream(z.clone())
-            while first < (last if queries is None else self.config.depth - 1):
+            whole = last if queries is None else min(last, self.config.depth - 1)
+            while first < whole:
                 places = self._places(first, z, grid, rotation)._replace(ahead=ahead, hidden=hidden)
                 stream = cast(AnyStream, self.blocks[first](stream, places))
                 first += 1
@@ -231,7 +232,7 @@ class ViT(Backbone):
         c, asked = self.config, self.class_token_only
         if c.pool != "token" or asked is False:
             return None
-        if asked is None and (self.training or any(has_hooks(part) for part in self.blocks[-1].modules())):
+        if asked is None and (self.training or has_hooks(self.blocks[-1])):
             return None
         return c.class_tokens + (c.head == "distilled")
 
@@ -398,8 +399,3 @@ class ViT(Backbone):
         self.head = self.make_head(self.config).to(like.device, like.dtype)
         self.head.initialise()
         self.forget_labels(keep_task=self.config.has_patch_head)
-
-
-def has_hooks(part: nn.Module) -> bool:
-    """Whether somebody looks at what a module reads or returns."""
-    return bool(part._forward_hooks or part._forward_pre_hooks)  # pyright: ignore[reportPrivateUsage]

@@ -20,6 +20,22 @@ NORM_VALUES = 2048  # of the rows that a program holds at once
 
 
 @triton.jit
+def _standardise(x, there, width, eps):
+    """Rows less their mean, over their deviation, and one over that."""
+    centred = tl.where(there[None, :], x - (tl.sum(x, 1) / width)[:, None], 0.0)
+    over = 1 / tl.sqrt(tl.sum(centred * centred, 1) / width + eps)
+    return centred * over[:, None], over
+
+
+@triton.jit
+def _scale(standard, weight, shift, column, there):
+    """What a norm makes of standardised rows."""
+    times = tl.load(weight + column, there, other=0.0).to(tl.float32)[None, :]
+    plus = tl.load(shift + column, there, other=0.0).to(tl.float32)[None, :]
+    return standard * times + plus
+
+
+@triton.jit
 def _add_norm_kernel(
     z, branch, bias, weight, shift, total, out, rows, width, eps,
     biased: tl.constexpr, tile_rows: tl.constexpr, tile_columns: tl.constexpr,
@@ -35,11 +51,8 @@ def _add_norm_kernel(
     x = x.to(total.dtype.element_ty)
     tl.store(total + at, x, inside)
     x = x.to(tl.float32)  # the norm is that of the sum as it is handed on
-    centred = tl.where(there[None, :], x - (tl.sum(x, 1) / width)[:, None], 0.0)
-    scale = 1 / tl.sqrt(tl.sum(centred * centred, 1) / width + eps)
-    times = tl.load(weight + column, there, other=0.0).to(tl.float32)[None, :]
-    plus = tl.load(shift + column, there, other=0.0).to(tl.float32)[None, :]
-    tl.store(out + at, (centred * scale[:, None] * times + plus).to(out.dtype.element_ty), inside)
+    standard, _ = _standardise(x, there, width, eps)
+    tl.store(out + at, _scale(standard, weight, shift, column, there).to(out.dtype.element_ty), inside)
 
 
 def add_norm(
@@ -74,11 +87,10 @@ def _add_norm_backward_kernel(
         x = tl.load(total + at, inside, other=0.0).to(tl.float32)
         g = tl.load(of_normed + at, inside, other=0.0).to(tl.float32)
         handed = tl.load(of_total + at, inside, other=0.0).to(tl.float32)
-        centred = tl.where(there[None, :], x - (tl.sum(x, 1) / width)[:, None], 0.0)
-        scale = 1 / tl.sqrt(tl.sum(centred * centred, 1) / width + eps)
-        standard, slope = centred * scale[:, None], g * times
+        standard, over = _standardise(x, there, width, eps)
+        slope = g * times
         along, level = tl.sum(slope * standard, 1) / width, tl.sum(slope, 1) / width
-        grad = handed + scale[:, None] * (slope - level[:, None] - standard * along[:, None])
+        grad = handed + over[:, None] * (slope - level[:, None] - standard * along[:, None])
         tl.store(out + at, grad.to(out.dtype.element_ty), inside)
         of_weight += g * standard
         of_shift += g
@@ -118,11 +130,8 @@ def _shifted_norm_kernel(
     x = tl.load(z + at, inside, other=0.0).to(tl.float32)
     if shifted:
         x += tl.load(shift + column, there, other=0.0)[None, :]
-    centred = tl.where(there[None, :], x - (tl.sum(x, 1) / width)[:, None], 0.0)
-    scale = 1 / tl.sqrt(tl.sum(centred * centred, 1) / width + eps)
-    times = tl.load(weight + column, there, other=0.0).to(tl.float32)[None, :]
-    plus = tl.load(bias + column, there, other=0.0).to(tl.float32)[None, :]
-    tl.store(out + at, (centred * scale[:, None] * times + plus).to(out.dtype.element_ty), inside)
+    standard, _ = _standardise(x, there, width, eps)
+    tl.store(out + at, _scale(standard, weight, bias, column, there).to(out.dtype.element_ty), inside)
 
 
 def shifted_norm(z: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
