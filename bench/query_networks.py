@@ -47,6 +47,7 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--steps", type=int, default=5, help="of each turn")
     parser.add_argument("--only", choices=("inference", "training"))
+    parser.add_argument("--profile", action="store_true", help="also print the kernels of one call that take longest")
     parser.add_argument("--compile", default="default", help="a mode of torch.compile, or off")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, help="also write the numbers to this file, as JSON")
@@ -94,6 +95,9 @@ def time_in_turns(runners: dict[str, Callable[[], Any]], args: argparse.Namespac
                 runners[name]()
             wait(args.device)
             times[name].append((time.perf_counter() - begun) * 1e3 / args.steps)
+    if args.profile and args.device == "cuda":
+        for name, run in runners.items():
+            print_kernels(name, run)
     return {name: statistics.median(some) for name, some in times.items()}
 
 
@@ -116,6 +120,19 @@ def measure_inference(theirs: nn.Module, ours: nn.Module, args: argparse.Namespa
 
         runners[name] = run
     return time_in_turns(runners, args)
+
+
+def print_kernels(name: str, run: Callable[[], Any], most: int = 20) -> None:
+    """Milliseconds by kernel, of one call."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        run()
+        torch.cuda.synchronize()
+    rows = sorted(profiled.key_averages(), key=lambda row: -row.self_device_time_total)
+    print(f"{name}: {sum(row.self_device_time_total for row in rows) / 1e3:.1f} ms")
+    for row in rows[:most]:
+        print(f"  {row.self_device_time_total / 1e3:8.3f} ms {row.count:5} x {row.key[:60]}")
 
 
 def draw_batch(args: argparse.Namespace) -> tuple[Tensor, Tensor, Tensor]:
