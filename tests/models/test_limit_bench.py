@@ -1,0 +1,61 @@
+"""The script that shows where the time of a step goes: its operations are those of the network."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("timm", exc_type=ImportError)
+
+from bench import limit
+from vitrail.models.vit_config import ViTConfig
+from vitrail.models.zoo import model_config
+
+BATCH = 3
+
+
+@pytest.mark.parametrize("name", ["vit_ti_16", "vit_b_16", "vit_h_14"])
+def test_a_layer_more_costs_what_the_config_says(name: str) -> None:
+    config = model_config(name)
+    assert isinstance(config, ViTConfig)
+    deeper = replace(config, depth=config.depth + 1)
+    for training, times in ((False, 1), (True, 3)):
+        flops = [
+            sum(part[0] for part in limit.count_work(c, BATCH, 1, training=training).values()) for c in (config, deeper)
+        ]
+        assert flops[1] - flops[0] == times * 2 * BATCH * (deeper.macs - config.macs)
+
+
+def test_the_last_layer_and_the_head_cost_less_than_the_whole() -> None:
+    config = model_config("vit_b_16")
+    assert isinstance(config, ViTConfig)
+    work = limit.count_work(config, BATCH, 1, training=False)
+    assert 0.92 < sum(part[0] for part in work.values()) / (2 * BATCH * config.macs) < 0.96
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind"),
+    [
+        ("nvjet_tst_256x128_64x4_2x1_v_bz_coopB_TNN", limit.PRODUCTS),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma", limit.ATTENTION),
+        ("_attention_backward_kernel", limit.ATTENTION),
+        ("_gelu_backward_kernel", limit.GELU),
+        ("_add_norm_backward_kernel", limit.NORMS),
+        ("triton_per_fused_add_native_layer_norm_3", limit.NORMS),
+        ("at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor>", limit.UPDATE),
+        ("triton_poi_fused_clone_7", limit.OTHER),
+    ],
+)
+def test_kernels_are_told_apart(kernel: str, kind: str) -> None:
+    assert limit.name_kind(kernel) == kind
+
+
+def test_bench_runs_on_a_cpu(tmp_path: Path) -> None:
+    out = tmp_path / "limit.json"
+    size = ["--models", "Ti/16", "--image-size", "32", "--depth", "2", "--batch", "2", "--side", "64"]
+    assert limit.main(["--device", "cpu", "--compile", "off", "--seconds", "0.01", "--out", str(out), *size]) == 0
+    found = json.loads(out.read_text())
+    assert {step["kind"] for step in found["steps"]} == {"training", "inference"}
+    assert all(step["ms"] > 0 for step in found["steps"])
+    assert all(share > 0 for row in found["products"]["Ti/16"] for share in row["share"].values())
