@@ -3,11 +3,13 @@
     python bench/inference.py                       # ViT-Ti/16, S/16, B/16, B/32, R50+ViT-B/16 and BiT-R50x1, batch 8
     python bench/inference.py --models vit_b_16 --batch 1 --rounds 30
     python bench/inference.py --device cuda --dtype bfloat16 --batch 256 --compile
+    python bench/inference.py --models vit_b_16 --device cuda --dtype bfloat16 --batch 512 --compile --fp8
     python bench/inference.py --models dinov2_reg_b_14 dinov3_l_16 --device cuda --dtype bfloat16 --batch 256 --compile
 
 Both networks have the same weights (imported from timm) and process the same images (crops of the bundled one),
 alternating batch by batch, so that other load on the machine affects both. Memory is the increase in peak memory of a
-fresh process that only builds one network and runs one batch. A ratio below 1 means that vitrail is faster or smaller.
+fresh process that only builds one network and runs one batch. With --fp8 products of vitrail's layers read eight bits,
+those of timm's do not, and memory is that of the type given. A ratio below 1 means that vitrail is faster or smaller.
 """
 
 import argparse
@@ -119,6 +121,7 @@ def pair_of(name: str, file: Path, args: argparse.Namespace, first: str) -> dict
     for library in (first, "timm" if first == "vitrail" else "vitrail"):
         network = own_network(name, file) if library == "vitrail" else timm_network(name)
         network.to(args.device, getattr(torch, args.dtype))
+        network.float8 = args.fp8 and library == "vitrail"
         networks[library] = torch.compile(network) if args.compile else network
     return networks
 
@@ -181,6 +184,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--fp8", action="store_true", help="let products of vitrail's layers read eight bits, on a GPU")
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--weights", help=argparse.SUPPRESS)

@@ -18,7 +18,7 @@ from tests.models.test_every_variant import gradients
 from tests.models.tiny import VIT, awake, images
 from vitrail.distributed.parallel import parallelise
 from vitrail.distributed.process_group import World
-from vitrail.models import attention, blocks, layers, query_head
+from vitrail.models import attention, blocks, layers, query_head, streams
 from vitrail.models.build import Model
 from vitrail.models.kernels import fused_ops as fused
 from vitrail.models.vit_config import Rotary
@@ -78,7 +78,7 @@ def test_inference_adds_to_one_stream(
     wanted, before = model.forward_blocks(z), z.clone()
     monkeypatch.setattr(blocks, "can_fuse_stream", lambda *_: True)
     whole = fused.add_product
-    monkeypatch.setattr(blocks, "add_product", lambda *args: (seen.append(1), whole(*args))[1])
+    monkeypatch.setattr(streams, "add_product", lambda *args: (seen.append(1), whole(*args))[1])
     torch.compiler.reset()
     found = (
         model.forward_blocks(z)
@@ -101,8 +101,8 @@ def test_training_sums_and_normalises_at_once(
     model, x, seen = awake(config).train(), images(config), list[int]()
     wanted = gradients(model, model, x)
     monkeypatch.setattr(blocks, "can_fuse_stream", lambda *_: True)
-    whole = blocks.fused_add_norm
-    monkeypatch.setattr(blocks, "fused_add_norm", lambda *args: (seen.append(1), whole(*args))[1])
+    whole = streams.fused_add_norm
+    monkeypatch.setattr(streams, "fused_add_norm", lambda *args: (seen.append(1), whole(*args))[1])
     torch.compiler.reset()
     found = gradients(model, model if backend is None else torch.compile(model, fullgraph=True, backend=backend), x)
     torch.testing.assert_close(found[0], wanted[0], atol=1e-12, rtol=1e-12)
@@ -113,11 +113,11 @@ def test_training_sums_and_normalises_at_once(
 @torch.no_grad()
 def test_layers_that_take_no_stream_are_given_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "can_fuse_stream", lambda *_: True)
-    monkeypatch.setattr(blocks, "add_product", lambda *_: pytest.fail("a stream"))
+    monkeypatch.setattr(streams, "add_product", lambda *_: pytest.fail("a stream"))
     for changes in ({"norm_order": "res-post"}, {"placement": "every"}, {"attention": "axial", "class_token": False}):
         config = replace(VIT, pool="mean", **changes)
         awake(config).eval()(images(config))
-    monkeypatch.setattr(blocks, "fused_add_norm", lambda *_: pytest.fail("a stream"))
+    monkeypatch.setattr(streams, "fused_add_norm", lambda *_: pytest.fail("a stream"))
     with torch.enable_grad():
         for changes in ({"dropout": 0.1}, {"stochastic_depth": 0.1}, {"layer_scale": 0.1}):
             awake(replace(VIT, **changes)).train()(images(VIT))

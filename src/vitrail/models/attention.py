@@ -12,6 +12,8 @@ from torch.nn import functional as F
 
 from vitrail.core.text import Pair
 from vitrail.models.backbone import AttentionTap, Taps
+from vitrail.models.kernels import float8_ops
+from vitrail.models.kernels.float8_ops import Float8
 from vitrail.models.kernels.fused_ops import can_fuse_attention, can_fuse_linear, fused_attention, fused_qkv
 
 
@@ -142,11 +144,13 @@ class Attention(nn.Module):
             if bias is not None:
                 nn.init.zeros_(bias)
 
-    def project(self, z: Tensor, queries: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, z: Tensor | Float8, queries: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Eq. 5: [B, T, D] -> q, k, v of [B, k, T, D_h] each, all views of one product; with `queries` q of the first
         tokens alone, [B, k, queries, D_h]."""
         weight, bias, inner = self.qkv.weight, self.qkv.full_bias, self.qkv.inner
-        if queries is not None:
+        if isinstance(z, Float8):
+            q, k, v = float8_ops.qkv(z, weight, bias)
+        elif queries is not None:
             q = F.linear(z[:, :queries].contiguous(), weight[:inner], None if bias is None else bias[:inner])
             k, v = F.linear(z, weight[inner:], None if bias is None else bias[inner:]).chunk(2, dim=-1)
         elif can_fuse_linear(z, self.qkv):
@@ -195,22 +199,45 @@ class Attention(nn.Module):
         position_bias: nn.Module | None = None,
     ) -> Tensor:
         """[B, T, D] -> [B, T, D], or [B, queries, D] for the first tokens alone, which still see all others."""
-        return self.out(self.mix(z, places, queries, taps, position_bias))  # Eq. 8
+        return self.out(self._mix(z, places, queries, taps, position_bias))  # Eq. 8
 
     def mix(
         self,
-        z: Tensor,
+        z: Tensor | Float8,
         places: Places | None = None,
         queries: int | None = None,
         taps: Taps | None = None,
         position_bias: nn.Module | None = None,
-    ) -> Tensor:
-        """All but the last product: what the heads find, side by side."""
+    ) -> Tensor | Float8:
+        """All but the last product: what the heads find, side by side, in eight bits where it is given those."""
+        if not isinstance(z, Float8):
+            return self._mix(z, places, queries, taps, position_bias)
+        plain = self.norm is None and self._is_plain(places, queries, taps, position_bias)
+        if plain and can_fuse_attention(z.full, self.qkv, self.heads):
+            return float8_ops.attention(z, self.qkv.weight, self.qkv.full_bias, self.heads)
+        return float8_ops.round_tensor(self._mix(z, places, queries, taps, position_bias))
+
+    def _is_plain(
+        self, places: Places | None, queries: int | None, taps: Taps | None, position_bias: nn.Module | None
+    ) -> bool:
+        """Whether it is Eqs. 5-7 and nothing else, over all tokens."""
         dropout = self.dropout if self.training else 0.0
         tapped = taps is not None and taps.attention
         bare = places is None or all(part is None for part in (places[1], places[2], places[3], places.hidden))
-        plain = bare and queries is None and position_bias is None and self.norm_q is None and not (dropout or tapped)
-        if plain and can_fuse_attention(z, self.qkv, self.heads):
+        return bare and queries is None and position_bias is None and self.norm_q is None and not (dropout or tapped)
+
+    def _mix(
+        self,
+        z: Tensor | Float8,
+        places: Places | None,
+        queries: int | None,
+        taps: Taps | None,
+        position_bias: nn.Module | None,
+    ) -> Tensor:
+        dropout = self.dropout if self.training else 0.0
+        tapped = taps is not None and taps.attention
+        plain = self._is_plain(places, queries, taps, position_bias)
+        if isinstance(z, Tensor) and plain and can_fuse_attention(z, self.qkv, self.heads):
             return self._normalise(fused_attention(z, self.qkv.weight, self.qkv.full_bias, self.heads))  # Eqs. 5-7
         few = None if position_bias is not None else queries  # a bias that queries make asks for all of them
         q, k, v = self.project(z, few)

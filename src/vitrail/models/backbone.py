@@ -112,6 +112,7 @@ class Backbone(nn.Module, ABC):
     blocks: nn.ModuleList  # what layers are counted by, for freezing and decay of the rate: blocks, or stages
     card: Any = None  # what travels with the weights, set by the checkpoint layer: a checkpoint.bundle.Card
     grad_checkpointing: bool = False  # whether blocks are computed again in the backward pass
+    float8: bool = False  # whether products of the layers read eight bits, where kernels can round what they read
     # Whether the last layer computes the class token alone where the head reads no other: 7 % less work at depth 12. By
     # itself so in inference, unless a hook looks into that layer. vitrail's own training asks for it.
     class_token_only: bool | None = None

@@ -2,11 +2,9 @@
 of the grid (D.6)."""
 
 from functools import partial
-from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from vitrail.core.text import Pair
 from vitrail.models.attention import (
@@ -21,64 +19,11 @@ from vitrail.models.attention import (
     split_windows,
 )
 from vitrail.models.backbone import Taps, has_hooks
-from vitrail.models.kernels.fused_ops import add_product, can_fuse_stream, fused_add_norm, shifted_norm
+from vitrail.models.kernels.fused_ops import can_fuse_stream
 from vitrail.models.layers import MLP, LayerScale, StochasticDepth, make_norm
 from vitrail.models.positions.bias import build_bias
+from vitrail.models.streams import AnyStream
 from vitrail.models.vit_config import ViTConfig
-
-
-class Stream(NamedTuple):
-    """The residual stream in inference, as z + shift: branches are added to z in place, by the product at the end of
-    each, and the biases of those products make up the shift [D]."""
-
-    z: Tensor  # [B, T, D]
-    shift: Tensor | None = None  # in float32, or in the type of z where that has more digits
-
-    def normalise(self, norm: nn.Module) -> "tuple[Stream, Tensor]":
-        """The stream, and the norm of it."""
-        assert isinstance(norm, nn.LayerNorm)
-        return self, shifted_norm(self.z, self.shift, norm.weight, norm.bias, norm.eps)
-
-    def add(self, inner: Tensor, last: nn.Linear, scale: nn.Module) -> "Stream":
-        """With a branch that ends with the product of what is `inner` to it, times a factor for each channel."""
-        weight, bias = last.weight, last.bias
-        if isinstance(scale, LayerScale):
-            weight, bias = weight * scale.gamma[:, None], None if bias is None else bias * scale.gamma
-        add_product(self.z.view(-1, self.z.shape[-1]), inner.reshape(-1, inner.shape[-1]), weight)
-        if bias is None:
-            return self
-        bias = bias.to(torch.promote_types(bias.dtype, torch.float32))
-        return Stream(self.z, bias if self.shift is None else self.shift + bias)
-
-    def take(self) -> Tensor:
-        return self.z if self.shift is None else (self.z + self.shift).to(self.z.dtype)
-
-
-class TrainedStream(NamedTuple):
-    """The residual stream with gradients, as z + branch + bias: one pass sums the three and normalises the sum, and one
-    in the backward pass gives all of their gradients."""
-
-    z: Tensor  # [B, T, D]
-    branch: Tensor | None = None
-    bias: Tensor | None = None
-
-    def normalise(self, norm: nn.Module) -> "tuple[TrainedStream, Tensor]":
-        if self.branch is None:
-            return self, norm(self.z)
-        assert isinstance(norm, nn.LayerNorm)
-        total, normed = fused_add_norm(self.z, self.branch, self.bias, norm)
-        return TrainedStream(total), normed
-
-    def add(self, inner: Tensor, last: nn.Linear, scale: nn.Module) -> "TrainedStream":
-        assert isinstance(scale, nn.Identity)
-        return TrainedStream(self.z, F.linear(inner, last.weight), last.bias)
-
-    def take(self) -> Tensor:
-        branch = self.branch if self.branch is None or self.bias is None else self.branch + self.bias
-        return self.z if branch is None else self.z + branch
-
-
-AnyStream: TypeAlias = Stream | TrainedStream
 
 
 class Block(nn.Module):

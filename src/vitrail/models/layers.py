@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitrail.core.text import Pair
+from vitrail.models.kernels import float8_ops
+from vitrail.models.kernels.float8_ops import Float8
 from vitrail.models.kernels.fused_ops import can_fuse_gelu, can_fuse_linear, fused_gelu, fused_gelu_linear
 from vitrail.models.resnet_config import ResNetConfig, same_widths
 from vitrail.models.vit_config import ViTConfig
@@ -106,24 +108,32 @@ class MLP(nn.Module):
                 nn.init.normal_(layer.bias, std=1e-6)
 
     def forward(self, z: Tensor) -> Tensor:
-        return self.dropout(self.contract(self.hide(z)))
+        return self.dropout(self.contract(self._hide(z)))
 
-    def hide(self, z: Tensor) -> Tensor:
-        """All but the last product: [..., D] -> [..., M]."""
+    def hide(self, z: Tensor | Float8) -> Tensor | Float8:
+        """All but the last product, in eight bits where it is given those: [..., D] -> [..., M]."""
+        if isinstance(z, Float8):
+            plain = not self.gated and not self.quick and self.norm is None and self.expand.bias is not None
+            return (
+                float8_ops.gelu_linear(z, self.expand, self.tanh) if plain else float8_ops.round_tensor(self._hide(z))
+            )
+        return self._hide(z)
+
+    def _hide(self, z: Tensor | Float8) -> Tensor:
         hidden = self.dropout(self.activate(z))
         return hidden if self.norm is None else self.norm(hidden)
 
-    def activate(self, z: Tensor) -> Tensor:
+    def activate(self, z: Tensor | Float8) -> Tensor:
         """The hidden layer: [..., D] -> [..., M]."""
+        if isinstance(z, Tensor) and not self.gated and not self.quick and can_fuse_linear(z, self.expand):
+            return fused_gelu_linear(z, self.expand, self.tanh)
+        eight = isinstance(z, Float8)
+        hidden = float8_ops.linear(z, self.expand.weight, self.expand.bias) if eight else self.expand(z)
         if self.gated:
-            gate, value = self.expand(z).chunk(2, dim=-1)
+            gate, value = hidden.chunk(2, dim=-1)
             return F.silu(gate) * value
         if self.quick:
-            hidden = self.expand(z)
             return hidden * torch.sigmoid(1.702 * hidden)
-        if can_fuse_linear(z, self.expand):
-            return fused_gelu_linear(z, self.expand, self.tanh)
-        hidden = self.expand(z)
         return fused_gelu(hidden, self.tanh) if can_fuse_gelu(hidden) else self.gelu(hidden)
 
 

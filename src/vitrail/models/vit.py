@@ -24,7 +24,7 @@ from vitrail.core.errors import ConfigError, ImageSizeError, unknown_name
 from vitrail.core.text import Pair, format_size, pair
 from vitrail.models.attention import Places
 from vitrail.models.backbone import Backbone, Intermediates, Layers, Taps, has_hooks, resolve_layers
-from vitrail.models.blocks import AnyStream, AxialBlock, Block, PostNormBlock, Stream, TrainedStream, WindowBlock
+from vitrail.models.blocks import AxialBlock, Block, PostNormBlock, WindowBlock
 from vitrail.models.family import ModelConfig, Pool
 from vitrail.models.layers import (
     AttentionPool,
@@ -41,6 +41,7 @@ from vitrail.models.positions.bias import BiasTable
 from vitrail.models.positions.embeddings import PositionEmbeddings, redraw_positions, resize_positions
 from vitrail.models.positions.rotary import RotaryPositions
 from vitrail.models.resampling.patch_kernels import resize_kernel
+from vitrail.models.streams import AnyStream, Float8Stream, Stream, TrainedStream
 from vitrail.models.vit_config import Numerics, ViTConfig, vit_config
 
 PATCHES: Final = "embedding.projection.weight"
@@ -167,8 +168,7 @@ class ViT(Backbone):
         rotation = self.compute_rotation(z, grid, keep) if rotation is None else rotation
         last = self.config.depth if last is None else last
         if taps is None and not recompute and self._fuses(z, range(first, last)):
-            # In inference branches are added in place, to a copy that belongs to the layers.
-            stream: AnyStream = TrainedStream(z) if torch.is_grad_enabled() else Stream(z.clone())
+            stream = self._make_stream(z)
             whole = last if queries is None else min(last, self.config.depth - 1)
             while first < whole:
                 places = self._places(first, z, grid, rotation)._replace(ahead=ahead, hidden=hidden)
@@ -182,6 +182,12 @@ class ViT(Backbone):
             block, args = self.blocks[layer], (z, places, few, taps)
             z = cast(Tensor, checkpoint(block, *args, use_reentrant=False) if recompute else block(*args))  # Eqs. 2, 3
         return z
+
+    def _make_stream(self, z: Tensor) -> AnyStream:
+        if self.float8:
+            return Float8Stream(z)
+        # In inference branches are added in place, to a copy that belongs to the layers.
+        return TrainedStream(z) if torch.is_grad_enabled() else Stream(z.clone())
 
     def _fuses(self, z: Tensor, layers: range) -> bool:
         """Whether the layers hand on the residual stream as one."""

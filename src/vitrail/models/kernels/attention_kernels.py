@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vitrail.models.kernels import ceil_divide
+from vitrail.models.kernels.float8_kernels import store_low
 
 # What Triton compiles is not Python: names have no types, and annotations are marks for its compiler.
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportUntypedFunctionDecorator=false
@@ -25,8 +26,9 @@ TILE_ROWS, TILE_COLUMNS = 8, 256  # of a tile of gradients that a program holds 
 
 @triton.jit
 def _concat_kernel(
-    q, k, v, out, sums, rows, width, each: tl.constexpr, tile_rows: tl.constexpr, tile_columns: tl.constexpr
-):
+    q, k, v, out, low, scale, sums, rows, width,
+    eight: tl.constexpr, each: tl.constexpr, tile_rows: tl.constexpr, tile_columns: tl.constexpr,
+):  # fmt: skip
     first = tl.program_id(1).to(tl.int64) * each
     column = tl.program_id(0) * tile_columns  # of the three side by side; a tile never lies across two of them
     part = column // width
@@ -44,31 +46,48 @@ def _concat_kernel(
         inside = (start + row < rows)[:, None]
         g = tl.load(source + start * width + read, inside, other=0.0)
         tl.store(out + start * (3 * width) + write, g, inside)
+        if eight:
+            store_low(low + start * (3 * width), write, g.to(tl.float32), scale, inside)
         total += g.to(tl.float32)
     tl.store(sums + tl.program_id(1).to(tl.int64) * (3 * width) + column + across, tl.sum(total, 0))
 
 
 def concat_qkv_grad(q: Tensor, k: Tensor, v: Tensor, each: int) -> tuple[Tensor, Tensor]:
     """Three side by side, and sums of their columns over `each` rows: [M, D] thrice -> [M, 3D], [M/each, 3D]."""
+    out, sums, _ = _concat(q, k, v, each, None)
+    return out, sums
+
+
+def concat_qkv_grad_float8(q: Tensor, k: Tensor, v: Tensor, each: int, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same, and the three in eight bits."""
+    return _concat(q, k, v, each, scale)
+
+
+def _concat(q: Tensor, k: Tensor, v: Tensor, each: int, scale: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     rows, width = q.shape
     tile = min(width & -width, TILE_COLUMNS)  # the largest power of two that divides the width
     tile_rows = min(2 * TILE_ROWS * TILE_COLUMNS // tile, each)
     out, sums = q.new_empty(rows, 3 * width), q.new_empty(ceil_divide(rows, each), 3 * width, dtype=torch.float32)
+    low = out if scale is None else torch.empty_like(out, dtype=torch.float8_e5m2)
     kernel: Any = _concat_kernel
     kernel[(3 * width // tile, len(sums))](
-        q, k, v, out, sums, rows, width, each=each, tile_rows=tile_rows, tile_columns=tile
-    )
-    return out, sums
+        q, k, v, out, low, sums if scale is None else scale, sums, rows, width,
+        eight=scale is not None, each=each, tile_rows=tile_rows, tile_columns=tile,
+    )  # fmt: skip
+    return out, sums, low
 
 
 @triton.jit
 def _attention_kernel(
     qkv,
     out,
+    low,
+    low_scale,
     logs,
     heads,
     width,
     scale,
+    eight: tl.constexpr,
     tokens: tl.constexpr,
     head: tl.constexpr,
     rows: tl.constexpr,
@@ -90,7 +109,10 @@ def _attention_kernel(
         p = tl.exp2(s - top[:, None])
         total = tl.sum(p, 1)
         o = tl.dot(p.to(q.dtype), v) / total[:, None]
-        tl.store(out + (first + row)[:, None] * width + column[None, :], o.to(q.dtype), inside[:, None])
+        place = (first + row)[:, None] * width + column[None, :]
+        tl.store(out + place, o.to(q.dtype), inside[:, None])
+        if eight:
+            store_low(low, place, o, low_scale, inside[:, None])
         tl.store(logs + tl.program_id(0).to(tl.int64) * tokens + row, top + tl.log2(total), inside)
 
 
@@ -101,11 +123,14 @@ def _attention_backward_kernel(
     grad,
     logs,
     grads,
+    low,
+    low_scale,
     sums,
     heads,
     width,
     scale,
     factor,
+    eight: tl.constexpr,
     tokens: tl.constexpr,
     head: tl.constexpr,
     rows: tl.constexpr,
@@ -140,10 +165,15 @@ def _attention_backward_kernel(
         dq += tl.dot(ds, k)
         tl.store(grads + at + width, dk.to(q.dtype), there[:, None])
         tl.store(grads + at + 2 * width, dv.to(q.dtype), there[:, None])
+        if eight:
+            store_low(low, at + width, dk, low_scale, there[:, None])
+            store_low(low, at + 2 * width, dv, low_scale, there[:, None])
         sum_k += tl.sum(dk, 0)
         sum_v += tl.sum(dv, 0)
     dq *= factor
     tl.store(grads + wide, dq.to(q.dtype), inside[:, None])
+    if eight:
+        store_low(low, wide, dq, low_scale, inside[:, None])
     line = sums + image.to(tl.int64) * (3 * width) + column
     tl.store(line, tl.sum(dq, 0))
     tl.store(line + width, sum_k)
@@ -152,50 +182,55 @@ def _attention_backward_kernel(
 
 def attention(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     """[B, T, 3D] -> [B, T, D], and of each row the logarithm to base 2 of its sum of exponentials: [B, k, T]."""
+    out, logs, _ = _attention(qkv, heads, None)
+    return out, logs
+
+
+def attention_float8(qkv: Tensor, heads: int, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same, and the output in eight bits."""
+    return _attention(qkv, heads, scale)
+
+
+def _attention(qkv: Tensor, heads: int, scale: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     images, tokens, width = _qkv_shape(qkv)
     out, logs = qkv.new_empty(images, tokens, width), qkv.new_empty(images, heads, tokens, dtype=torch.float32)
+    low = out if scale is None else torch.empty_like(out, dtype=torch.float8_e4m3fn)
     head, kernel = width // heads, cast(Any, _attention_kernel)
     kernel[(images * heads,)](
-        qkv,
-        out,
-        logs,
-        heads,
-        width,
-        LOG2E * head**-0.5,
-        tokens=tokens,
-        head=head,
-        rows=ATTENTION_ROWS,
-        keys=_tile_for(tokens),
-        num_warps=4,
-        num_stages=1,
-    )
-    return out, logs
+        qkv, out, low, logs if scale is None else scale, logs, heads, width, LOG2E * head**-0.5,
+        eight=scale is not None, tokens=tokens, head=head, rows=ATTENTION_ROWS, keys=_tile_for(tokens),
+        num_warps=4, num_stages=1,
+    )  # fmt: skip
+    return out, logs, low
 
 
 def attention_backward(qkv: Tensor, out: Tensor, grad: Tensor, logs: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     """The gradient of `qkv` from that of the output [B, T, D], and its sums over tokens: [B, T, 3D], [B, 3D]."""
+    grads, sums, _ = _attention_backward(qkv, out, grad, logs, heads, None)
+    return grads, sums
+
+
+def attention_backward_float8(
+    qkv: Tensor, out: Tensor, grad: Tensor, logs: Tensor, heads: int, scale: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same, and the gradient in eight bits."""
+    return _attention_backward(qkv, out, grad, logs, heads, scale)
+
+
+def _attention_backward(
+    qkv: Tensor, out: Tensor, grad: Tensor, logs: Tensor, heads: int, scale: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
     images, tokens, width = _qkv_shape(qkv)
     grads, sums = torch.empty_like(qkv), qkv.new_empty(images, 3 * width, dtype=torch.float32)
+    low = grads if scale is None else torch.empty_like(grads, dtype=torch.float8_e5m2)
     rows, head, kernel = _tile_for(tokens), width // heads, cast(Any, _attention_backward_kernel)
     kernel[(images * heads,)](
-        qkv,
-        out,
-        grad,
-        logs,
-        grads,
-        sums,
-        heads,
-        width,
-        LOG2E * head**-0.5,
-        head**-0.5,
-        tokens=tokens,
-        head=head,
-        rows=rows,
-        keys=ATTENTION_ROWS,
-        num_warps=8 if rows > ATTENTION_ROWS else 4,
-        num_stages=3,
-    )
-    return grads, sums
+        qkv, out, grad, logs, grads, low, logs if scale is None else scale, sums, heads, width,
+        LOG2E * head**-0.5, head**-0.5,
+        eight=scale is not None, tokens=tokens, head=head, rows=rows, keys=ATTENTION_ROWS,
+        num_warps=8 if rows > ATTENTION_ROWS else 4, num_stages=3,
+    )  # fmt: skip
+    return grads, sums, low
 
 
 def _qkv_shape(qkv: Tensor) -> tuple[int, int, int]:

@@ -114,7 +114,7 @@ class _GeluLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         z, weight, pre = ctx.saved_tensors
-        out, sums = gelu_backward(_flat(grads[0]), _flat(pre), ctx.tanh)
+        out, sums = gelu_backward(flat(grads[0]), flat(pre), ctx.tanh)
         return *_linear_backward(ctx, out, sums, z, weight), None
 
 
@@ -128,7 +128,7 @@ class _SplitLinear(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         z, weight = ctx.saved_tensors
         q, k, v = grads
-        out, sums = concat_qkv_grad(_flat(q), _flat(k), _flat(v))
+        out, sums = concat_qkv_grad(flat(q), flat(k), flat(v))
         return _linear_backward(ctx, out, sums, z, weight)
 
 
@@ -144,11 +144,15 @@ class _AddNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        total, weight = ctx.saved_tensors
-        of_total, of_normed = (grad.contiguous() for grad in grads)
-        grad, sums = add_norm_backward(of_total, of_normed, total, weight, ctx.eps)
-        of_weight, of_shift, of_bias = sums.sum(0).to(weight.dtype).unbind(0)
-        return grad, grad, of_bias if ctx.biased else None, of_weight, of_shift, None
+        return add_norm_grads(ctx, *grads)
+
+
+def add_norm_grads(ctx: Any, of_total: Tensor, of_normed: Tensor) -> tuple[Tensor | None, ...]:
+    """Gradients of all that `fused_add_norm` is given, from those of the sum and of its norm."""
+    total, weight = ctx.saved_tensors
+    grad, sums = add_norm_backward(of_total.contiguous(), of_normed.contiguous(), total, weight, ctx.eps)
+    of_weight, of_shift, of_bias = sums.sum(0).to(weight.dtype).unbind(0)
+    return grad, grad, of_bias if ctx.biased else None, of_weight, of_shift, None
 
 
 class _Attend(torch.autograd.Function):
@@ -164,7 +168,7 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         z, weight, qkv, out, logs = ctx.saved_tensors
         of_qkv, sums = attention_backward(qkv, out, grads[0].contiguous(), logs, ctx.heads)
-        return *_linear_backward(ctx, _flat(of_qkv), sums, z, weight), None
+        return *_linear_backward(ctx, flat(of_qkv), sums, z, weight), None
 
 
 def _linear_backward(
@@ -174,12 +178,12 @@ def _linear_backward(
     of_z, of_weight, of_bias = ctx.needs_input_grad[:3]
     return (
         (grad @ weight).view(z.shape) if of_z else None,
-        grad.t() @ _flat(z) if of_weight else None,
+        grad.t() @ flat(z) if of_weight else None,
         sums.sum(0).to(grad.dtype) if of_bias else None,
     )
 
 
-def _flat(z: Tensor) -> Tensor:
+def flat(z: Tensor) -> Tensor:
     """[..., D] -> [M, D], contiguous."""
     return z.reshape(-1, z.shape[-1]).contiguous()
 
@@ -239,7 +243,7 @@ def _(grad: Tensor, pre: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
 
 @gelu_backward.register_fake
 def _(grad: Tensor, pre: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(pre), _sums(pre, pre.shape[1])
+    return torch.empty_like(pre), partial_sums(pre, pre.shape[1])
 
 
 @torch.library.custom_op("vitrail::add_norm", mutates_args=())
@@ -285,13 +289,13 @@ def _(of_total: Tensor, of_normed: Tensor, total: Tensor, weight: Tensor, eps: f
     standard, slope = centred * scale, of_normed * weight
     along = (slope * standard).mean(-1, keepdim=True)
     grad = of_total + scale * (slope - slope.mean(-1, keepdim=True) - standard * along)
-    return grad, torch.stack([_flat(part).sum(0) for part in (of_normed * standard, of_normed, grad)])[None]
+    return grad, torch.stack([flat(part).sum(0) for part in (of_normed * standard, of_normed, grad)])[None]
 
 
 @add_norm_backward.register_fake
 def _(of_total: Tensor, of_normed: Tensor, total: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     parts = 1 if total.device.type == "cpu" else -(-_count_rows(total) // norm_rows(total))
-    return torch.empty_like(total), total.new_empty(parts, 3, total.shape[-1], dtype=_exact(total))
+    return torch.empty_like(total), total.new_empty(parts, 3, total.shape[-1], dtype=exact(total))
 
 
 def norm_rows(total: Tensor) -> int:
@@ -347,12 +351,12 @@ def _(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 @concat_qkv_grad.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    return q.new_empty(q.shape[0], 3 * q.shape[1]), _sums(q, 3 * q.shape[1])
+    return q.new_empty(q.shape[0], 3 * q.shape[1]), partial_sums(q, 3 * q.shape[1])
 
 
-def _sums(like: Tensor, columns: int) -> Tensor:
+def partial_sums(like: Tensor, columns: int) -> Tensor:
     rows = 1 if like.device.type == "cpu" else -(-like.shape[0] // rows_per_program(like.shape[0], columns))
-    return like.new_empty(rows, columns, dtype=_exact(like))
+    return like.new_empty(rows, columns, dtype=exact(like))
 
 
 @torch.library.custom_op("vitrail::attention", mutates_args=())
@@ -364,7 +368,7 @@ def attention(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
 
 @attention.register_kernel("cpu")
 def _(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    q, k, v = _by_head(qkv, heads)
+    q, k, v = by_head(qkv, heads)
     logits = q @ k.mT * q.shape[-1] ** -0.5
     return _merge_heads(logits.softmax(-1) @ v), logits.logsumexp(-1) / math.log(2)
 
@@ -372,7 +376,7 @@ def _(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
 @attention.register_fake
 def _(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     images, tokens, width = qkv.shape
-    logs = qkv.new_empty(images, heads, tokens, dtype=_exact(qkv))
+    logs = qkv.new_empty(images, heads, tokens, dtype=exact(qkv))
     return qkv.new_empty(images, tokens, width // 3), logs
 
 
@@ -385,8 +389,8 @@ def attention_backward(qkv: Tensor, out: Tensor, grad: Tensor, logs: Tensor, hea
 
 @attention_backward.register_kernel("cpu")
 def _(qkv: Tensor, out: Tensor, grad: Tensor, logs: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    q, k, v = _by_head(qkv, heads)
-    (g,) = _by_head(grad, heads, 1)
+    q, k, v = by_head(qkv, heads)
+    (g,) = by_head(grad, heads, 1)
     scale = q.shape[-1] ** -0.5
     p = (q @ k.mT * scale - logs[..., None] * math.log(2)).exp()
     slope = p * (g @ v.mT - (out * grad).unflatten(-1, (heads, -1)).sum(-1).mT[..., None]) * scale
@@ -396,10 +400,10 @@ def _(qkv: Tensor, out: Tensor, grad: Tensor, logs: Tensor, heads: int) -> tuple
 
 @attention_backward.register_fake
 def _(qkv: Tensor, out: Tensor, grad: Tensor, logs: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(qkv), qkv.new_empty(qkv.shape[0], qkv.shape[2], dtype=_exact(qkv))
+    return torch.empty_like(qkv), qkv.new_empty(qkv.shape[0], qkv.shape[2], dtype=exact(qkv))
 
 
-def _by_head(z: Tensor, heads: int, parts: int = 3) -> list[Tensor]:
+def by_head(z: Tensor, heads: int, parts: int = 3) -> list[Tensor]:
     """[B, T, parts·D] -> [B, k, T, D_h] each."""
     return [part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in z.chunk(parts, dim=-1)]
 
@@ -409,6 +413,6 @@ def _merge_heads(z: Tensor) -> Tensor:
     return z.transpose(1, 2).flatten(2)
 
 
-def _exact(like: Tensor) -> torch.dtype:
+def exact(like: Tensor) -> torch.dtype:
     """What sums are kept in: float32, and on a CPU, where they are for tests, the type itself."""
     return like.dtype if like.device.type == "cpu" else torch.float32

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vitrail.models.kernels import ceil_divide
+from vitrail.models.kernels.float8_kernels import store_low
 
 # What Triton compiles is not Python: names have no types, and annotations are marks for its compiler.
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportUntypedFunctionDecorator=false
@@ -41,13 +42,18 @@ def _gelu_parts(x, tanh: tl.constexpr):
 
 
 @triton.jit
-def _gelu_kernel(pre, out, count, tanh: tl.constexpr, block: tl.constexpr):
+def _gelu_kernel(
+    pre, out, low, scale, count, tanh: tl.constexpr, full: tl.constexpr, eight: tl.constexpr, block: tl.constexpr
+):
     first = tl.program_id(0).to(tl.int64) * block
     at = tl.arange(0, block)
     inside = first + at < count
     x = tl.load(pre + first + at, inside, other=0.0).to(tl.float32)
     cdf, _ = _gelu_parts(x, tanh)
-    tl.store(out + first + at, x * cdf, inside)
+    if full:
+        tl.store(out + first + at, x * cdf, inside)
+    if eight:
+        store_low(low + first, at, x * cdf, scale, inside)
 
 
 @triton.jit
@@ -65,10 +71,13 @@ def _gelu_backward_kernel(
     grad,
     pre,
     out,
+    low,
+    scale,
     sums,
     rows,
     columns,
     tanh: tl.constexpr,
+    eight: tl.constexpr,
     each: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_columns: tl.constexpr,
@@ -86,6 +95,8 @@ def _gelu_backward_kernel(
         cdf, slope = _gelu_parts(x, tanh)
         g = g * (cdf + x * slope)
         tl.store(out + start + at, g, inside)
+        if eight:
+            store_low(low + start, at, g, scale, inside)
         total += g
     tl.store(sums + tl.program_id(1).to(tl.int64) * columns + column, tl.sum(total, 0), column < columns)
 
@@ -93,8 +104,21 @@ def _gelu_backward_kernel(
 def gelu(pre: Tensor, tanh: bool) -> Tensor:
     out, block = torch.empty_like(pre), 2048
     kernel: Any = _gelu_kernel
-    kernel[(ceil_divide(pre.numel(), block),)](pre, out, pre.numel(), tanh=tanh, block=block)
+    kernel[(ceil_divide(pre.numel(), block),)](
+        pre, out, out, out, pre.numel(), tanh=tanh, full=True, eight=False, block=block
+    )
     return out
+
+
+def gelu_float8(pre: Tensor, tanh: bool, scale: Tensor, full: bool) -> tuple[Tensor, Tensor]:
+    """GELU, and the same in eight bits; without `full` in eight bits alone."""
+    out, block = torch.empty_like(pre) if full else pre.new_empty(0), 2048
+    low = torch.empty_like(pre, dtype=torch.float8_e4m3fn)
+    kernel: Any = _gelu_kernel
+    kernel[(ceil_divide(pre.numel(), block),)](
+        pre, out, low, scale, pre.numel(), tanh=tanh, full=full, eight=True, block=block
+    )
+    return out, low
 
 
 def gelu_spread(pre: Tensor) -> Tensor:
@@ -110,10 +134,27 @@ def gelu_spread(pre: Tensor) -> Tensor:
 def gelu_backward(grad: Tensor, pre: Tensor, tanh: bool, each: int) -> tuple[Tensor, Tensor]:
     """The gradient of what GELU was given, and sums of its columns over `each` rows: [M, N] twice -> [M, N] and
     [M/each, N]."""
+    out, sums, _ = _gelu_backward(grad, pre, tanh, each, None)
+    return out, sums
+
+
+def gelu_backward_float8(
+    grad: Tensor, pre: Tensor, tanh: bool, each: int, scale: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same, and the gradient in eight bits."""
+    return _gelu_backward(grad, pre, tanh, each, scale)
+
+
+def _gelu_backward(
+    grad: Tensor, pre: Tensor, tanh: bool, each: int, scale: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
     rows, columns = pre.shape
     out, sums = torch.empty_like(pre), pre.new_empty(ceil_divide(rows, each), columns, dtype=torch.float32)
+    low = out if scale is None else torch.empty_like(pre, dtype=torch.float8_e5m2)
     kernel: Any = _gelu_backward_kernel
     kernel[(ceil_divide(columns, TILE_COLUMNS), len(sums))](
-        grad, pre, out, sums, rows, columns, tanh=tanh, each=each, tile_rows=TILE_ROWS, tile_columns=TILE_COLUMNS
-    )
-    return out, sums
+        grad, pre, out, low, sums if scale is None else scale, sums, rows, columns,
+        tanh=tanh, eight=scale is not None, each=each, tile_rows=TILE_ROWS, tile_columns=TILE_COLUMNS,
+        num_warps=4 if scale is None else 8,
+    )  # fmt: skip
+    return out, sums, low

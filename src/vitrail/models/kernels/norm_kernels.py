@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vitrail.models.kernels import ceil_divide
+from vitrail.models.kernels.float8_kernels import store_low
 
 # What Triton compiles is not Python: names have no types, and annotations are marks for its compiler.
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportUntypedFunctionDecorator=false
@@ -37,8 +38,9 @@ def _scale(standard, weight, shift, column, there):
 
 @triton.jit
 def _add_norm_kernel(
-    z, branch, bias, weight, shift, total, out, rows, width, eps,
-    biased: tl.constexpr, tile_rows: tl.constexpr, tile_columns: tl.constexpr,
+    z, branch, bias, weight, shift, total, out, low, scale, rows, width, eps,
+    biased: tl.constexpr, full: tl.constexpr, eight: tl.constexpr,
+    tile_rows: tl.constexpr, tile_columns: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
     column = tl.arange(0, tile_columns)
@@ -52,21 +54,43 @@ def _add_norm_kernel(
     tl.store(total + at, x, inside)
     x = x.to(tl.float32)  # the norm is that of the sum as it is handed on
     standard, _ = _standardise(x, there, width, eps)
-    tl.store(out + at, _scale(standard, weight, shift, column, there).to(out.dtype.element_ty), inside)
+    normed = _scale(standard, weight, shift, column, there)
+    if full:
+        tl.store(out + at, normed.to(out.dtype.element_ty), inside)
+    if eight:
+        store_low(low, at, normed, scale, inside)
 
 
 def add_norm(
     z: Tensor, branch: Tensor, bias: Tensor | None, weight: Tensor, shift: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
     """x = z + branch + bias and LN(x): [..., D] twice -> [..., D] twice."""
-    total, out = torch.empty_like(z), torch.empty_like(z)
+    total, normed, _ = _add_norm(z, branch, bias, weight, shift, eps, None, full=True)
+    return total, normed
+
+
+def add_norm_float8(
+    z: Tensor, branch: Tensor, bias: Tensor | None, weight: Tensor, shift: Tensor, eps: float, scale: Tensor, full: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same, and LN(x) in eight bits; without `full` in eight bits alone."""
+    return _add_norm(z, branch, bias, weight, shift, eps, scale, full=full)
+
+
+def _add_norm(
+    z: Tensor, branch: Tensor, bias: Tensor | None, weight: Tensor, shift: Tensor, eps: float, scale: Tensor | None,
+    *, full: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    total, out = torch.empty_like(z), torch.empty_like(z) if full else z.new_empty(0)
+    low = out if scale is None else torch.empty_like(z, dtype=torch.float8_e4m3fn)
     rows, width, tile_rows, tile_columns, warps = _norm_tiles(z)
     kernel: Any = _add_norm_kernel
     kernel[(ceil_divide(rows, tile_rows),)](
-        z, branch, weight if bias is None else bias, weight, shift, total, out, rows, width, eps,
-        biased=bias is not None, tile_rows=tile_rows, tile_columns=tile_columns, num_warps=warps,
+        z, branch, weight if bias is None else bias, weight, shift, total, out, low,
+        weight if scale is None else scale, rows, width, eps,
+        biased=bias is not None, full=full, eight=scale is not None,
+        tile_rows=tile_rows, tile_columns=tile_columns, num_warps=warps,
     )  # fmt: skip
-    return total, out
+    return total, out, low
 
 
 @triton.jit

@@ -1,0 +1,97 @@
+"""Triton kernels for numbers of eight bits: how large they are, what they are multiplied by, and the rounding.
+
+Imported only where a GPU is used. A scale is two float32 numbers: what the eight bits are to be multiplied by, and one
+over it, the factor before rounding. Other kernels write what they have in registers a second time with `store_low`.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vitrail.models.kernels import ceil_divide
+
+# What Triton compiles is not Python: names have no types, and annotations are marks for its compiler.
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportUntypedFunctionDecorator=false
+# pyright: reportInvalidTypeForm=false, reportMissingImports=false, reportGeneralTypeIssues=false
+
+TINY = tl.constexpr(1e-30)  # below it, everything is as good as 0
+
+
+@triton.jit
+def store_low(low, at, values, scale, inside):
+    """Rounds to the type of `low`; what lies beyond its range becomes its largest number, and NaN stays NaN."""
+    limit: tl.constexpr = 448.0 if low.dtype.element_ty == tl.float8e4nv else 57344.0  # pyright: ignore
+    values = tl.clamp(values * tl.load(scale + 1), -limit, limit, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(low + at, values.to(low.dtype.element_ty), inside)
+
+
+@triton.jit
+def _write_scale(scale, target, peak):
+    peak = tl.maximum(peak, TINY)
+    tl.store(scale, peak / target)
+    tl.store(scale + 1, target / peak)
+
+
+@triton.jit
+def _sample_scale_kernel(
+    x, scale, rows, columns, stride, target, tile_rows: tl.constexpr, tile_columns: tl.constexpr
+):  # fmt: skip
+    step = tl.arange(0, tile_rows)
+    row = (step * (rows // tile_rows) + (step % 2) * (rows // (2 * tile_rows))) % rows
+    taken = tl.minimum(columns, tile_columns)
+    first = (step * taken) % (columns - taken + 1)  # so that in turn all columns are looked at
+    column = first[:, None] + tl.arange(0, tile_columns)[None, :]
+    at = row.to(tl.int64)[:, None] * stride + column
+    values = tl.load(x + at, column < columns, other=0.0).to(tl.float32)
+    peaks = tl.max(tl.where(tl.abs(values) < float("inf"), tl.abs(values), 0.0), 1)
+    _write_scale(scale, target, tl.max(peaks, 0))
+
+
+def sample_scale(x: Tensor, target: float, rows: int, most: int) -> Tensor:
+    """The scale that takes the largest value of some rows of a matrix, at most so many columns of each, to `target`:
+    [M, N] -> [2]."""
+    scale = x.new_empty(2, dtype=torch.float32)
+    tile = min(most, 1 << (x.shape[1] - 1).bit_length())
+    kernel: Any = _sample_scale_kernel
+    kernel[(1,)](
+        x, scale, *x.shape, x.stride(0), target, tile_rows=rows, tile_columns=tile, num_warps=8
+    )  # fmt: skip
+    return scale
+
+
+@triton.jit
+def _norm_scale_kernel(weight, shift, scale, width, root, target, tile: tl.constexpr):
+    column = tl.arange(0, tile)
+    times = tl.load(weight + column, column < width, other=0.0).to(tl.float32)
+    plus = tl.load(shift + column, column < width, other=0.0).to(tl.float32)
+    _write_scale(scale, target, tl.max(tl.abs(times) * root + tl.abs(plus), 0))
+
+
+def norm_scale(weight: Tensor, shift: Tensor, target: float) -> Tensor:
+    """The scale that takes the largest value that a norm can give to `target`: no value of D that are standardised is
+    beyond √D. [D] twice -> [2]."""
+    width, scale = len(weight), weight.new_empty(2, dtype=torch.float32)
+    tile = 1 << (width - 1).bit_length()
+    kernel: Any = _norm_scale_kernel
+    kernel[(1,)](weight, shift, scale, width, width**0.5, target, tile=tile, num_warps=4)
+    return scale
+
+
+@triton.jit
+def _round_kernel(x, low, scale, count, block: tl.constexpr):
+    first = tl.program_id(0).to(tl.int64) * block
+    at = tl.arange(0, block)
+    inside = first + at < count
+    values = tl.load(x + first + at, inside, other=0.0).to(tl.float32)
+    store_low(low + first, at, values, scale, inside)
+
+
+def round_scaled(x: Tensor, scale: Tensor, kind: torch.dtype) -> Tensor:
+    """x times its scale, rounded."""
+    low, block = torch.empty_like(x, dtype=kind), 4096
+    kernel: Any = _round_kernel
+    kernel[(ceil_divide(x.numel(), block),)](x, low, scale, x.numel(), block=block)
+    return low

@@ -1,0 +1,414 @@
+"""Layers of the encoder whose products read eight bits, on a GPU that multiplies them.
+
+What a product reads is rounded to e4m3, and gradients to e5m2, after a scale for the whole tensor has been taken out.
+Weights are scaled by their largest value, norms by a bound on theirs. Other tensors are scaled by the largest of some
+values of theirs, with room for what those may have missed: this costs next to nothing, needs no state, and what lies
+beyond the room is cut off. The kernels that write a tensor in half precision write its eight bits, too. Gradients of
+weights are products in half precision. On a CPU everything is written out, for tests.
+"""
+
+from typing import Any, NamedTuple, TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitrail.models.kernels import fused_ops as fused
+
+ACTIVATIONS, GRADIENTS = torch.float8_e4m3fn, torch.float8_e5m2
+LARGEST = 448.0  # of e4m3
+ROOM = 16.0  # of activations: how many times as large as all that were looked at others may be
+GRADIENT_TARGET = 224.0  # what the largest that was looked at becomes: 256 times as large is still within e5m2
+ATTENTION_TARGET = 16.0  # for gradients of q, k and v, by those of what the heads find
+TINY = 1e-30
+SAMPLED_ROWS, SAMPLED_COLUMNS = 32, 512  # of a tensor whose size is estimated
+
+
+class Float8(NamedTuple):
+    """A tensor in eight bits, and in full where gradients need it; empty elsewhere."""
+
+    full: Tensor
+    low: Tensor
+    scale: Tensor  # what the eight bits are to be multiplied by, and one over it: [2]
+
+
+Grads: TypeAlias = tuple[Tensor | None, ...]
+
+
+def multiply(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, kind: torch.dtype) -> Tensor:
+    """a bᵀ + bias, of eight bits: [..., K] and [N, K] -> [..., N]."""
+    if not a.is_cuda:
+        exact = F.linear(a.to(kind) * scale_a.to(kind), b.to(kind) * scale_b.to(kind))
+        return exact if bias is None else exact + bias
+    product = torch._scaled_mm  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage] - what compilers know
+    factors = {"scale_a": scale_a, "scale_b": scale_b}
+    out = product(a.view(-1, a.shape[-1]), b.t(), **factors, bias=bias, out_dtype=kind, use_fast_accum=True)
+    return out.view(*a.shape[:-1], -1)
+
+
+def round_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """In eight bits, and what they are to be multiplied by."""
+    peak = weight.abs().amax().to(fused.exact(weight)).clamp_min(TINY)
+    return (weight * (LARGEST / peak)).clamp(-LARGEST, LARGEST).to(ACTIVATIONS), peak / LARGEST
+
+
+def round_tensor(x: Tensor) -> Float8:
+    """By the largest of some of its values. Gradients pass through `full`."""
+    with torch.no_grad():
+        scale = sample_scale(fused.flat(x), LARGEST / ROOM)
+        return Float8(x, round_scaled(x.contiguous(), scale, gradient=False), scale)
+
+
+def round_norm(x: Tensor, norm: nn.LayerNorm) -> Float8:
+    """What a norm has given."""
+    with torch.no_grad():
+        scale = norm_scale(norm.weight, norm.bias, LARGEST)
+        return Float8(x, round_scaled(x.contiguous(), scale, gradient=False), scale)
+
+
+def add_norm(z: Tensor, branch: Tensor, bias: Tensor | None, norm: nn.LayerNorm) -> tuple[Tensor, Float8]:
+    """x = z + branch + bias and LN(x): [..., D] twice -> [..., D] twice."""
+    args = (z, branch, bias, norm.weight, norm.bias, norm.eps, torch.is_grad_enabled())
+    total, full, low, scale = cast("tuple[Tensor, ...]", _AddNorm.apply(*args))
+    return total, Float8(full, low, scale)
+
+
+def linear(x: Float8, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x Wᵀ + b: [..., D] -> [..., N]."""
+    return _Linear.apply(*x, weight, bias)  # pyright: ignore[reportReturnType]
+
+
+def gelu_linear(x: Float8, layer: nn.Linear, tanh: bool) -> Float8:
+    """GELU(x Wᵀ + b): [..., D] -> [..., N]."""
+    args = (*x, layer.weight, layer.bias, tanh, torch.is_grad_enabled())
+    return Float8(*cast("tuple[Tensor, ...]", _GeluLinear.apply(*args)))
+
+
+def qkv(x: Float8, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """x Wᵀ + b in three equal parts: [..., D] -> [..., N/3] thrice."""
+    return _SplitLinear.apply(*x, weight, bias)  # pyright: ignore[reportReturnType]
+
+
+def attention(x: Float8, weight: Tensor, bias: Tensor | None, heads: int) -> Float8:
+    """softmax(q kᵀ/√D_h) v with [q, k, v] = x Wᵀ + b, the heads side by side: [B, T, D] -> [B, T, D]."""
+    return Float8(*cast("tuple[Tensor, ...]", _Attend.apply(*x, weight, bias, heads)))
+
+
+class _AddNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, z: Tensor, branch: Tensor, bias: Tensor | None, weight: Tensor, shift: Tensor, eps: float, full: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        scale = norm_scale(weight, shift, LARGEST)
+        args = (z.contiguous(), branch.contiguous(), bias, weight, shift, eps, scale, full)
+        total, normed, low = add_norm_float8(*args)
+        ctx.mark_non_differentiable(low, scale)
+        ctx.save_for_backward(total, weight)
+        ctx.eps, ctx.biased = eps, bias is not None
+        return total, normed, low, scale
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Grads:
+        return *fused.add_norm_grads(ctx, grads[0], grads[1]), None
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, full: Tensor, low: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        out, *saved = _forward(full, low, scale, weight, bias)
+        ctx.save_for_backward(*saved)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Grads:
+        grad = fused.flat(grads[0])
+        scale = sample_scale(grad, GRADIENT_TARGET)
+        return _backward(ctx, ctx.saved_tensors, grad, round_scaled(grad, scale, gradient=True), scale, grad)
+
+
+class _GeluLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, full: Tensor, low: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None, tanh: bool, keep: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        pre, *saved = _forward(full, low, scale, weight, bias)
+        of_out = sample_scale(fused.flat(pre), LARGEST / ROOM)
+        out, low_out = gelu_float8(pre, tanh, of_out, keep)
+        ctx.mark_non_differentiable(low_out, of_out)
+        ctx.save_for_backward(*saved, pre)
+        ctx.tanh = tanh
+        return out, low_out, of_out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Grads:
+        *saved, pre = ctx.saved_tensors
+        grad = fused.flat(grads[0])
+        scale = sample_scale(grad, GRADIENT_TARGET)
+        out, sums, low = gelu_backward_float8(grad, fused.flat(pre), ctx.tanh, scale)
+        return *_backward(ctx, saved, out, low, scale, sums), None, None
+
+
+class _SplitLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, full: Tensor, low: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        out, *saved = _forward(full, low, scale, weight, bias)
+        ctx.save_for_backward(*saved)
+        return out.chunk(3, dim=-1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Grads:
+        q, k, v = (fused.flat(grad) for grad in grads)
+        scale = sample_scale(v, ATTENTION_TARGET)
+        out, sums, low = concat_qkv_grad_float8(q, k, v, scale)
+        return _backward(ctx, ctx.saved_tensors, out, low, scale, sums)
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, full: Tensor, low: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None, heads: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        three, *saved = _forward(full, low, scale, weight, bias)
+        values = three.view(-1, three.shape[-1])[:, 2 * three.shape[-1] // 3 :]  # nothing found lies beyond these
+        of_out = sample_scale(values, LARGEST / ROOM)
+        out, logs, low_out = attention_float8(three, heads, of_out)
+        ctx.mark_non_differentiable(low_out, of_out)
+        ctx.save_for_backward(*saved, three, out, logs)
+        ctx.heads = heads
+        return out, low_out, of_out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Grads:
+        *saved, three, out, logs = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        scale = sample_scale(fused.flat(grad), ATTENTION_TARGET)
+        of_three, sums, low = attention_backward_float8(three, out, grad, logs, ctx.heads, scale)
+        return *_backward(ctx, saved, fused.flat(of_three), fused.flat(low), scale, sums), None
+
+
+def _forward(full: Tensor, low: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
+    """The product, and what its gradients need."""
+    rounded, of_weight = round_weight(weight)
+    return multiply(low, rounded, scale[0], of_weight, bias, weight.dtype), full, rounded, of_weight
+
+
+def _backward(
+    ctx: Any, saved: Any, grad: Tensor, low: Tensor, scale: Tensor, sums: Tensor
+) -> tuple[Tensor | None, ...]:
+    """Gradients of a product's input, its weight and its bias, from that of the output [M, N], the same in eight bits,
+    and partial sums of its columns."""
+    full, rounded, of_weight = saved
+    of_x, _, _, asks_weight, asks_bias = ctx.needs_input_grad[:5]
+    turned = rounded.t().contiguous()
+    return (
+        multiply(low, turned, scale[0], of_weight, None, grad.dtype).view(full.shape) if of_x else None,
+        None,
+        None,
+        grad.t() @ fused.flat(full) if asks_weight else None,
+        sums.sum(0).to(grad.dtype) if asks_bias else None,
+    )
+
+
+# The kernels as operators, which a compiler takes as they are. On a CPU they are written out, for tests.
+
+
+@torch.library.custom_op("vitrail::sample_scale", mutates_args=())
+def sample_scale(x: Tensor, target: float) -> Tensor:
+    """The scale that takes the largest of some values of a matrix to `target`: [M, N] -> [2]."""
+    from vitrail.models.kernels import float8_kernels
+
+    return float8_kernels.sample_scale(x, target, SAMPLED_ROWS, SAMPLED_COLUMNS)
+
+
+@sample_scale.register_kernel("cpu")
+def _(x: Tensor, target: float) -> Tensor:
+    rows, columns = x.shape
+    step, width = torch.arange(SAMPLED_ROWS), min(SAMPLED_COLUMNS, columns)
+    row = (step * (rows // SAMPLED_ROWS) + step % 2 * (rows // (2 * SAMPLED_ROWS))) % rows
+    column = (step * width % (columns - width + 1))[:, None] + torch.arange(width)
+    return _make_scale(x[row[:, None], column].abs().nan_to_num(0, 0, 0).amax(), target)
+
+
+@sample_scale.register_fake
+def _(x: Tensor, target: float) -> Tensor:
+    return x.new_empty(2, dtype=fused.exact(x))
+
+
+@torch.library.custom_op("vitrail::norm_scale", mutates_args=())
+def norm_scale(weight: Tensor, shift: Tensor, target: float) -> Tensor:
+    """The scale that takes the largest value that a norm can give to `target`: no value of D that are standardised is
+    beyond √D. [D] twice -> [2]."""
+    from vitrail.models.kernels import float8_kernels
+
+    return float8_kernels.norm_scale(weight, shift, target)
+
+
+@norm_scale.register_kernel("cpu")
+def _(weight: Tensor, shift: Tensor, target: float) -> Tensor:
+    return _make_scale((weight.abs() * len(weight) ** 0.5 + shift.abs()).amax(), target)
+
+
+@norm_scale.register_fake
+def _(weight: Tensor, shift: Tensor, target: float) -> Tensor:
+    return weight.new_empty(2, dtype=fused.exact(weight))
+
+
+def _make_scale(peak: Tensor, target: float) -> Tensor:
+    peak = peak.to(fused.exact(peak)).clamp_min(TINY)
+    return torch.stack([peak / target, target / peak])
+
+
+@torch.library.custom_op("vitrail::round_scaled", mutates_args=())
+def round_scaled(x: Tensor, scale: Tensor, gradient: bool) -> Tensor:
+    """Rounded after the scale has been taken out."""
+    from vitrail.models.kernels import float8_kernels
+
+    return float8_kernels.round_scaled(x, scale, GRADIENTS if gradient else ACTIVATIONS)
+
+
+@round_scaled.register_kernel("cpu")
+def _(x: Tensor, scale: Tensor, gradient: bool) -> Tensor:
+    kind = GRADIENTS if gradient else ACTIVATIONS
+    limit = torch.finfo(kind).max
+    return (x * scale[1]).clamp(-limit, limit).to(kind)
+
+
+@round_scaled.register_fake
+def _(x: Tensor, scale: Tensor, gradient: bool) -> Tensor:
+    return torch.empty_like(x, dtype=GRADIENTS if gradient else ACTIVATIONS)
+
+
+@torch.library.custom_op("vitrail::add_norm_float8", mutates_args=())
+def add_norm_float8(
+    z: Tensor, branch: Tensor, bias: Tensor | None, weight: Tensor, shift: Tensor, eps: float, scale: Tensor, full: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x = z + branch + bias, LN(x), empty without `full`, and the same in eight bits."""
+    from vitrail.models.kernels import norm_kernels
+
+    return norm_kernels.add_norm_float8(z, branch, bias, weight, shift, eps, scale, full)
+
+
+@add_norm_float8.register_kernel("cpu")
+def _(
+    z: Tensor, branch: Tensor, bias: Tensor | None, weight: Tensor, shift: Tensor, eps: float, scale: Tensor, full: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    total, normed = fused.add_norm(z, branch, bias, weight, shift, eps)
+    return total, normed if full else z.new_empty(0), round_scaled(normed, scale, gradient=False)
+
+
+@add_norm_float8.register_fake
+def _(
+    z: Tensor, branch: Tensor, bias: Tensor | None, weight: Tensor, shift: Tensor, eps: float, scale: Tensor, full: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(z), _maybe(z, full), torch.empty_like(z, dtype=ACTIVATIONS)
+
+
+def _maybe(like: Tensor, full: bool) -> Tensor:
+    return torch.empty_like(like) if full else like.new_empty(0)
+
+
+@torch.library.custom_op("vitrail::gelu_float8", mutates_args=())
+def gelu_float8(pre: Tensor, tanh: bool, scale: Tensor, full: bool) -> tuple[Tensor, Tensor]:
+    """GELU, empty without `full`, and the same in eight bits."""
+    from vitrail.models.kernels import gelu_kernels
+
+    return gelu_kernels.gelu_float8(pre, tanh, scale, full)
+
+
+@gelu_float8.register_kernel("cpu")
+def _(pre: Tensor, tanh: bool, scale: Tensor, full: bool) -> tuple[Tensor, Tensor]:
+    out = fused.gelu(pre, tanh)
+    return out if full else pre.new_empty(0), round_scaled(out, scale, gradient=False)
+
+
+@gelu_float8.register_fake
+def _(pre: Tensor, tanh: bool, scale: Tensor, full: bool) -> tuple[Tensor, Tensor]:
+    return _maybe(pre, full), torch.empty_like(pre, dtype=ACTIVATIONS)
+
+
+@torch.library.custom_op("vitrail::gelu_backward_float8", mutates_args=())
+def gelu_backward_float8(grad: Tensor, pre: Tensor, tanh: bool, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    from vitrail.models.kernels import gelu_kernels
+
+    return gelu_kernels.gelu_backward_float8(grad, pre, tanh, fused.rows_per_program(*pre.shape), scale)
+
+
+@gelu_backward_float8.register_kernel("cpu")
+def _(grad: Tensor, pre: Tensor, tanh: bool, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    out, sums = fused.gelu_backward(grad, pre, tanh)
+    return out, sums, round_scaled(out, scale, gradient=True)
+
+
+@gelu_backward_float8.register_fake
+def _(grad: Tensor, pre: Tensor, tanh: bool, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    low = torch.empty_like(pre, dtype=GRADIENTS)
+    return torch.empty_like(pre), fused.partial_sums(pre, pre.shape[1]), low
+
+
+@torch.library.custom_op("vitrail::concat_qkv_grad_float8", mutates_args=())
+def concat_qkv_grad_float8(q: Tensor, k: Tensor, v: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    from vitrail.models.kernels import attention_kernels
+
+    each = fused.rows_per_program(q.shape[0], 3 * q.shape[1])
+    return attention_kernels.concat_qkv_grad_float8(q, k, v, each, scale)
+
+
+@concat_qkv_grad_float8.register_kernel("cpu")
+def _(q: Tensor, k: Tensor, v: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    out, sums = fused.concat_qkv_grad(q, k, v)
+    return out, sums, round_scaled(out, scale, gradient=True)
+
+
+@concat_qkv_grad_float8.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    out = q.new_empty(q.shape[0], 3 * q.shape[1])
+    return out, fused.partial_sums(q, out.shape[1]), torch.empty_like(out, dtype=GRADIENTS)
+
+
+@torch.library.custom_op("vitrail::attention_float8", mutates_args=())
+def attention_float8(three: Tensor, heads: int, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    from vitrail.models.kernels import attention_kernels
+
+    return attention_kernels.attention_float8(three, heads, scale)
+
+
+@attention_float8.register_kernel("cpu")
+def _(three: Tensor, heads: int, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    out, logs = fused.attention(three, heads)
+    out = out.contiguous()
+    return out, logs, round_scaled(out, scale, gradient=False)
+
+
+@attention_float8.register_fake
+def _(three: Tensor, heads: int, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    images, tokens, width = three.shape
+    out = three.new_empty(images, tokens, width // 3)
+    logs = three.new_empty(images, heads, tokens, dtype=fused.exact(three))
+    return out, logs, torch.empty_like(out, dtype=ACTIVATIONS)
+
+
+@torch.library.custom_op("vitrail::attention_backward_float8", mutates_args=())
+def attention_backward_float8(
+    three: Tensor, out: Tensor, grad: Tensor, logs: Tensor, heads: int, scale: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    from vitrail.models.kernels import attention_kernels
+
+    return attention_kernels.attention_backward_float8(three, out, grad, logs, heads, scale)
+
+
+@attention_backward_float8.register_kernel("cpu")
+def _(
+    three: Tensor, out: Tensor, grad: Tensor, logs: Tensor, heads: int, scale: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    grads, sums = fused.attention_backward(three, out, grad, logs, heads)
+    return grads, sums, round_scaled(grads, scale, gradient=True)
+
+
+@attention_backward_float8.register_fake
+def _(
+    three: Tensor, out: Tensor, grad: Tensor, logs: Tensor, heads: int, scale: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    sums = three.new_empty(three.shape[0], three.shape[2], dtype=fused.exact(three))
+    return torch.empty_like(three), sums, torch.empty_like(three, dtype=GRADIENTS)
