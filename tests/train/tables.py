@@ -27,6 +27,8 @@ MEANINGS = {
     "start": "the new head: at zero (3.2), or the [closed form](fit.md#in-every-fine-tuning)",
     "positions": "position embeddings at another image size: resized (3.2), or drawn again for comparison",
     "patches": "patch sizes to train at, one drawn for every step: [several](#several-patch-sizes)",
+    "patch_order": "one of the `patches` for every step, or one after the other, [in stages](#fewer-tokens-first)",
+    "sizes": "image sizes to train at, one after the other, [in stages](#fewer-tokens-first)",
     "objective": "what is learnt: labels, masks, segments or images alone (recipes `selfsup/...`); each with fields",
     "objective.loss": "cross-entropy, summed over classes for sigmoid",
     "objective.smoothing": "label smoothing",

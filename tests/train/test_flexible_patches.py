@@ -25,7 +25,8 @@ from vitrail.train.data import open_splits
 from vitrail.train.dry_run import replay
 from vitrail.train.loop import train
 from vitrail.train.resolve import resolve
-from vitrail.train.step import TrainingStep, draw_patch
+from vitrail.train.step import TrainingStep
+from vitrail.train.step_shape import draw_patch
 
 ALONE = World(device=torch.device("cpu"))
 PATCHES = (2, 4, 8)

@@ -35,6 +35,7 @@ Compile: TypeAlias = Literal["auto", Compilation]
 Sharding: TypeAlias = Literal["auto", parallel.Sharding]
 Start: TypeAlias = Literal["zero", "closed-form"]
 Positions: TypeAlias = Literal["resized", "drawn"]
+PatchOrder: TypeAlias = Literal["drawn", "listed"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,7 +115,9 @@ class RunRequest:
     weights: str = ""
     start: Start = "zero"  # of the new head (3.2); closed-form: least squares on the frozen features
     positions: Positions = "resized"  # of weights at another size (3.2); drawn: again, as if there were none
-    patches: tuple[int, ...] = ()  # patch sizes to train at, drawn step by step (FlexiViT); none for the network's own
+    patches: tuple[int, ...] = ()  # patch sizes to train at; none for the network's own
+    patch_order: PatchOrder = "drawn"  # for every step (FlexiViT); listed: each for an equal share of the steps
+    sizes: tuple[int, ...] = ()  # image sizes to train at, each for an equal share of the steps; none for the one size
     objective: ObjectiveConfig = field(default_factory=Classification)
     data: Data = field(default_factory=Data)
     mix: Mix = field(default_factory=Mix)
@@ -152,6 +155,8 @@ class RunRequest:
             raise ConfigError(f"{rule}, micro={self.micro} not below 0")
         if self.patches and (min(self.patches) < 1 or len(set(self.patches)) < len(self.patches)):
             raise ConfigError(f"patches={self.patches} must be different patch sizes, each at least 1")
+        if self.sizes and (min(self.sizes) < 1 or len(set(self.sizes)) < len(self.sizes)):
+            raise ConfigError(f"sizes={self.sizes} must be different image sizes, each at least 1")
         if not 0 <= self.average < 1:
             raise ConfigError(f"average={self.average} must be at least 0 and below 1")
         size = self.augmentation.size
@@ -171,12 +176,14 @@ class Run(RunRequest):
 
     @property
     def networks(self) -> tuple[ModelConfig, ...]:
-        """The networks that its steps train: its own, or the one at each of the `patches`."""
-        return tuple(adapt_config(self.model, patch=patch) for patch in self.patches) or (self.model,)
+        """The networks that its steps train: its own, or the one at each of the `patches` or `sizes`."""
+        several = [adapt_config(self.model, patch=patch) for patch in self.patches]
+        several += [adapt_config(self.model, image_size=size) for size in self.sizes]
+        return tuple(several) or (self.model,)
 
     @property
     def macs_per_image(self) -> float:
-        """Of one image, in multiply-accumulates of which a step takes three; the mean over the `patches`."""
+        """Of one image, in multiply-accumulates of which a step takes three; the mean over all `networks`."""
         networks = self.networks
         return sum(map(self.objective.macs_per_image, networks)) / len(networks)
 

@@ -18,12 +18,11 @@ from typing import Any
 import torch
 
 from vitrail.core.errors import ConfigError
-from vitrail.core.text import format_size, join_words
+from vitrail.core.text import format_size
 from vitrail.data.device_dataset import first_size
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.distributed.process_group import World, name_device
 from vitrail.evaluation.speed import training_flops
-from vitrail.models.build import build_on_meta
 from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import adapt_config, network_name
 from vitrail.objectives.registry import count_weights
@@ -34,6 +33,7 @@ from vitrail.tasks.registry import targets_of, task_of
 from vitrail.train.closed_form_baseline import can_start, is_enabled
 from vitrail.train.config import RECORDED, Compilation, ResolvedData, ResolvedRun, Run, to_stage
 from vitrail.train.data import DataSplits, can_reside
+from vitrail.train.step_shape import check_step_shapes, describe_step_shapes
 
 MOST_ON_HOST = 128  # images at once on a CPU: more is not faster
 MOST_ON_DEVICE = 1024
@@ -48,7 +48,7 @@ USED = 0.85  # of the free memory; the allocator leaves gaps
 def resolve(run: Run, splits: DataSplits, world: World) -> ResolvedRun:
     """Replaces every "auto" and 0 by what it stands for here. ConfigError if the run contradicts itself."""
     model = fit_network(run, len(splits.class_names))
-    check_patches(run)
+    check_step_shapes(run)
     steps = run.steps or max(round(run.epochs * len(splits.train) / run.batch), 1)
     check_warmup(run.schedule, steps)
     if run.batch % world.size:
@@ -96,22 +96,6 @@ def fit_network(run: Run, num_classes: int) -> ModelConfig:
     return task.fit_model(model, num_classes, new_head=bool(run.weights))
 
 
-def check_patches(run: Run) -> None:
-    """ConfigError unless the network can be trained at every one of the patch sizes."""
-    if not run.patches:
-        return
-    given = f"patches={','.join(map(str, run.patches))}"
-    if not run.objective.labelled:
-        kind = type(run.objective).__name__
-        raise ConfigError(f"{given} is for objectives with targets; objective={kind} counts on one grid of patches")
-    network = build_on_meta(run.model)
-    try:
-        for patch in run.patches:
-            network.set_patch(patch)
-    except ConfigError as error:
-        raise ConfigError(f"{given}: {error}") from None
-
-
 def choose_compilation(run: Run, world: World) -> Compilation:
     """How the step is compiled: on a GPU by default; recorded as a graph if the step is so small that launching its
     kernels would take longer than they do."""
@@ -144,11 +128,10 @@ def summarise_run(run: ResolvedRun, splits: DataSplits, world: World, out: Path)
     dropped = f" ({len(splits.without.indices):,} dropped by {run.data.without})" if splits.without is not None else ""
     each = f"at most {run.micro}" if local % run.micro else str(run.micro)
     parts = f"{world.size} x {count_micro_batches(local, run.micro)} x {each}"
-    patches = f", patches of {join_words(run.patches)} px in turn" if run.patches else ""
     return (
         f"run folder {out}; report {out / 'report.html'}",
-        f"{network_name(run.model)}: {run.model.parameters:,} parameters, {format_size(run.model.image)} px{patches}, "
-        f"from {run.weights or 'scratch'}",
+        f"{network_name(run.model)}: {run.model.parameters:,} parameters, {format_size(run.model.image)} px"
+        f"{describe_step_shapes(run)}, from {run.weights or 'scratch'}",
         f"{splits.title}: {len(splits.train):,} images{dropped}, {describe_targets(run, splits)}{watched}",
         f"{run.steps:,} steps of {run.batch} ({parts}), {run.steps * run.batch / len(splits.train):,.1f} epochs; "
         f"{optim.kind} at {optim.lr:g}, {run.schedule.decay}; {run.precision}"

@@ -6,12 +6,11 @@ its inputs and the learning rates from fixed buffers, so each step copies its ow
 results.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +22,7 @@ from vitrail.objectives.objective import Objective, ObjectiveOutput
 from vitrail.optim.optimiser import Average, Optimiser, clip_factor, total_norm
 from vitrail.optim.schedules import Rates
 from vitrail.train.config import RECORDED, ResolvedRun
+from vitrail.train.step_shape import patch_at, resize_batch
 
 
 class StepResult(NamedTuple):
@@ -117,7 +117,7 @@ class TrainingStep:
 
     def prepare_inputs(self, batch: Batch, step: int) -> tuple[Tensor, ...]:
         """What the objective takes of a process's whole part of a batch, sums over all processes included."""
-        inputs = self.objective.inputs(batch, seed=self.run.seed, step=step)
+        inputs = self.objective.inputs(resize_batch(batch, self.run), seed=self.run.seed, step=step)
         sums = self.objective.normalisers(inputs)
         return inputs if sums is None else (*inputs, self.world.sum_(sums).expand(len(batch), -1))
 
@@ -126,7 +126,7 @@ class TrainingStep:
         to draw from."""
         if not self.run.patches:
             return None
-        patch = None if step is None else draw_patch(self.run.patches, self.run.seed, step)
+        patch = None if step is None else patch_at(self.run, step)
         self.objective.network.set_patch(patch)
         return patch
 
@@ -176,11 +176,6 @@ class TrainingStep:
 def split_micro_batches(inputs: tuple[Tensor, ...], micro: int) -> list[tuple[Tensor, ...]]:
     """The inputs in parts of `micro` samples."""
     return list(zip(*(tensor.split(micro) for tensor in inputs), strict=True))
-
-
-def draw_patch(patches: Sequence[int], seed: int, step: int) -> int:
-    """The patch size of a step: the same in every process, and whenever the run resumes."""
-    return patches[int(hash_keys(hash_word("patch"), seed, step)[0] % np.uint64(len(patches)))]
 
 
 def seed_generators(device: torch.device, seed: int, step: int, rank: int, part: int) -> None:
