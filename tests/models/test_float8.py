@@ -7,20 +7,27 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.models.test_every_variant import gradients
 from tests.models.test_fused import BACKENDS, GPU, plain_attention
 from tests.models.tiny import VIT, awake, images
+from tests.train.tiny import MODEL, tiny_run
+from vitrail.core.errors import ConfigError
+from vitrail.distributed.parallel import parallelise
+from vitrail.distributed.process_group import World
 from vitrail.models import attention, blocks
-from vitrail.models.build import Model
+from vitrail.models.build import Model, build_on_meta
 from vitrail.models.kernels import float8_ops as eight
 from vitrail.models.kernels import fused_ops as fused
 from vitrail.models.vit_config import Rotary
+from vitrail.train.data import open_splits
+from vitrail.train.resolve import resolve
 
 CONFIG = replace(VIT, width=32, mlp_width=64, heads=2, gelu="erf")
 CHANGES = pytest.mark.parametrize(
@@ -94,6 +101,55 @@ def test_products_read_eight_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     layers = 4 * (CONFIG.depth - 1)
     forward, backward = (eight.ACTIVATIONS, eight.ACTIVATIONS), (eight.GRADIENTS, eight.ACTIVATIONS)
     assert seen == [forward] * layers + [backward] * layers
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, ""),
+        ({"gated": True, "registers": 2}, ""),
+        ({"width": 24, "heads": 3}, "24 and 72 are no multiples of 16"),
+        ({"dropout": 0.1}, "drops at random"),
+        ({"stochastic_depth": 0.1}, "drops at random"),
+        ({"layer_scale": 0.1}, "LayerScale"),
+        ({"norm": "rms"}, "norms"),
+        ({"norm_order": "res-post"}, "plain"),
+        ({"placement": "every"}, "positions"),
+        ({"attention": "axial", "class_token": False, "pool": "mean"}, "plain"),
+    ],
+)
+def test_networks_that_cannot_read_eight_bits_say_why(changes: dict[str, Any], text: str) -> None:
+    found = build_on_meta(replace(CONFIG, **changes)).float8_obstacle()
+    assert text in found
+    assert bool(text) == bool(found)
+
+
+def test_what_can_read_eight_bits_takes_a_stream(always: None) -> None:
+    """The obstacles named are those that keep a layer from it."""
+    del always
+    for changes in ({}, {"gated": True, "registers": 2}, {"norm_qk": True}, {"rotary": Rotary()}):
+        model = awake(replace(CONFIG, **changes)).train()
+        assert not model.float8_obstacle()
+        assert all(block.can_fuse(model.embed(images(CONFIG))) for block in model.blocks)
+
+
+def test_precision_fp8_is_bfloat16_and_eight_bits() -> None:
+    objective = nn.Module()
+    objective.network = awake(CONFIG, torch.float32)
+    world = World(device=torch.device("cpu"))
+    with pytest.raises(ConfigError, match="recompute"):
+        parallelise(objective, world=world, precision="fp8", recompute=True)
+    whole = parallelise(objective, world=world, precision="fp8")
+    assert objective.network.float8
+    seen = whole.evaluate_with(lambda network, _x: next(network.parameters()).dtype, images(CONFIG))
+    assert seen == torch.bfloat16
+
+
+def test_a_device_that_cannot_is_refused() -> None:
+    assert "GPU" in eight.float8_obstacle(torch.device("cpu"))
+    run = tiny_run(model=replace(MODEL, dropout=0.0, stochastic_depth=0.0), precision="fp8")
+    with pytest.raises(ConfigError, match="needs a GPU"):
+        resolve(run, open_splits(run.data), World(device=torch.device("cpu")))
 
 
 def test_weights_are_rounded_by_their_largest() -> None:

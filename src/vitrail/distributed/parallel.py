@@ -32,7 +32,9 @@ from vitrail.distributed.process_group import World
 T = TypeVar("T")
 
 Sharding: TypeAlias = Literal["none", "ddp", "fsdp", "hsdp"]
-Precision: TypeAlias = Literal["float32", "autocast", "bfloat16"]
+Precision: TypeAlias = Literal["float32", "autocast", "bfloat16", "fp8"]
+
+HALF: Final = ("bfloat16", "fp8")  # of these: parameters are cast once per step
 
 GRAPHS: Final = 4  # of one shape of tokens, at most: whole and partial micro-batches, blocks with all queries or some
 
@@ -93,7 +95,9 @@ def parallelise(
         raise ValueError("the module has no storage, and nothing gives it values")
     # In a world of one there is nothing to share out.
     shards = sharding in ("fsdp", "hsdp") and world.size > 1
-    low = precision == "bfloat16"
+    low = precision in HALF
+    if precision == "fp8":
+        let_read_eight_bits(module, shards=shards, recompute=recompute)
     if compile:
         # Torch compiles a piece of code for so many networks, and runs the next ones as they are, without a word.
         torch.compiler.reset()
@@ -119,10 +123,19 @@ def parallelise(
     return Parallel(module, run, world, float(world.size))
 
 
+def let_read_eight_bits(module: nn.Module, *, shards: bool, recompute: bool) -> None:
+    """Products of the layers of an objective's networks read eight bits (models/kernels/float8_ops.py)."""
+    if shards or recompute:
+        raise ConfigError("precision=fp8 goes without sharding=fsdp, sharding=hsdp and recompute; use bfloat16")
+    for part in module.children():
+        if shard_units(part):
+            setattr(part, "float8", True)  # noqa: B010 (torch types a module's attributes as tensors)
+
+
 def shard_blocks(module: nn.Module, mesh: DeviceMesh, precision: Precision, compile: bool) -> None:
     """FSDP2: each block is a unit, the rest of the objective another. Blocks are compiled one by one, between the hooks
     that gather and free their weights."""
-    low = torch.bfloat16 if precision == "bfloat16" else None
+    low = torch.bfloat16 if precision in HALF else None
     policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32)
     for unit in shard_units(module):
         if compile:
@@ -180,7 +193,7 @@ class PrecisionWrapper(nn.Module):
         # The network, and what else of the objective is made of units: a teacher, a decoder.
         found = {name: part for name, part in objective.named_children() if name == "network" or shard_units(part)}
         self.networks = tuple(found)  # names, looked for once: `forward` is traced by a compiler
-        if precision == "bfloat16":
+        if precision in HALF:
             for network in found.values():
                 network.register_forward_pre_hook(_as_weights)
         asked = getattr(objective, "eval_network", cast(Any, objective).network)
@@ -194,7 +207,7 @@ class PrecisionWrapper(nn.Module):
         return self._call(self.held.objective, *inputs)
 
     def evaluate_with(self, question: Callable[..., T], *inputs: Tensor) -> T:
-        if self.precision == "bfloat16":
+        if self.precision in HALF:
             inputs = tuple(tensor.bfloat16() if tensor.is_floating_point() else tensor for tensor in inputs)
         answer = self._call(partial(self.questioned, question), *inputs)
         if isinstance(self.held.objective, FSDPModule):

@@ -244,6 +244,10 @@ class Backbone(nn.Module, ABC):
         if patch is not None:
             raise ConfigError(f"patch={patch}: {self.config.title} has no patches of another size")
 
+    def float8_obstacle(self) -> str:
+        """Why the products of its layers cannot read eight bits in training; empty where they can."""
+        return "only plain ViTs do"
+
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Whether training computes each block again in the backward pass, for less memory."""
         self.grad_checkpointing = enable

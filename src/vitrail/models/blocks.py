@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from vitrail.core.text import Pair
+from vitrail.core.text import Pair, join_words
 from vitrail.models.attention import (
     Attention,
     Places,
@@ -19,6 +19,7 @@ from vitrail.models.attention import (
     split_windows,
 )
 from vitrail.models.backbone import Taps, has_hooks
+from vitrail.models.kernels.float8_ops import MULTIPLE
 from vitrail.models.kernels.fused_ops import can_fuse_stream
 from vitrail.models.layers import MLP, LayerScale, StochasticDepth, make_norm
 from vitrail.models.positions.bias import build_bias
@@ -75,6 +76,21 @@ class Block(nn.Module):
         dropped = self.training and max(self.dropout.p, mlp.dropout.p, self.skip.p) > 0
         scaled = isinstance(self.scale_mlp, LayerScale)
         return not (dropped or scaled) if torch.is_grad_enabled() else not self.training
+
+    def float8_obstacle(self) -> str:
+        """Why its products cannot read eight bits in training; empty where they can."""
+        attention, mlp = self.attention, self.mlp
+        if (type(self), type(attention), type(mlp)) != (Block, Attention, MLP):
+            return "its layers are not plain ones over all tokens"
+        if not all(type(norm) is nn.LayerNorm for norm in (self.norm_attention, self.norm_mlp)):
+            return "its norms are not LayerNorm"
+        if isinstance(self.scale_mlp, LayerScale):
+            return "it has LayerScale"
+        if max(self.dropout.p, mlp.dropout.p, self.skip.p) > 0:
+            return "it drops at random; set model.dropout=0 and model.stochastic_depth=0"
+        layers = (attention.qkv, attention.out, mlp.expand, mlp.contract)
+        sides = {side for layer in layers for side in layer.weight.shape if side % MULTIPLE}
+        return f"sides of {join_words(sorted(sides))} are no multiples of {MULTIPLE}" if sides else ""
 
     def forward(
         self,

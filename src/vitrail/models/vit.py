@@ -183,6 +183,15 @@ class ViT(Backbone):
             z = cast(Tensor, checkpoint(block, *args, use_reentrant=False) if recompute else block(*args))  # Eqs. 2, 3
         return z
 
+    def float8_obstacle(self) -> str:
+        if self.config.placement not in (None, "stem") or self.config.position == "relative":
+            return "its positions enter every layer"
+        found = (
+            block.float8_obstacle() if isinstance(block, Block) else "its layers are not plain ones over all tokens"
+            for block in self.blocks
+        )
+        return next(filter(None, found), "")
+
     def _make_stream(self, z: Tensor) -> AnyStream:
         if self.float8:
             return Float8Stream(z)

@@ -23,7 +23,9 @@ from vitrail.data.device_dataset import first_size
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.distributed.process_group import World, name_device
 from vitrail.evaluation.speed import training_flops
+from vitrail.models.build import build_on_meta
 from vitrail.models.family import ModelConfig
+from vitrail.models.kernels.float8_ops import float8_obstacle
 from vitrail.models.zoo import adapt_config, network_name
 from vitrail.objectives.registry import count_weights
 from vitrail.optim.config import Optim
@@ -61,6 +63,7 @@ def resolve(run: Run, splits: DataSplits, world: World) -> ResolvedRun:
         raise ConfigError(f"evaluation.patience={run.evaluation.patience} {reason}")
     cuda = world.device.type == "cuda"
     precision = run.precision if run.precision != "auto" else "bfloat16" if cuda else "float32"
+    check_float8(run, world)
     sharding = run.sharding if run.sharding != "auto" else "ddp" if world.size > 1 else "none"
     if sharding == "none" and world.size > 1:
         raise ConfigError(f"sharding=none with {world.size} processes would train {world.size} networks; use ddp")
@@ -94,6 +97,14 @@ def fit_network(run: Run, num_classes: int) -> ModelConfig:
     if task is None:
         return adapt_config(model, **model.linear_head(0))
     return task.fit_model(model, num_classes, new_head=bool(run.weights))
+
+
+def check_float8(run: Run, world: World) -> None:
+    """ConfigError unless the products of the network's layers can read eight bits here, where they are to."""
+    if run.precision != "fp8":
+        return
+    if reason := float8_obstacle(world.device) or build_on_meta(run.model).float8_obstacle():
+        raise ConfigError(f"precision=fp8 is not for this run: {reason}; use precision=bfloat16")
 
 
 def choose_compilation(run: Run, world: World) -> Compilation:

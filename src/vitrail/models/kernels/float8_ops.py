@@ -21,6 +21,8 @@ ROOM = 16.0  # of activations: how many times as large as all that were looked a
 GRADIENT_TARGET = 224.0  # what the largest that was looked at becomes: 256 times as large is still within e5m2
 ATTENTION_TARGET = 16.0  # for gradients of q, k and v, by those of what the heads find
 TINY = 1e-30
+MULTIPLE = 16  # what sides of a product have to be multiples of
+CAPABILITY = (8, 9)  # of GPUs that multiply eight bits
 SAMPLED_ROWS, SAMPLED_COLUMNS = 32, 512  # of a tensor whose size is estimated
 
 
@@ -33,6 +35,15 @@ class Float8(NamedTuple):
 
 
 Grads: TypeAlias = tuple[Tensor | None, ...]
+
+
+def float8_obstacle(device: torch.device) -> str:
+    """Why a device cannot multiply eight bits; empty where it can."""
+    if device.type != "cuda":
+        return "it needs a GPU"
+    if torch.cuda.get_device_capability(device) < CAPABILITY:
+        return f"{torch.cuda.get_device_name(device)} does not multiply eight bits; Ada, Hopper and later do"
+    return "" if fused.TRITON else "its kernels need Triton, which is not installed"
 
 
 def multiply(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, kind: torch.dtype) -> Tensor:
