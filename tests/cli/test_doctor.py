@@ -205,6 +205,15 @@ def test_a_gpu_that_torch_does_not_see(sound: dict[str, Any], capsys, monkeypatc
     assert any("A GPU, 17.2 GB, capability 9.0 (driver 500.1, torch's CUDA 12.8)" in line for line in lines)
 
 
+def test_it_says_which_kernels_run(sound, capsys) -> None:
+    seen = {"name": "A GPU", "memory": 1 << 34, "capability": "9.0", "kernels": True, "float8": True}
+    assert not any(line.lstrip().startswith("kernels ") for line in told(capsys, 0))
+    for triton, float8, wanted in ((None, True, "alone"), ("3.6.0", False, "cannot"), ("3.6.0", True, "fp8 can be")):
+        sound["devices"] = {"seen": [seen | {"float8": float8}], "triton": triton, "mps": False}
+        (line,) = (line for line in told(capsys, 0) if line.lstrip().startswith("kernels "))
+        assert wanted in line
+
+
 def test_what_is_untested_is_a_note(sound, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any("not been tested" in line for line in told(capsys, 0))
     sound["devices"] = {"seen": [], "mps": True}

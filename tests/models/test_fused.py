@@ -19,7 +19,7 @@ from tests.models.tiny import VIT, awake, images
 from vitrail.distributed.parallel import parallelise
 from vitrail.distributed.process_group import World
 from vitrail.models import attention, blocks, layers, query_head, streams
-from vitrail.models.build import Model
+from vitrail.models.build import Model, build_on_meta
 from vitrail.models.kernels import fused_ops as fused
 from vitrail.models.vit_config import Rotary
 
@@ -241,6 +241,29 @@ def test_attends(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not attends(Elsewhere(torch.float32), layer, 2)
     monkeypatch.setattr(fused, "query_shared_memory", lambda _device: 99 * 1024)
     assert not attends(half, layer, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({}, ["GELU", "attention", "residual sums with norms"]),
+        ({"rotary": Rotary()}, ["GELU", "residual sums with norms"]),
+        ({"gated": True}, ["attention", "residual sums with norms"]),
+        ({"dropout": 0.1, "placement": "every"}, ["GELU", "attention"]),
+        ({"image": (66, 66)}, ["GELU", "residual sums with norms"]),
+        ({"attention": "axial", "class_token": False, "pool": "mean"}, []),
+    ],
+    ids=str,
+)
+def test_kernels_are_listed(monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], wanted: list[str]) -> None:
+    monkeypatch.setattr(fused, "TRITON", True)
+    monkeypatch.setattr(fused, "query_shared_memory", lambda _device: 227 * 1024)
+    config = replace(VIT, width=32, mlp_width=64, heads=2, **changes)
+    model = build_on_meta(config).bfloat16().train()
+    assert model.list_kernels(torch.device("cuda", 0)) == wanted
+    assert model.list_kernels(torch.device("cpu")) == []
+    monkeypatch.setattr(fused, "TRITON", False)
+    assert model.list_kernels(torch.device("cuda", 0)) == []
 
 
 def test_attention_is_differentiated_as_it_should_be() -> None:

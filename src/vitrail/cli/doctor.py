@@ -233,7 +233,16 @@ def describe_machine(facts: Facts) -> dict[str, str]:
         "CPU": f"{cpu['name']}, {cpu['usable']} of {cpu['cores']} cores{share}{threads}",
         "memory": ", ".join(sizes) or "unknown",
         "GPU": "; ".join(gpus) + version if gpus else "none",
+        **({"kernels": describe_kernels(devices)} if seen else {}),
     }
+
+
+def describe_kernels(devices: Facts) -> str:
+    """Whether vitrail's own kernels run on the GPUs, and products of eight bits."""
+    if not devices.get("triton"):
+        return "torch's own alone, for Triton is not installed"
+    eight = all(gpu.get("float8") for gpu in devices["seen"])
+    return f"vitrail's own by Triton {devices['triton']}; precision=fp8 {'can' if eight else 'cannot'} be used"
 
 
 def describe_places(facts: Facts) -> dict[str, str]:

@@ -261,8 +261,10 @@ def list_devices() -> Facts:
         about: Any = torch.cuda.get_device_properties(number)
         kernels = torch.version.hip is not None or has_kernels(about.major, about.minor, built)
         capability = f"{about.major}.{about.minor}"
-        seen.append({"name": about.name, "memory": about.total_memory, "capability": capability, "kernels": kernels})
-    return {"seen": seen, "mps": torch.backends.mps.is_available()}
+        facts: Facts = {"name": about.name, "memory": about.total_memory, "capability": capability}
+        # As models/kernels/float8_ops.py has it, which would import the networks.
+        seen.append(facts | {"kernels": kernels, "float8": (about.major, about.minor) >= (8, 9)})
+    return {"seen": seen, "triton": installed_version("triton"), "mps": torch.backends.mps.is_available()}
 
 
 def has_kernels(major: int, minor: int, built: list[str]) -> bool:

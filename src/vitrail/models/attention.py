@@ -14,7 +14,13 @@ from vitrail.core.text import Pair
 from vitrail.models.backbone import AttentionTap, Taps
 from vitrail.models.kernels import float8_ops
 from vitrail.models.kernels.float8_ops import Float8
-from vitrail.models.kernels.fused_ops import can_fuse_attention, can_fuse_linear, fused_attention, fused_qkv
+from vitrail.models.kernels.fused_ops import (
+    TensorFacts,
+    can_fuse_attention,
+    can_fuse_linear,
+    fused_attention,
+    fused_qkv,
+)
 
 
 class Places(NamedTuple):
@@ -216,6 +222,10 @@ class Attention(nn.Module):
         if plain and can_fuse_attention(z.full, self.qkv, self.heads):
             return float8_ops.attention(z, self.qkv.weight, self.qkv.full_bias, self.heads)
         return float8_ops.round_tensor(self._mix(z, places, queries, taps, position_bias))
+
+    def fuses(self, z: Tensor | TensorFacts) -> bool:
+        """Whether attention over all tokens, without positions of its own, is one kernel."""
+        return self._is_plain(None, None, None, None) and can_fuse_attention(z, self.qkv, self.heads)
 
     def _is_plain(
         self, places: Places | None, queries: int | None, taps: Taps | None, position_bias: nn.Module | None

@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, TypeAlias
 
+import torch
 from torch import Tensor, nn
 
 from vitrail.core.errors import ConfigError
@@ -243,6 +244,11 @@ class Backbone(nn.Module, ABC):
         every pass, with gradients, and the stored ones stay."""
         if patch is not None:
             raise ConfigError(f"patch={patch}: {self.config.title} has no patches of another size")
+
+    def list_kernels(self, device: torch.device) -> list[str]:
+        """What of its training step in bfloat16 runs in vitrail's own kernels on a device."""
+        del device
+        return []
 
     def float8_obstacle(self) -> str:
         """Why the products of its layers cannot read eight bits in training; empty where they can."""

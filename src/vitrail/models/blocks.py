@@ -2,6 +2,7 @@
 of the grid (D.6)."""
 
 from functools import partial
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +21,13 @@ from vitrail.models.attention import (
 )
 from vitrail.models.backbone import Taps, has_hooks
 from vitrail.models.kernels.float8_ops import MULTIPLE
-from vitrail.models.kernels.fused_ops import can_fuse_stream
+from vitrail.models.kernels.fused_ops import TensorFacts, can_fuse_stream
 from vitrail.models.layers import MLP, LayerScale, StochasticDepth, make_norm
 from vitrail.models.positions.bias import build_bias
 from vitrail.models.streams import AnyStream
 from vitrail.models.vit_config import ViTConfig
+
+RESIDUAL: Final = "residual sums with norms"  # in lists of kernels
 
 
 class Block(nn.Module):
@@ -64,7 +67,7 @@ class Block(nn.Module):
     def _scale(self, config: ViTConfig) -> nn.Module:
         return LayerScale(config.width, config.layer_scale) if config.layer_scale else nn.Identity()
 
-    def can_fuse(self, z: Tensor) -> bool:
+    def can_fuse(self, z: Tensor | TensorFacts) -> bool:
         """Whether it may be given a stream: its parts are the plain ones, nobody looks into them, and in training what
         is added is a product and a bias alone."""
         attention, mlp = self.attention, self.mlp
@@ -76,6 +79,15 @@ class Block(nn.Module):
         dropped = self.training and max(self.dropout.p, mlp.dropout.p, self.skip.p) > 0
         scaled = isinstance(self.scale_mlp, LayerScale)
         return not (dropped or scaled) if torch.is_grad_enabled() else not self.training
+
+    def list_kernels(self, z: TensorFacts) -> list[str]:
+        """What of a training step with such tokens runs in vitrail's own kernels."""
+        found: list[str] = []
+        if (type(self), type(self.attention), type(self.mlp)) == (Block, Attention, MLP):
+            found += ["GELU"] if self.mlp.fuses(z) else []
+            found += ["attention"] if self.attention.fuses(z) and self.position_bias is None else []
+            found += [RESIDUAL] if self.can_fuse(z) else []
+        return found
 
     def float8_obstacle(self) -> str:
         """Why its products cannot read eight bits in training; empty where they can."""

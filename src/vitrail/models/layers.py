@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from vitrail.core.text import Pair
 from vitrail.models.kernels import float8_ops
 from vitrail.models.kernels.float8_ops import Float8
-from vitrail.models.kernels.fused_ops import can_fuse_gelu, can_fuse_linear, fused_gelu, fused_gelu_linear
+from vitrail.models.kernels.fused_ops import TensorFacts, can_fuse_gelu, can_fuse_linear, fused_gelu, fused_gelu_linear
 from vitrail.models.resnet_config import ResNetConfig, same_widths
 from vitrail.models.vit_config import ViTConfig
 
@@ -123,9 +123,13 @@ class MLP(nn.Module):
         hidden = self.dropout(self.activate(z))
         return hidden if self.norm is None else self.norm(hidden)
 
+    def fuses(self, z: Tensor | TensorFacts) -> bool:
+        """Whether GELU and its gradient take one pass each."""
+        return not self.gated and not self.quick and can_fuse_linear(z, self.expand)
+
     def activate(self, z: Tensor | Float8) -> Tensor:
         """The hidden layer: [..., D] -> [..., M]."""
-        if isinstance(z, Tensor) and not self.gated and not self.quick and can_fuse_linear(z, self.expand):
+        if isinstance(z, Tensor) and self.fuses(z):
             return fused_gelu_linear(z, self.expand, self.tanh)
         eight = isinstance(z, Float8)
         hidden = float8_ops.linear(z, self.expand.weight, self.expand.bias) if eight else self.expand(z)

@@ -24,8 +24,9 @@ from vitrail.core.errors import ConfigError, ImageSizeError, unknown_name
 from vitrail.core.text import Pair, format_size, pair
 from vitrail.models.attention import Places
 from vitrail.models.backbone import Backbone, Intermediates, Layers, Taps, has_hooks, resolve_layers
-from vitrail.models.blocks import AxialBlock, Block, PostNormBlock, WindowBlock
+from vitrail.models.blocks import RESIDUAL, AxialBlock, Block, PostNormBlock, WindowBlock
 from vitrail.models.family import ModelConfig, Pool
+from vitrail.models.kernels.fused_ops import TensorFacts
 from vitrail.models.layers import (
     AttentionPool,
     ClassificationHead,
@@ -183,8 +184,17 @@ class ViT(Backbone):
             z = cast(Tensor, checkpoint(block, *args, use_reentrant=False) if recompute else block(*args))  # Eqs. 2, 3
         return z
 
+    def list_kernels(self, device: torch.device) -> list[str]:
+        c, first = self.config, self.blocks[0]
+        if not isinstance(first, Block):
+            return []
+        found = first.list_kernels(TensorFacts(device, torch.bfloat16, (1, c.tokens, c.width)))
+        inside = c.rotary is not None or c.position_bias != "none" or c.position == "relative"
+        others = ["attention"] * inside + [RESIDUAL] * (not self._once)
+        return [name for name in found if name not in others]
+
     def float8_obstacle(self) -> str:
-        if self.config.placement not in (None, "stem") or self.config.position == "relative":
+        if not self._once:
             return "its positions enter every layer"
         found = (
             block.float8_obstacle() if isinstance(block, Block) else "its layers are not plain ones over all tokens"
@@ -200,9 +210,13 @@ class ViT(Backbone):
 
     def _fuses(self, z: Tensor, layers: range) -> bool:
         """Whether the layers hand on the residual stream as one."""
-        once = self.config.placement in (None, "stem")  # positions enter no layer but the first
         blocks = [self.blocks[layer] for layer in layers]
-        return once and all(isinstance(block, Block) and block.can_fuse(z) for block in blocks)
+        return self._once and all(isinstance(block, Block) and block.can_fuse(z) for block in blocks)
+
+    @property
+    def _once(self) -> bool:
+        """Whether positions are added to the tokens in front of the first layer alone."""
+        return self.config.placement in (None, "stem")
 
     def compute_rotation(self, z: Tensor, grid: Pair | None = None, keep: Tensor | None = None) -> Tensor | None:
         """What rotary positions are for the layers of one pass."""

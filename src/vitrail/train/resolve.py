@@ -18,11 +18,13 @@ from typing import Any
 import torch
 
 from vitrail.core.errors import ConfigError
-from vitrail.core.text import format_size
+from vitrail.core.text import format_size, join_words
 from vitrail.data.device_dataset import first_size
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.distributed.parallel import HALF
 from vitrail.distributed.process_group import World, name_device
 from vitrail.evaluation.speed import training_flops
+from vitrail.models.blocks import RESIDUAL
 from vitrail.models.build import build_on_meta
 from vitrail.models.family import ModelConfig
 from vitrail.models.kernels.float8_ops import float8_obstacle
@@ -147,7 +149,21 @@ def summarise_run(run: ResolvedRun, splits: DataSplits, world: World, out: Path)
         f"{run.steps:,} steps of {run.batch} ({parts}), {run.steps * run.batch / len(splits.train):,.1f} epochs; "
         f"{optim.kind} at {optim.lr:g}, {run.schedule.decay}; {run.precision}"
         f"{COMPILED[run.compile]}, {world.size} x {name_device(world.device)}",
+        *describe_kernels(run, world),
     )
+
+
+def describe_kernels(run: ResolvedRun, world: World) -> tuple[str, ...]:
+    """What a step on a GPU runs in vitrail's own kernels."""
+    if world.device.type != "cuda":
+        return ()
+    found = list[str]()
+    if run.precision in HALF:
+        found = build_on_meta(run.model).to(torch.bfloat16).train().list_kernels(world.device)
+    if run.recompute or run.sharding in ("fsdp", "hsdp"):  # a sum would be handed on between blocks
+        found = [name for name in found if name != RESIDUAL]
+    found += ["rounding to eight bits"] if run.precision == "fp8" else []
+    return (f"own kernels: {join_words(found) or 'none'}",)
 
 
 def describe_targets(run: Run, splits: DataSplits) -> str:

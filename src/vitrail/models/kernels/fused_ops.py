@@ -8,6 +8,7 @@ Everywhere else (`can_fuse_...` is false) the plain layers run.
 
 import importlib.util
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,7 +24,20 @@ WIDEST = 8192  # row of a residual sum that a program holds
 HALF = (torch.bfloat16, torch.float16)
 
 
-def can_fuse_linear(z: Tensor, layer: nn.Linear) -> bool:
+@dataclass(frozen=True, slots=True)
+class TensorFacts:
+    """What the choices below ask of a tensor, without one."""
+
+    device: torch.device
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+
+def can_fuse_linear(z: Tensor | TensorFacts, layer: nn.Linear) -> bool:
     """Whether the kernels can do it: training, half precision on a CUDA device, and rows that vector loads fit."""
     if not (TRITON and z.is_cuda and layer.training and torch.is_grad_enabled()):
         return False
@@ -38,7 +52,7 @@ def rows_per_program(rows: int, columns: int) -> int:
     return 256 if rows >= MANY_ROWS or rows // 256 * columns >= MANY_SUMS else 32
 
 
-def can_fuse_attention(z: Tensor, layer: nn.Linear, heads: int) -> bool:
+def can_fuse_attention(z: Tensor | TensorFacts, layer: nn.Linear, heads: int) -> bool:
     """Whether attention in one tile can do it, on a card that has room for the tile."""
     if not can_fuse_linear(z, layer) or z.shape[1] > TOKENS:
         return False
@@ -46,7 +60,7 @@ def can_fuse_attention(z: Tensor, layer: nn.Linear, heads: int) -> bool:
     return fits and query_shared_memory(z.device.index) >= TILE_BYTES
 
 
-def can_fuse_stream(z: Tensor, layer: nn.Module, norm: nn.Module) -> bool:
+def can_fuse_stream(z: Tensor | TensorFacts, layer: nn.Module, norm: nn.Module) -> bool:
     """Whether the kernels can take what the layer, at the end of a branch, adds to the residual stream, and the norm
     that reads it: half precision on a CUDA device, with parameters that lie there whole."""
     if not (TRITON and z.is_cuda) or torch.is_autocast_enabled("cuda"):
@@ -61,7 +75,7 @@ def can_fuse_gelu(pre: Tensor) -> bool:
     return TRITON and pre.is_cuda and pre.dtype in HALF and not torch.is_grad_enabled()
 
 
-def _lies_whole(parameter: Tensor, z: Tensor) -> bool:
+def _lies_whole(parameter: Tensor, z: Tensor | TensorFacts) -> bool:
     """Not sharded, and of the same type."""
     return type(parameter) in (nn.Parameter, Tensor) and parameter.dtype == z.dtype
 
