@@ -152,6 +152,9 @@ def dispatch(argv: list[str]) -> int:
         known = VitrailError(f"unknown command {name!r}; did you mean {' or '.join(meant)}?")
         raise known if meant else unknown_name("command", name, COMMANDS)
     options = parse_options(name, argv[at + 1 :])
+    from vitrail.core.processes import keep_freed_memory  # help and completion do without
+
+    keep_freed_memory()
     module = import_module(f"vitrail.cli.{COMMANDS[name].module}")
     return getattr(module, f"run_{name.rpartition(' ')[2]}")(options)
 
