@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from tests.models.test_every_variant import loss_of
 from tests.models.tiny import VARIANTS, awake, images
-from vitrail.models.blocks import Block, Stream
+from vitrail.models.blocks import Block
+from vitrail.models.streams import Stream
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig
 

@@ -1,159 +1,157 @@
-"""Training in stages, few tokens first: what each step sees, what is kept, what is refused."""
+"""The three stages of a run: what a request may leave open, what a run has, and what is chosen once it is resolved."""
 
 import json
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import FrozenInstanceError, fields, replace
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args
 
 import pytest
 import torch
-from torch import Tensor
 
-import vitrail
-from tests.distributed.pair import together
-from tests.train.test_flexible_patches import ALONE, flexible_run, weights, work
-from tests.train.tiny import MODEL
+from tests.train.selfsup import selfsup_run
+from tests.train.tiny import tiny_run
+from vitrail.core.config_overrides import diff_plain, field_types, from_plain, list_fields, to_plain, union_members
 from vitrail.core.errors import ConfigError
-from vitrail.data.transforms.augmentation import Mix
-from vitrail.models.resnet_config import ResNetConfig
-from vitrail.objectives.mae import MAE
-from vitrail.optim.config import Optim
-from vitrail.train.config import Data, Keep, Run
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.distributed.process_group import World
+from vitrail.recipes.registry import list_recipes, load_recipe
+from vitrail.recipes.run_overrides import start_from, with_changes
+from vitrail.tasks.registry import task_of
+from vitrail.train.config import Data, ResolvedRun, Run, RunRequest, Scoring, configure, to_stage
 from vitrail.train.data import open_splits
-from vitrail.train.dry_run import replay
 from vitrail.train.loop import train
 from vitrail.train.resolve import resolve
-from vitrail.train.step import TrainingStep
-from vitrail.train.step_shape import resize_pixels, stage_of
+from vitrail.train.resume import check_same_run, read_run
+from vitrail.train.run_folder.files import CONFIG
 
-SIZES, PATCHES = {"patches": (), "sizes": (4, 8)}, {"patches": (8, 4), "patch_order": "listed"}
-BOTH = pytest.mark.parametrize("stages", [SIZES, PATCHES], ids=["sizes", "patches"])
-
-
-def staged_run(stages: dict[str, Any], **changes: Any) -> Run:
-    return flexible_run(**stages, **changes)
+ALONE = World(device=torch.device("cpu"))
+CHOSEN = {"precision": "float32", "compile": "off", "sharding": "none", "baseline": "off"}
 
 
-def test_every_stage_has_an_equal_share() -> None:
-    assert [stage_of((1, 2, 3), step, 9) for step in range(9)] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
-    assert [stage_of((1, 2, 3), step, 10) for step in range(10)] == [1, 1, 1, 1, 2, 2, 2, 3, 3, 3]
-    assert [stage_of((1, 2, 3), step, 2) for step in range(2)] == [1, 2]
-    assert stage_of((1, 2), 99, 10) == 2  # a run that was made longer
+def open_run(**changes: Any) -> Run:
+    """A run that leaves open all that can be."""
+    data = Data(source="digits", dev=0.02)
+    return tiny_run(data=data, micro=0, steps=0, epochs=1.0, evaluation=Scoring(), **changes)
 
 
-def test_pixels_are_averaged_not_picked() -> None:
-    checks = (torch.arange(8)[:, None] + torch.arange(8)) % 2 * 200
-    pixels = checks.to(torch.uint8).expand(2, 3, 8, 8)
-    small = resize_pixels(pixels, 4)
-    assert small.shape == (2, 3, 4, 4)
-    assert small.dtype == torch.uint8
-    assert ((small > 80) & (small < 120)).all()
-    assert resize_pixels(pixels, 8) is pixels
+def resolved(run: Run) -> ResolvedRun:
+    return resolve(run, open_splits(run.data, task_of(run.objective)), ALONE)
 
 
-@BOTH
-def test_steps_see_few_tokens_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stages: dict[str, Any]) -> None:
-    honest, seen = TrainingStep.compute_gradients, list[tuple[int, int, int]]()
-
-    def watch(self: TrainingStep, inputs: tuple[Tensor, ...], step: int | None, micro: int) -> Any:
-        embedding: Any = self.objective.network.embedding
-        seen.append((step or 0, inputs[0].shape[-1], embedding.patch[0]))
-        return honest(self, inputs, step, micro)
-
-    monkeypatch.setattr(TrainingStep, "compute_gradients", watch)
-    run = staged_run(stages, data=Data(source="digits", workers=0))
-    out = train(run, out=tmp_path / "run", world=ALONE).folder
-    first = (4, 4) if stages is SIZES else (8, 8)
-    assert seen == [(step, *(first if step < 6 else (8, 4))) for step in range(12)]
-    network: Any = vitrail.load(out)
-    assert (network.config.image, network.config.patch) == ((8, 8), (4, 4))
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    again = vitrail.evaluate(out, "digits@test", device="cpu")
-    assert next(row["accuracy"] for row in rows if row["kind"] == "test") == pytest.approx(again.top1)
+@pytest.mark.parametrize("make", [open_run, lambda: selfsup_run("mae", micro=0), lambda: selfsup_run("dino")])
+def test_a_resolved_run_leaves_nothing_open(make: Callable[[], Run]) -> None:
+    run = resolved(make())
+    assert type(run) is ResolvedRun
+    assert not [line.name for line in list_fields(run) if line.text in ("auto", "any")]
+    assert not [field.name for field in fields(run) if getattr(run, field.name) is None]
+    assert {name: getattr(run, name) for name in CHOSEN} == CHOSEN
+    assert run.epochs == 0
+    assert min(run.steps, run.micro, run.evaluation.every) >= 1
+    assert run.preprocessing.image == run.model.image
 
 
-@pytest.mark.slow
-@BOTH
-def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path, stages: dict[str, Any]) -> None:
-    run = staged_run(stages, keep=Keep(steps=4, last=9))
-    whole = train(run, out=tmp_path / "whole", world=ALONE).folder
-    cut = train(run, out=tmp_path / "cut", world=ALONE).folder
-    for place in sorted((cut / "checkpoints").iterdir())[1:]:  # as if it had been killed after the first
-        for file in place.iterdir():
-            file.unlink()
-        place.rmdir()
-    (cut / "last.safetensors").unlink()
-    train(run, out=cut, world=ALONE)
-    assert all(torch.equal(tensor, weights(whole)[name]) for name, tensor in weights(cut).items())
+def test_what_is_left_open_is_chosen_from_the_data() -> None:
+    run = open_run()
+    splits, chosen = open_splits(run.data), resolved(run)
+    assert chosen.steps == round(len(splits.train) / run.batch)
+    assert chosen.evaluation.every == chosen.steps // 20
+    assert (chosen.data.watch, chosen.data.test) == ("dev", "test")
+    assert (chosen.data.resident, chosen.micro) == ("on", 16)
+    nothing = resolved(replace(run, data=replace(run.data, watch="none", test="none")))
+    assert (nothing.data.watch, nothing.data.test) == ("none", "none")
 
 
-@pytest.mark.slow
-@BOTH
-def test_two_processes_learn_what_one_does(tmp_path: Path, stages: dict[str, Any]) -> None:
-    run = staged_run(stages, micro=4, optim=Optim(kind="sgd", lr=0.1, momentum=0.9, clip=1.0))
-    train(run, out=tmp_path / "one", world=ALONE)
-    assert together(work, replace(run, sharding="ddp"), str(tmp_path / "two")) == ["done", "done"]
-    wanted = weights(tmp_path / "one")
-    for name, tensor in weights(tmp_path / "two").items():
-        torch.testing.assert_close(tensor, wanted[name], rtol=1e-5, atol=1e-5)
+def test_what_was_asked_for_stays() -> None:
+    asked = tiny_run(precision="autocast", preprocessing=Preprocessing(image=(8, 8), resize=10))
+    chosen = resolved(asked)
+    same = {field.name for field in fields(asked)} - {"data", "baseline", "compile", "sharding"}
+    assert {name: getattr(chosen, name) for name in same} == {name: getattr(asked, name) for name in same}
+    assert resolved(chosen) == chosen  # once more changes nothing
 
 
-def test_a_step_is_replayed_at_its_size(tmp_path: Path) -> None:
-    run = staged_run(SIZES, keep=Keep(steps=12))
-    out = train(run, out=tmp_path / "run", world=ALONE).folder
-    splits = open_splits(run.data)
-    found = [replay(run, splits, out, step, ALONE) for step in (0, 11)]
-    assert [one.images[0].pixels.shape for one in found] == [(4, 4, 3), (8, 8, 3)]
+@pytest.mark.parametrize("kind", [Run, ResolvedRun])
+def test_the_types_of_a_later_stage_do_not_allow_what_is_open(kind: type[RunRequest]) -> None:
+    assert NoneType in union_members(field_types(RunRequest)["model"])
+    assert NoneType not in union_members(field_types(kind)["model"])
+    if kind is ResolvedRun:
+        assert not [
+            name for name, hint in all_hints(kind) if NoneType in union_members(hint) or "auto" in get_args(hint)
+        ]
 
 
-def test_work_is_the_mean_over_the_stages() -> None:
-    for stages, plain in ((SIZES, MODEL.image), (PATCHES, MODEL.image)):
-        run = staged_run(stages)
-        assert run.model.image == plain
-        small = replace(run.model, image=(4, 4)) if stages is SIZES else replace(run.model, patch=(8, 8))
-        macs = [run.objective.macs_per_image(network) for network in (small, run.model)]
-        assert macs[0] < 0.5 * macs[1]
-        assert run.macs_per_image == pytest.approx(sum(macs) / 2)
-
-
-RESNET = ResNetConfig(blocks=(1,), factor=0.125, groups=4, image=(8, 8), root="3x3", classes=10)
+def all_hints(kind: type) -> Iterator[tuple[str, Any]]:
+    """The fields of a run and of its data."""
+    yield from field_types(kind).items()
+    yield from field_types(field_types(kind)["data"]).items()
 
 
 @pytest.mark.parametrize(
-    ("changes", "text"),
+    "open_again",
     [
-        ({"sizes": (8, 8)}, "different image sizes"),
-        ({"sizes": (0, 8)}, "each at least 1"),
-        ({"sizes": (8, 4)}, "sizes=8,4: the last must be the image size, 8x8"),
-        ({"sizes": (2, 6, 8)}, "2 and 6 px cannot be cut into 4x4 patches"),
-        ({"sizes": (4, 8), "patches": (8, 4)}, "not both"),
-        ({"sizes": (4, 8), "model": replace(MODEL, position="relative")}, "tied to one size"),
-        ({"sizes": (4, 8), "objective": MAE(), "mix": Mix()}, "objective=MAE counts on one grid"),
-        ({"patches": (4, 8), "patch_order": "listed"}, "the last must be the network's own patch size, 4x4"),
-        ({"patches": (8, 4), "patch_order": "sorted"}, "listed"),
+        *({name: "auto"} for name in CHOSEN),
+        *({name: None} for name in ("model", "preprocessing", "precision")),
+        *({"micro": 0}, {"steps": 0}, {"steps": 0, "epochs": 1.0}, {"evaluation": Scoring()}),
     ],
 )
-def test_runs_that_cannot_be(changes: dict[str, Any], text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
-        resolve(flexible_run(**{"patches": (), **changes}), open_splits(flexible_run().data), ALONE)
+def test_a_resolved_run_cannot_be_opened_again(open_again: dict[str, Any]) -> None:
+    chosen = resolved(tiny_run())
+    with pytest.raises(ConfigError, match=next(iter(open_again))):
+        replace(chosen, **open_again)
+    with pytest.raises(FrozenInstanceError):
+        chosen.micro = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", ["watch", "test", "resident"])
+def test_nor_can_its_data(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"data.{name}=auto"):
+        replace(resolved(tiny_run()).data, **{name: "auto"})
+
+
+def test_a_run_has_a_network_and_a_request_need_not() -> None:
+    request = to_stage(RunRequest, tiny_run(), model=None)
+    assert request.model is None
+    for refused in (lambda: configure(request), lambda: replace(tiny_run(), model=None)):
+        with pytest.raises(ConfigError, match="model is not set"):
+            refused()
+    with pytest.raises(ConfigError, match="model=none"):
+        with_changes(tiny_run(), ["model=none"])
+    run = tiny_run()
+    started = start_from(request, "w.safetensors", run.model, Preprocessing(image=(8, 8)))
+    assert type(started) is Run
+    assert started.model == run.model
+    assert configure(started) is started
+
+
+@pytest.mark.parametrize("name", list(list_recipes()))
+def test_a_recipe_is_a_run_where_it_has_a_network_and_a_request_where_it_has_none(name: str) -> None:
+    found = load_recipe(name)
+    assert type(found) is (RunRequest if found.model is None else Run)
+    assert type(with_changes(found, ["seed=3"])) is type(found)
+
+
+def test_all_stages_are_stored_alike() -> None:
+    run = tiny_run()
+    request, chosen = to_stage(RunRequest, run), resolved(run)
+    assert to_plain(request) == to_plain(run)
+    assert [list(to_plain(one)) for one in (request, run)] == [list(to_plain(chosen))] * 2
+    assert list(to_plain(run)["data"]) == list(to_plain(chosen)["data"])
+    assert diff_plain(to_plain(from_plain(Run, json.loads(json.dumps(to_plain(chosen))))), to_plain(chosen)) == []
 
 
 @pytest.mark.slow
-def test_a_resnet_can_grow(tmp_path: Path) -> None:
-    run = staged_run({"patches": (), "sizes": (4, 8)}, model=RESNET, average=0.0)
-    assert train(run, out=tmp_path / "run", world=ALONE).state == "done"
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
-def test_every_size_is_recorded_by_itself(tmp_path: Path) -> None:
-    from vitrail.distributed.process_group import join_world
-
-    losses: dict[str, list[float]] = {}
-    for way in ("on", "graphs"):
-        run = staged_run(SIZES, micro=16, steps=60, precision="float32", log=10, compile=way)
-        with join_world() as world:
-            train(run, out=tmp_path / way, world=world)
-        rows = [json.loads(line) for line in (tmp_path / way / "metrics.jsonl").read_text().splitlines()]
-        losses[way] = [row["loss"] for row in rows if row["kind"] == "train"]
-    assert losses["graphs"] == pytest.approx(losses["on"], rel=1e-4)
+def test_a_folder_of_an_older_version_is_of_the_same_run(tmp_path: Path) -> None:
+    """Which left the splits and the scoring open in what it wrote."""
+    run = replace(open_run(), epochs=0.0, steps=8)
+    train(run, out=tmp_path / "run", world=ALONE)
+    path = tmp_path / "run" / CONFIG
+    config = json.loads(path.read_text())
+    assert (config["data"]["watch"], config["evaluation"]["every"]) == ("dev", 1)
+    config["data"] |= {"watch": "auto", "test": "auto"}
+    config["evaluation"]["every"] = 0
+    path.write_text(json.dumps(config))
+    check_same_run(tmp_path / "run", run, ALONE)
+    check_same_run(tmp_path / "run", read_run(tmp_path / "run"), ALONE)
+    with pytest.raises(ConfigError, match=r"optim\.lr"):
+        check_same_run(tmp_path / "run", with_changes(run, ["optim.lr=0.5"]), ALONE)

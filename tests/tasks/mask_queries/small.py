@@ -119,7 +119,7 @@ def run_step(
     world = world or World(device=torch.device("cpu"))
     parallel = parallelise(objective, world=world, sharding=sharding)
     unused: Any = None
-    run: Any = SimpleNamespace(seed=SEED)
+    run: Any = SimpleNamespace(seed=SEED, sizes=())
     step = TrainingStep(objective, parallel, unused, None, world, run)
     output = step.compute_gradients(step.prepare_inputs(batch, STEPS // 2), STEPS // 2, micro)
     names = list(output.tallies)
