@@ -256,6 +256,7 @@ def check_attention(device: str, dtype: torch.dtype, shapes: Sequence[tuple[int,
         assert plain_attention(qkv, g, heads)[0].shape == out.shape
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("triton") is None, reason="no Triton here")
 def test_kernels_in_the_interpreter() -> None:
     """In a process of its own: Triton reads the switch when it is imported."""

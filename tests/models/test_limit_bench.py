@@ -51,6 +51,7 @@ def test_kernels_are_told_apart(kernel: str, kind: str) -> None:
     assert limit.name_kind(kernel) == kind
 
 
+@pytest.mark.slow
 def test_bench_runs_on_a_cpu(tmp_path: Path) -> None:
     out = tmp_path / "limit.json"
     size = ["--models", "Ti/16", "--image-size", "32", "--depth", "2", "--batch", "2", "--side", "64"]
