@@ -20,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -121,21 +122,28 @@ def train(args: argparse.Namespace, run: Outcome) -> str:
     if run.flexible:
         settings += [f"patches={','.join(map(str, args.patches))}", f"model.position_grid={args.grid},{args.grid}"]
         settings.append("model.position_resample=bilinear-antialias")  # patches are centred alike at every size
-    command = [sys.executable, "-m", "vitrail", "pretrain", args.recipe, *([args.data] if args.data else [])]
-    command += ["--seed", str(run.seed), "--out", str(out), *(word for text in settings for word in ("--set", text))]
     begun = time.monotonic()
-    done = subprocess.run(command, capture_output=True, text=True)
-    log = args.out / f"{run.name}.log"
-    with log.open("a") as file:
-        file.write(done.stdout + done.stderr)
-    if done.returncode:
-        return f"{run.name} ended with {done.returncode}; see {log}:\n{done.stderr[-1500:]}"
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    rows, error = pretrain(args.recipe, args.data, out, run.seed, settings)
+    if error:
+        return error
     run.exaflops, hours = next((row["exaflops"], row["device_hours"]) for row in reversed(rows) if "exaflops" in row)
     run.seconds = 3600 * hours  # also of a run that was resumed; without what came before its first step
     run.own = next((row["accuracy"] for row in reversed(rows) if row["kind"] in ("test", "watch")), None)
     print(f"{run.name}: {run.own:.2%} at its own patch, {time.monotonic() - begun:.0f} s in all", flush=True)
     return ""
+
+
+def pretrain(recipe: str, data: str, out: Path, seed: int, settings: Sequence[str]) -> tuple[list[dict[str, Any]], str]:
+    """`vitrail pretrain` in a process of its own: the rows of metrics, and what went wrong, if anything."""
+    command = [sys.executable, "-m", "vitrail", "pretrain", recipe, *([data] if data else [])]
+    command += ["--seed", str(seed), "--out", str(out), *(word for text in settings for word in ("--set", text))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    log = out.with_name(f"{out.name}.log")
+    with log.open("a") as file:
+        file.write(done.stdout + done.stderr)
+    if done.returncode:
+        return [], f"{out.name} ended with {done.returncode}; see {log}:\n{done.stderr[-1500:]}"
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()], ""
 
 
 def score_all(args: argparse.Namespace, runs: list[Outcome]) -> None:

@@ -13,13 +13,12 @@ compare only within one call; the same command again resumes them. Writes result
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from bench.flexible_patches import has_sheets, read_sheets
+from bench.flexible_patches import has_sheets, pretrain, read_sheets
 from vitrail.distributed.process_group import join_world, name_device
 
 
@@ -78,13 +77,9 @@ def train(args: argparse.Namespace, run: Outcome) -> str:
     slug = "".join(letter if letter.isalnum() else "-" for letter in run.name)
     out = args.out / f"{slug}-seed{run.seed}"
     settings = [f"schedule.warmup={args.warmup}", f"epochs={run.epochs}", "keep.minutes=2", *args.set, *run.settings]
-    command = [sys.executable, "-m", "vitrail", "pretrain", args.recipe, *([args.data] if args.data else [])]
-    command += ["--seed", str(run.seed), "--out", str(out), *(word for text in settings for word in ("--set", text))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    (args.out / f"{out.name}.log").write_text(done.stdout + done.stderr)
-    if done.returncode:
-        return f"{run.name}, seed {run.seed}, ended with {done.returncode}:\n{done.stderr[-1500:]}"
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    rows, error = pretrain(args.recipe, args.data, out, run.seed, settings)
+    if error:
+        return error
     run.exaflops, hours = next((row["exaflops"], row["device_hours"]) for row in reversed(rows) if "exaflops" in row)
     run.seconds = 3600 * hours  # without what came before the first step
     scored = [row for row in rows if row["kind"] in ("test", "watch")]

@@ -427,13 +427,8 @@ def test_kernels_on_a_gpu(dtype: torch.dtype, tolerance: float) -> None:
     check_kernels("cuda", dtype, tolerance, [(5, 16), (300, 48), (257, 272), (1000, 768), (33000, 48)])
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="no Triton here")
-def test_kernels_in_the_interpreter() -> None:
+def run_interpreted(script: str) -> None:
     """In a process of its own: Triton reads the switch when it is imported."""
-    script = (
-        "from tests.models.test_fused import *; check_kernels('cpu', torch.float32, 3e-5, [(5, 16), (260, 48)]); "
-        "check_attention('cpu', torch.float32, 1e-5, [(1, 2, 64), (65, 2, 16), (197, 1, 64)])"
-    )
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", script],
         env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -442,6 +437,14 @@ def test_kernels_in_the_interpreter() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="no Triton here")
+def test_kernels_in_the_interpreter() -> None:
+    run_interpreted(
+        "from tests.models.test_fused import *; check_kernels('cpu', torch.float32, 3e-5, [(5, 16), (260, 48)]); "
+        "check_attention('cpu', torch.float32, 1e-5, [(1, 2, 64), (65, 2, 16), (197, 1, 64)])"
+    )
 
 
 @pytest.mark.gpu

@@ -20,11 +20,11 @@ from vitrail.objectives.mae import MAE
 from vitrail.optim.config import Optim
 from vitrail.train.config import Data, Keep, Run
 from vitrail.train.data import open_splits
-from vitrail.train.dry_run import replay
+from vitrail.train.dry_run import dry_run, replay
 from vitrail.train.loop import train
 from vitrail.train.resolve import resolve
 from vitrail.train.step import TrainingStep
-from vitrail.train.step_shape import resize_pixels, stage_of
+from vitrail.train.step_shape import list_stages, resize_pixels, stage_of
 
 SIZES, PATCHES = {"patches": (), "sizes": (4, 8)}, {"patches": (8, 4), "patch_order": "listed"}
 BOTH = pytest.mark.parametrize("stages", [SIZES, PATCHES], ids=["sizes", "patches"])
@@ -39,6 +39,31 @@ def test_every_stage_has_an_equal_share() -> None:
     assert [stage_of((1, 2, 3), step, 10) for step in range(10)] == [1, 1, 1, 1, 2, 2, 2, 3, 3, 3]
     assert [stage_of((1, 2, 3), step, 2) for step in range(2)] == [1, 2]
     assert stage_of((1, 2), 99, 10) == 2  # a run that was made longer
+
+
+@pytest.mark.parametrize("steps", [1, 2, 9, 10, 11])
+def test_stages_are_listed_as_steps_are_told(steps: int) -> None:
+    run = flexible_run(patches=(), sizes=(2, 4, 8), steps=steps)
+    told = [stage_of(run.sizes, step, steps) for step in range(steps)]
+    stages = list_stages(run)
+    assert [step for stage in stages for step in stage] == list(range(steps))
+    assert all(len({told[step] for step in stage}) == 1 for stage in stages)
+    assert len(stages) == len(set(told))
+    assert list_stages(flexible_run(steps=steps)) == [range(steps)]
+
+
+@BOTH
+def test_a_dry_run_times_every_stage(monkeypatch: pytest.MonkeyPatch, stages: dict[str, Any]) -> None:
+    run, seen, honest = staged_run(stages, steps=20), set[int](), TrainingStep.__call__
+
+    def watch(self: TrainingStep, batch: Any, *, step: int, **more: Any) -> Any:
+        seen.add(step)
+        return honest(self, batch, step=step, **more)
+
+    monkeypatch.setattr(TrainingStep, "__call__", watch)
+    dry_run(run, open_splits(run.data), ALONE)
+    assert seen & set(range(10))
+    assert seen & set(range(10, 20))
 
 
 def test_pixels_are_averaged_not_picked() -> None:
@@ -131,6 +156,7 @@ RESNET = ResNetConfig(blocks=(1,), factor=0.125, groups=4, image=(8, 8), root="3
         ({"sizes": (4, 8), "objective": MAE(), "mix": Mix()}, "objective=MAE counts on one grid"),
         ({"patches": (4, 8), "patch_order": "listed"}, "the last must be the network's own patch size, 4x4"),
         ({"patches": (8, 4), "patch_order": "sorted"}, "listed"),
+        ({"patch_order": "listed"}, "needs the patch sizes"),
     ],
 )
 def test_runs_that_cannot_be(changes: dict[str, Any], text: str) -> None:

@@ -240,7 +240,7 @@ def _recompute(unit: nn.Module, *, keep_weights: bool) -> None:
     forward = unit.forward
     held = FunctionalHolder(unit)
 
-    def again(*inputs: Any) -> Any:
+    def forward_recomputed(*inputs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*inputs)
         if not keep_weights:
@@ -248,5 +248,5 @@ def _recompute(unit: nn.Module, *, keep_weights: bool) -> None:
         weights: dict[str, Tensor] = dict(held.named_parameters())
         return checkpoint(partial(functional_call, held, weights), (forward, *inputs), use_reentrant=False)
 
-    unit.forward = again
+    unit.forward = forward_recomputed
     setattr(unit, "recomputed", True)  # noqa: B010 (torch types a module's attributes as tensors)

@@ -34,6 +34,7 @@ from vitrail.train.config import ResolvedRun, Run, RunRequest
 from vitrail.train.data import DataSplits
 from vitrail.train.resolve import COMPILED, count_micro_batches, describe_targets, estimate_memory, free_bytes, resolve
 from vitrail.train.step import seed_generators, split_micro_batches
+from vitrail.train.step_shape import describe_step_shapes, list_stages
 
 WARM_UP = 2
 TIMED_STEPS = 20
@@ -81,7 +82,7 @@ def describe_run(forecast: Forecast, splits: DataSplits, world: World) -> None:
     tested = f", {len(splits.test):,} for the final test ({splits.test_name})" if splits.test is not None else ""
     figures["images"] = f"{samples:,} to train on{watched}{tested}; {describe_targets(run, splits)}"
     size = f"{run.model.parameters:,} parameters, {macs / 1e9:.3g} GMAC per image of {format_size(run.model.image)}"
-    figures["network"] = f"{network_name(run.model)}: {size}"
+    figures["network"] = f"{network_name(run.model)}: {size}{describe_step_shapes(run)}"
     processes = pluralise(world.size, "process", "processes")
     parts = pluralise(count_micro_batches(local, run.micro), "micro-batch", "micro-batches")
     each = f"at most {run.micro}" if local % run.micro else str(run.micro)
@@ -101,10 +102,17 @@ def describe_run(forecast: Forecast, splits: DataSplits, world: World) -> None:
 
 
 def time_steps(parts: Parts, *, warm: int, most: int, limit_s: float) -> float:
-    """Seconds of a real step after `warm` ones: reading, forward and backward, on the main process's clock."""
+    """Seconds of a real step after `warm` ones: reading, forward and backward, on the main process's clock. Where a run
+    has stages, the mean over them."""
+    stages = list_stages(parts.run)
+    each = [len(stage) * time_stage(parts, stage, warm=warm, most=most, limit_s=limit_s) for stage in stages]
+    return sum(each) / parts.run.steps
+
+
+def time_stage(parts: Parts, steps: range, *, warm: int, most: int, limit_s: float) -> float:
     run, world = parts.run, parts.world
-    batches = parts.batches.iterate(0, run.steps)
-    if run.steps <= warm:  # too short to time: repeats its steps
+    batches = parts.batches.iterate(steps.start, steps.stop)
+    if len(steps) <= warm:  # too short to time: repeats its steps
         batches = itertools.cycle(list(batches))
     start, count = time.perf_counter(), 0
     for count, batch in enumerate(batches, start=1 - warm):

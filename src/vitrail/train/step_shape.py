@@ -4,6 +4,7 @@
 They depend on the step alone, so they are the same in every process, and whenever the run resumes.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -23,9 +24,11 @@ from vitrail.train.config import Run
 
 def patch_at(run: Run, step: int) -> int | None:
     """The patch size of a step; none where it is the network's own."""
-    if run.patch_order == "listed" and run.patches:
+    if not run.patches:
+        return None
+    if run.patch_order == "listed":
         return stage_of(run.patches, step, run.steps)
-    return draw_patch(run.patches, run.seed, step) if run.patches else None
+    return draw_patch(run.patches, run.seed, step)
 
 
 def draw_patch(patches: Sequence[int], seed: int, step: int) -> int:
@@ -35,6 +38,14 @@ def draw_patch(patches: Sequence[int], seed: int, step: int) -> int:
 def stage_of(listed: Sequence[int], step: int, steps: int) -> int:
     """Each for an equal share of the steps."""
     return listed[min(step * len(listed) // steps, len(listed) - 1)]
+
+
+def list_stages(run: Run) -> list[range]:
+    """The steps of each stage; all of them where there are none."""
+    listed = run.sizes or (run.patches if run.patch_order == "listed" else ())
+    count = max(len(listed), 1)
+    ends = [-(-stage * run.steps // count) for stage in range(count + 1)]
+    return [range(*pair) for pair in itertools.pairwise(ends) if pair[0] < pair[1]]
 
 
 def resize_batch(batch: Batch, run: Run) -> Batch:
@@ -55,7 +66,9 @@ def resize_pixels(pixels: Tensor, side: int) -> Tensor:
 
 def check_step_shapes(run: Run) -> None:
     """ConfigError unless the network can be trained at every one of the patch or image sizes."""
-    for name, listed in (("patches", run.patches), ("sizes", run.sizes)):
+    if run.patch_order == "listed" and not run.patches:
+        raise ConfigError("patch_order=listed needs the patch sizes; give patches=8,4, or leave it out")
+    for name, listed, check in (("patches", run.patches, check_patches), ("sizes", run.sizes, check_sizes)):
         if not listed:
             continue
         given = f"{name}={','.join(map(str, listed))}"
@@ -63,7 +76,7 @@ def check_step_shapes(run: Run) -> None:
             kind = type(run.objective).__name__
             raise ConfigError(f"{given} is for objectives with targets; objective={kind} counts on one grid of patches")
         try:
-            check_patches(run) if name == "patches" else check_sizes(run)
+            check(run)
         except ConfigError as error:
             raise ConfigError(f"{given}: {error}") from None
 
@@ -71,7 +84,7 @@ def check_step_shapes(run: Run) -> None:
 def check_patches(run: Run) -> None:
     own = run.model.patch_pixels
     if run.patch_order == "listed" and own != (run.patches[-1],) * 2:
-        raise ConfigError(f"in stages, the last must be the network's own patch size, {format_size(own)}")
+        raise ConfigError(f"the last must be the network's own patch size, {format_size(own)}; --patch changes that")
     network = build_on_meta(run.model)
     for patch in run.patches:
         network.set_patch(patch)
@@ -84,12 +97,13 @@ def check_sizes(run: Run) -> None:
     if targets_of(run.objective).moves:
         raise ConfigError("masks and segments are not resized; use patches with patch_order=listed")
     if model.image != (run.sizes[-1],) * 2:
-        raise ConfigError(f"the last must be the image size, {format_size(model.image)}")
+        raise ConfigError(f"the last must be the image size, {format_size(model.image)}; --image-size changes that")
     step = model.open_sizes.step
     if step is None:
-        raise ConfigError(f"{model.open_sizes.why}")
+        raise ConfigError(model.open_sizes.why)
     if bad := [size for size in run.sizes if size % step[0] or size % step[1]]:
-        raise ConfigError(f"{join_words(bad)} px cannot be cut into {format_size(step)} patches")
+        fit = f"use multiples of {step[0]}" if step[0] == step[1] else "use other sizes"
+        raise ConfigError(f"{join_words(bad)} px cannot be cut into {format_size(step)} patches; {fit}")
 
 
 def describe_step_shapes(run: Run) -> str:

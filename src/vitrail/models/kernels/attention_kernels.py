@@ -79,20 +79,9 @@ def _concat(q: Tensor, k: Tensor, v: Tensor, each: int, scale: Tensor | None) ->
 
 @triton.jit
 def _attention_kernel(
-    qkv,
-    out,
-    low,
-    low_scale,
-    logs,
-    heads,
-    width,
-    scale,
-    eight: tl.constexpr,
-    tokens: tl.constexpr,
-    head: tl.constexpr,
-    rows: tl.constexpr,
-    keys: tl.constexpr,
-):
+    qkv, out, low, low_scale, logs, heads, width, scale,
+    eight: tl.constexpr, tokens: tl.constexpr, head: tl.constexpr, rows: tl.constexpr, keys: tl.constexpr,
+):  # fmt: skip
     image, which = tl.program_id(0) // heads, tl.program_id(0) % heads
     first = image.to(tl.int64) * tokens
     column, key = which * head + tl.arange(0, head), tl.arange(0, keys)
@@ -118,24 +107,9 @@ def _attention_kernel(
 
 @triton.jit
 def _attention_backward_kernel(
-    qkv,
-    out,
-    grad,
-    logs,
-    grads,
-    low,
-    low_scale,
-    sums,
-    heads,
-    width,
-    scale,
-    factor,
-    eight: tl.constexpr,
-    tokens: tl.constexpr,
-    head: tl.constexpr,
-    rows: tl.constexpr,
-    keys: tl.constexpr,
-):
+    qkv, out, grad, logs, grads, low, low_scale, sums, heads, width, scale, factor,
+    eight: tl.constexpr, tokens: tl.constexpr, head: tl.constexpr, rows: tl.constexpr, keys: tl.constexpr,
+):  # fmt: skip
     image, which = tl.program_id(0) // heads, tl.program_id(0) % heads
     first = image.to(tl.int64) * tokens
     column, row = which * head + tl.arange(0, head), tl.arange(0, rows)

@@ -80,32 +80,32 @@ def round_norm(x: Tensor, norm: nn.LayerNorm) -> Float8:
 def add_norm(z: Tensor, branch: Tensor, bias: Tensor | None, norm: nn.LayerNorm) -> tuple[Tensor, Float8]:
     """x = z + branch + bias and LN(x): [..., D] twice -> [..., D] twice."""
     args = (z, branch, bias, norm.weight, norm.bias, norm.eps, torch.is_grad_enabled())
-    total, full, low, scale = cast("tuple[Tensor, ...]", _AddNorm.apply(*args))
+    total, full, low, scale = cast("tuple[Tensor, ...]", _RoundedAddNorm.apply(*args))
     return total, Float8(full, low, scale)
 
 
 def linear(x: Float8, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x Wᵀ + b: [..., D] -> [..., N]."""
-    return _Linear.apply(*x, weight, bias)  # pyright: ignore[reportReturnType]
+    return _RoundedLinear.apply(*x, weight, bias)  # pyright: ignore[reportReturnType]
 
 
 def gelu_linear(x: Float8, layer: nn.Linear, tanh: bool) -> Float8:
     """GELU(x Wᵀ + b): [..., D] -> [..., N]."""
     args = (*x, layer.weight, layer.bias, tanh, torch.is_grad_enabled())
-    return Float8(*cast("tuple[Tensor, ...]", _GeluLinear.apply(*args)))
+    return Float8(*cast("tuple[Tensor, ...]", _RoundedGeluLinear.apply(*args)))
 
 
 def qkv(x: Float8, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """x Wᵀ + b in three equal parts: [..., D] -> [..., N/3] thrice."""
-    return _SplitLinear.apply(*x, weight, bias)  # pyright: ignore[reportReturnType]
+    return _RoundedSplitLinear.apply(*x, weight, bias)  # pyright: ignore[reportReturnType]
 
 
 def attention(x: Float8, weight: Tensor, bias: Tensor | None, heads: int) -> Float8:
     """softmax(q kᵀ/√D_h) v with [q, k, v] = x Wᵀ + b, the heads side by side: [B, T, D] -> [B, T, D]."""
-    return Float8(*cast("tuple[Tensor, ...]", _Attend.apply(*x, weight, bias, heads)))
+    return Float8(*cast("tuple[Tensor, ...]", _RoundedAttend.apply(*x, weight, bias, heads)))
 
 
-class _AddNorm(torch.autograd.Function):
+class _RoundedAddNorm(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, z: Tensor, branch: Tensor, bias: Tensor | None, weight: Tensor, shift: Tensor, eps: float, full: bool
@@ -123,7 +123,7 @@ class _AddNorm(torch.autograd.Function):
         return *fused.add_norm_grads(ctx, grads[0], grads[1]), None
 
 
-class _Linear(torch.autograd.Function):
+class _RoundedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, full: Tensor, low: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         out, *saved = _forward(full, low, scale, weight, bias)
@@ -137,7 +137,7 @@ class _Linear(torch.autograd.Function):
         return _backward(ctx, ctx.saved_tensors, grad, round_scaled(grad, scale, gradient=True), scale, grad)
 
 
-class _GeluLinear(torch.autograd.Function):
+class _RoundedGeluLinear(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, full: Tensor, low: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None, tanh: bool, keep: bool
@@ -159,7 +159,7 @@ class _GeluLinear(torch.autograd.Function):
         return *_backward(ctx, saved, out, low, scale, sums), None, None
 
 
-class _SplitLinear(torch.autograd.Function):
+class _RoundedSplitLinear(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, full: Tensor, low: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None
@@ -176,7 +176,7 @@ class _SplitLinear(torch.autograd.Function):
         return _backward(ctx, ctx.saved_tensors, out, low, scale, sums)
 
 
-class _Attend(torch.autograd.Function):
+class _RoundedAttend(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, full: Tensor, low: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None, heads: int

@@ -131,15 +131,15 @@ def relative_cost(run: Run, grid: Grid, world: World, change: Change = apply_set
     multiply-accumulates; nobody can know what patience will save. Points that cannot work are refused."""
     open_once = functools.cache(open_splits)  # points that share their data share the images
 
-    def work(one: Run) -> float:
+    def count_work(one: Run) -> float:
         patient = replace(one, evaluation=replace(one.evaluation, patience=0))
         whole = resolve(patient, open_once(one.data, task_of(one.objective)), world)
         return whole.steps * whole.batch * whole.macs_per_image
 
     whole = replace(run, data=hold_out_nothing(run.data))
     points = make_cells(run, grid, change)
-    last = max(work(change(whole, list_settings(point.at))) for point in points)
-    return (sum(work(configure(point.run)) for point in points) + last) / work(whole)
+    last = max(count_work(change(whole, list_settings(point.at))) for point in points)
+    return (sum(count_work(configure(point.run)) for point in points) + last) / count_work(whole)
 
 
 def run_sweep(
