@@ -439,6 +439,7 @@ def run_interpreted(script: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("triton") is None, reason="no Triton here")
 def test_kernels_in_the_interpreter() -> None:
     run_interpreted(
