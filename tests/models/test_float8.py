@@ -170,36 +170,42 @@ def check_rounding(device: str, dtype: torch.dtype, shapes: Sequence[tuple[int, 
         sizes = (eight.SAMPLED_ROWS, eight.SAMPLED_COLUMNS)
         for part in (x, x[:, columns // 2 :]):
             found = float8_kernels.sample_scale(part, 28.0, *sizes)
-            torch.testing.assert_close(found.cpu(), eight.sample_scale(part.cpu(), 28.0).float(), atol=0, rtol=1e-5)
+            torch.testing.assert_close(found.cpu(), eight.sample_scale(part.cpu().float(), 28.0), atol=0, rtol=1e-5)
         weight, shift = g[0] + 2, k[0]
         scale = float8_kernels.norm_scale(weight, shift, eight.LARGEST)
         torch.testing.assert_close(
-            scale.cpu(), eight.norm_scale(weight.cpu(), shift.cpu(), eight.LARGEST).float(), atol=0, rtol=1e-5
+            scale.cpu(), eight.norm_scale(weight.cpu().float(), shift.cpu().float(), eight.LARGEST), atol=0, rtol=1e-5
         )
         for kind in HALF_STEP:
             check_same(x, float8_kernels.round_scaled(x, scale, kind), scale)
         for added in (None, g[-1]):
             total, normed = norm_kernels.add_norm(x, g, added, weight, shift, 1e-5)
             again, full, low = norm_kernels.add_norm_float8(x, g, added, weight, shift, 1e-5, scale, True)
-            assert torch.equal(total, again)
-            assert torch.equal(normed, full)
+            check_near(again, total)
+            check_near(full, normed)
             check_same(normed, low, scale)
             _, none, same = norm_kernels.add_norm_float8(x, g, added, weight, shift, 1e-5, scale, False)
             assert not len(none)
-            assert torch.equal(same.float(), low.float())
+            check_same(normed, same, scale)
         each, of_x = fused.rows_per_program(rows, columns), float8_kernels.sample_scale(x, 28.0, *sizes)
         for tanh in (False, True):
             full, low = gelu_kernels.gelu_float8(x, tanh, of_x, True)
-            assert torch.equal(full, gelu_kernels.gelu(x, tanh))
+            check_near(full, gelu_kernels.gelu(x, tanh))
             check_same(full, low, of_x)
             grad, sums = gelu_kernels.gelu_backward(g, x, tanh, each)
             again, same, low = gelu_kernels.gelu_backward_float8(g, x, tanh, each, of_x)
-            assert torch.equal(grad, again)
-            assert torch.equal(sums, same)
+            check_near(again, grad)
+            check_near(same, sums)
             check_same(grad, low, of_x)
         joined, _, low = attention_kernels.concat_qkv_grad_float8(x, g, k, each, of_x)
         assert torch.equal(joined, torch.cat([x, g, k], dim=1))
         check_same(joined, low, of_x)
+
+
+def check_near(found: Tensor, wanted: Tensor) -> None:
+    """Equal, but for how a compiler joins products and sums, in the last digit."""
+    digit, size = torch.finfo(wanted.dtype).eps, wanted.double().abs().nan_to_num(0).max()
+    torch.testing.assert_close(found.double(), wanted.double(), atol=float(1e-5 * size), rtol=2 * digit, equal_nan=True)
 
 
 def check_same(full: Tensor, low: Tensor, scale: Tensor) -> None:
@@ -243,12 +249,12 @@ def check_attention(device: str, dtype: torch.dtype, shapes: Sequence[tuple[int,
         scale = torch.tensor([0.25, 4.0], device=device)
         out, logs = attention_kernels.attention(qkv, heads)
         again, same, low = attention_kernels.attention_float8(qkv, heads, scale)
-        assert torch.equal(out, again)
-        assert torch.equal(logs, same)
+        check_near(again, out)
+        check_near(same, logs)
         check_same(out, low, scale)
         grads, _ = attention_kernels.attention_backward(qkv, out, g, logs, heads)
         again, _, low = attention_kernels.attention_backward_float8(qkv, out, g, logs, heads, scale)
-        assert torch.equal(grads, again)
+        check_near(again, grads)
         check_same(grads, low, scale)
 
 
@@ -276,24 +282,27 @@ def test_kernels_on_a_gpu(dtype: torch.dtype) -> None:
 @GPU
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("tokens", ["few", "many"])
-def test_training_with_eight_bits_on_a_gpu(tokens: str, compiled: bool) -> None:
-    """Gradients point where float64's do, also where attention is torch's own."""
+def test_training_with_eight_bits_on_a_gpu(tokens: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients are as near to float64's as when everything is written out, also where attention is torch's own."""
     side = 4 if tokens == "few" else 17
     config = replace(CONFIG, width=64, mlp_width=256, image=(side * CONFIG.patch[0], side * CONFIG.patch[1]))
-    exact, model = awake(config).train().cuda(), awake(config, torch.bfloat16).train().cuda()
+    exact, model = awake(config).train(), awake(config, torch.bfloat16).train().cuda()
     model.load_state_dict(exact.state_dict())
     exact.load_state_dict(model.state_dict())
-    x = images(config, batch=32).cuda()
+    x, along = images(config, batch=32).bfloat16(), torch.randn(32, config.classes)
 
     def step(network: Model, run: Callable[[Tensor], Tensor], pixels: Tensor) -> Tensor:
         network.zero_grad()
-        run(pixels).double().square().sum().backward()
-        return torch.cat([p.grad.double().flatten() for p in network.parameters() if p.grad is not None])
+        (run(pixels).double().cpu() * along).sum().backward()
+        return torch.cat([p.grad.double().cpu().flatten() for p in network.parameters() if p.grad is not None])
 
-    wanted = step(exact, exact, x)
-    model.float8 = True
+    wanted = step(exact, exact, x.double())
+    exact.float8 = model.float8 = True
     torch.compiler.reset()
     run = torch.compile(model, fullgraph=True) if compiled else model
-    found = step(model, run, x.bfloat16())
-    assert F.cosine_similarity(wanted, found, dim=0) > 0.97
-    assert 0.95 < found.norm() / wanted.norm() < 1.05
+    found = step(model, run, x.cuda())
+    monkeypatch.setattr(blocks, "can_fuse_stream", lambda *_: True)
+    monkeypatch.setattr(attention, "can_fuse_attention", lambda *_: tokens == "few")
+    written_out = step(exact, exact, x.double())
+    assert not torch.equal(found, wanted)
+    assert (found - wanted).norm() < 1.2 * (written_out - wanted).norm()

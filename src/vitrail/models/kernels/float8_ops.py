@@ -46,17 +46,6 @@ def float8_obstacle(device: torch.device) -> str:
     return "" if fused.TRITON else "its kernels need Triton, which is not installed"
 
 
-def multiply(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, kind: torch.dtype) -> Tensor:
-    """a bᵀ + bias, of eight bits: [..., K] and [N, K] -> [..., N]."""
-    if not a.is_cuda:
-        exact = F.linear(a.to(kind) * scale_a.to(kind), b.to(kind) * scale_b.to(kind))
-        return exact if bias is None else exact + bias
-    product = torch._scaled_mm  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage] - what compilers know
-    factors = {"scale_a": scale_a, "scale_b": scale_b}
-    out = product(a.view(-1, a.shape[-1]), b.t(), **factors, bias=bias, out_dtype=kind, use_fast_accum=True)
-    return out.view(*a.shape[:-1], -1)
-
-
 def round_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
     """In eight bits, and what they are to be multiplied by."""
     peak = weight.abs().amax().to(fused.exact(weight)).clamp_min(TINY)
@@ -223,6 +212,27 @@ def _backward(
 
 
 # The kernels as operators, which a compiler takes as they are. On a CPU they are written out, for tests.
+
+
+@torch.library.custom_op("vitrail::multiply_float8", mutates_args=())
+def multiply(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, kind: torch.dtype) -> Tensor:
+    """a bᵀ + bias, of eight bits: [..., K] and [N, K] -> [..., N]. An operator of its own, since Inductor of torch 2.11
+    takes the scale, an element of a tensor, for the whole tensor."""
+    product = torch._scaled_mm  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
+    factors = {"scale_a": scale_a, "scale_b": scale_b}
+    out = product(a.view(-1, a.shape[-1]), b.t(), **factors, bias=bias, out_dtype=kind, use_fast_accum=True)
+    return out.view(*a.shape[:-1], -1)
+
+
+@multiply.register_kernel("cpu")
+def _(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, kind: torch.dtype) -> Tensor:
+    exact = F.linear(a.to(kind) * scale_a.to(kind), b.to(kind) * scale_b.to(kind))
+    return exact if bias is None else exact + bias
+
+
+@multiply.register_fake
+def _(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, kind: torch.dtype) -> Tensor:
+    return a.new_empty(*a.shape[:-1], b.shape[0], dtype=kind)
 
 
 @torch.library.custom_op("vitrail::sample_scale", mutates_args=())
