@@ -5,10 +5,10 @@
 
 FOLDER holds pets_trainval.tar and pets_test.tar: KEY.webp (or .jpg) and KEY.trimap.png, where 1 is the pet, 2 the
 background and 3 the border. Every seed is a plain `vitrail finetune --decoder eomt` in a process of its own, all of
-them at once on one GPU. The other network is FPN-ResNet34 of segmentation_models_pytorch, where that is installed, with
-the settings of its own example (Adam at 2e-4, cosine decay, Dice loss, batch 32, images at 256 px) and flips; its
-encoder starts from random values, since public weights would have to be downloaded. Both are scored alike: the IoU of
-the pet over all pixels of the test images, at the size of the files. Writes results.json.
+them at once on one GPU. The other network, trained at the same time, is FPN-ResNet34 of segmentation_models_pytorch,
+where that is installed, with the settings of its own example (Adam at 2e-4, cosine decay, Dice loss, batch 32, images
+at 256 px) and flips; its encoder starts from random values, since public weights would have to be downloaded. Both are
+scored alike: the IoU of the pet over all pixels of the test images, at the size of the files. Writes results.json.
 """
 
 import argparse
@@ -19,7 +19,8 @@ import subprocess
 import sys
 import tarfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -42,20 +43,19 @@ def main(words: list[str] | None = None) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     folder = args.out / "pets"
     write_masks(args.data, folder, args.images)
-    results: dict[str, Any] = {"torch": torch.__version__, "device": name_device(args.device)}
-    with ThreadPoolExecutor(len(args.seeds)) as pool:
-        rows = list(pool.map(lambda seed: train_and_score(args, folder, seed), args.seeds))
-    for row in rows:
-        print(f"EoMT, seed {row['seed']}: IoU {row['iou']:.4f} after {row['seconds']:.0f} s", flush=True)
-    results["eomt"] = rows
-    (args.out / "results.json").write_text(json.dumps(results, indent=1))
-    with contextlib.suppress(ImportError):
-        results["fpn"] = [train_fpn(args, folder, epochs) for epochs in args.fpn_epochs]
-        for row in results["fpn"]:
-            print(
-                f"FPN-ResNet34, {row['epochs']} epochs: IoU {row['iou']:.4f} after {row['seconds']:.0f} s", flush=True
-            )
-    (args.out / "results.json").write_text(json.dumps(results, indent=1))
+    results: dict[str, Any] = {"torch": torch.__version__, "device": name_device(args.device), "eomt": [], "fpn": []}
+    with ProcessPoolExecutor(len(args.seeds), get_context("spawn")) as pool:
+        trained = [pool.submit(train_and_score, args, folder, seed) for seed in args.seeds]
+        with contextlib.suppress(ImportError):
+            for epochs in args.fpn_epochs:
+                row = train_fpn(args, folder, epochs)
+                print(f"FPN-ResNet34, {epochs} epochs: IoU {row['iou']:.4f} after {row['seconds']:.0f} s", flush=True)
+                results["fpn"].append(row)
+        for future in as_completed(trained):
+            row = future.result()
+            print(f"EoMT, seed {row['seed']}: IoU {row['iou']:.4f} after {row['seconds']:.0f} s", flush=True)
+            results["eomt"].append(row)
+            (args.out / "results.json").write_text(json.dumps(results, indent=1))
     return 0
 
 
@@ -68,7 +68,7 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--image-size", type=int, default=256)
     parser.add_argument("--steps", type=int, default=0, help="of fine-tuning; 0 for the recipe's own")
     parser.add_argument("--set", nargs="*", default=[], help="more settings of the runs")
-    parser.add_argument("--fpn-epochs", type=int, nargs="*", default=[10, 60])
+    parser.add_argument("--fpn-epochs", type=int, nargs="*", default=[10, 30])
     parser.add_argument("--images", type=int, default=0, help="of each split; 0 for all")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     return parser.parse_args(words)

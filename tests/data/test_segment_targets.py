@@ -76,7 +76,7 @@ def test_segments_move_with_the_view_and_unseen_ones_are_dropped() -> None:
     left = Geometry(whole=(4, 4), box=(0, 0, 4, 2), inner=(4, 2), pad=(1, 0, 0, 0), flip=True)
     seen = SegmentTargets().view(segments, left)
     assert seen.classes.tolist() == [4]
-    assert torch.equal(seen.masks[0], torch.tensor([[False, True, False]] * 4))
+    assert seen.planes.tolist() == [[[0, 1, 0]] * 4]
 
 
 def test_a_segment_mask_of_another_size_makes_the_image_unreadable() -> None:

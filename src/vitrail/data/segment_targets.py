@@ -5,11 +5,13 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
 from vitrail.core.errors import DataError
 from vitrail.core.text import Pair
+from vitrail.data.annotations.rle import decode
 from vitrail.data.annotations.segments import SegmentClass, Segments
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.sized_annotations import read_sized_segments
@@ -21,7 +23,7 @@ BITS: Final = 8  # segments to a plane
 class ViewSegments(NamedTuple):
     """The n segments that a view shows, at least a pixel of each."""
 
-    masks: Tensor  # bool [n, H, W]
+    planes: NDArray[np.uint8]  # as in `TargetSegments` [n / 8, rounded up, H, W]
     classes: Tensor  # int64 [n]
     crowd: Tensor  # bool [n]
 
@@ -46,10 +48,13 @@ class SegmentTargets(Targets):
         return keep_things(found, source.segment_classes) if self.things_only else found
 
     def view(self, target: Segments, geometry: Geometry) -> ViewSegments:
-        masks = geometry.mask(torch.from_numpy(target.decode()).byte(), 0).bool()
-        seen = masks.flatten(1).any(1)
-        classes, crowd = torch.from_numpy(target.classes), torch.from_numpy(target.crowd)
-        return ViewSegments(masks[seen], classes[seen], crowd[seen])
+        planes = geometry.mask(torch.from_numpy(decode_planes(target)), 0).numpy()
+        bits = np.bitwise_or.reduce(planes, axis=(1, 2))
+        seen = np.unpackbits(bits, bitorder="little")[: len(target)].astype(np.bool_)
+        if not seen.all():
+            shown = np.flatnonzero(seen).tolist()
+            planes = join_planes([planes[at // BITS] >> at % BITS & 1 for at in shown], geometry.size)
+        return ViewSegments(planes, torch.from_numpy(target.classes[seen]), torch.from_numpy(target.crowd[seen]))
 
     def stack(self, views: Sequence[ViewSegments | None], size: Pair) -> Target:
         places = round_up_places(max((len(view.classes) for view in views if view is not None), default=0))
@@ -60,9 +65,23 @@ class SegmentTargets(Targets):
             if view is not None:
                 count = len(view.classes)
                 classes[at, :count], crowd[at, :count] = view.classes, view.crowd
-                packed = np.packbits(view.masks.numpy(), axis=0, bitorder="little")
-                planes[at, : len(packed)] = torch.from_numpy(packed)
+                planes[at, : len(view.planes)] = torch.from_numpy(view.planes)
         return TargetSegments(planes, classes, crowd)
+
+
+def decode_planes(segments: Segments) -> NDArray[np.uint8]:
+    """The masks, eight to a plane [N / 8, rounded up, H, W]."""
+    height, width = segments.size
+    columns = join_planes([decode(mask).T for mask in segments.masks or ()], (width, height))
+    return np.ascontiguousarray(columns.transpose(0, 2, 1))
+
+
+def join_planes(masks: Sequence[NDArray[np.integer | np.bool_]], size: Pair) -> NDArray[np.uint8]:
+    """Eight masks [H, W] of 0 and 1 to a plane."""
+    planes = np.zeros((-(-len(masks) // BITS), *size), np.uint8)
+    for at, mask in enumerate(masks):
+        planes[at // BITS] |= mask.view(np.uint8) << np.uint8(at % BITS)
+    return planes
 
 
 def keep_things(found: Segments, classes: Sequence[SegmentClass]) -> Segments:

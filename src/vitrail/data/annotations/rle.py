@@ -54,13 +54,30 @@ def decode(rle: Rle) -> NDArray[np.bool_]:
 
 def encode_values(values: NDArray[np.integer], kinds: int) -> list[Rle]:
     """The masks of the values 0 to `kinds` - 1 in a map [H, W], in one pass; other values belong to none."""
+    return encode_runs(find_runs(values), kinds)
+
+
+class Runs(NamedTuple):
+    """Runs of equal values in a map [H, W], down its columns: those places from `starts` to before `ends`."""
+
+    size: Pair
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    values: NDArray[np.integer]
+
+
+def find_runs(values: NDArray[np.integer]) -> Runs:
     size, flat = (values.shape[0], values.shape[1]), values.ravel(order="F")
     starts = np.concatenate([[0], np.flatnonzero(flat[1:] != flat[:-1]) + 1])
-    ends, kind = np.append(starts[1:], flat.size), flat[starts]
-    order = np.argsort(kind, kind="stable")
-    bounds = np.searchsorted(kind[order], np.arange(kinds + 1))
-    runs = (order[first:last] for first, last in pairwise(bounds.tolist()))
-    return [from_toggles(size, np.stack([starts[run], ends[run]], 1).ravel()) for run in runs]
+    return Runs(size, starts, np.append(starts[1:], flat.size), flat[starts])
+
+
+def encode_runs(runs: Runs, kinds: int) -> list[Rle]:
+    """As `encode_values`, of runs."""
+    order = np.argsort(runs.values, kind="stable")
+    bounds = np.searchsorted(runs.values[order], np.arange(kinds + 1))
+    some = (order[first:last] for first, last in pairwise(bounds.tolist()))
+    return [from_toggles(runs.size, np.stack([runs.starts[run], runs.ends[run]], 1).ravel()) for run in some]
 
 
 def from_toggles(size: Pair, places: NDArray[np.integer]) -> Rle:

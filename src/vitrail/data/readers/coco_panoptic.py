@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from vitrail.core.errors import BadImage, DataError, SourceNotFound
 from vitrail.core.text import join_words
-from vitrail.data.annotations.rle import encode_values, find_box
+from vitrail.data.annotations.rle import encode_runs, find_box, find_runs
 from vitrail.data.annotations.segments import Segments
 from vitrail.data.dataset import ImageDataset, StringArray
 from vitrail.data.decode.headers import detect_format
@@ -59,10 +59,10 @@ class PanopticFiles(AnnotatedFiles):
         some = slice(int(self.table.starts[index]), int(self.table.starts[index + 1]))
         ids, classes, crowd = self.table.ids[some], self.table.classes[some], self.table.crowd[some]
         try:
-            found = read_ids(read_file(f"{self.root}/{self.maps[index]}"))
+            runs = find_runs(read_ids(read_file(f"{self.root}/{self.maps[index]}")))
         except (BadImage, OSError) as error:
             raise BadImage(f"{self.maps[index]}: {getattr(error, 'strerror', None) or error}") from None
-        order = np.argsort(ids)
+        found, order = runs.values, np.argsort(ids)
         at = np.searchsorted(ids[order], found).clip(0, max(len(ids) - 1, 0))
         known = ids[order][at] == found if len(ids) else np.zeros(found.shape, np.bool_)
         if (strange := found[~known & (found != 0)]).size:
@@ -73,10 +73,9 @@ class PanopticFiles(AnnotatedFiles):
         if not present.all():
             lacking = int(ids[order][~present][0])
             raise BadImage(f"{self.maps[index]}: no pixel has the id {lacking}, which the json has")
-        masks = tuple(encode_values(numbers, len(classes)))
+        masks = tuple(encode_runs(runs._replace(values=numbers), len(classes)))
         boxes = np.array([find_box(mask) for mask in masks], np.float64).reshape(-1, 4)
-        size = (found.shape[0], found.shape[1])
-        return Segments(size=size, classes=classes, boxes=boxes, crowd=crowd, masks=masks)
+        return Segments(size=runs.size, classes=classes, boxes=boxes, crowd=crowd, masks=masks)
 
     def join_stuff(
         self, classes: NDArray[np.int64], crowd: NDArray[np.bool_]
@@ -104,7 +103,7 @@ class SegmentTable:
         self.crowd = np.array([many for _, _, many in flat], np.bool_)
 
 
-def read_ids(data: bytes) -> NDArray[np.int64]:
+def read_ids(data: bytes) -> NDArray[np.int32]:
     """The segment id of every pixel [H, W] of a panoptic PNG. BadImage where it is not one."""
     kind = detect_format(data)
     if kind != "PNG":
@@ -112,8 +111,8 @@ def read_ids(data: bytes) -> NDArray[np.int64]:
     encoded = EncodedImage(data)
     if encoded.image.mode != "RGB" or data[BIT_DEPTH] != 8:
         raise BadImage(f"a PNG of {encoded.image.mode}; segments are colours in RGB of 8 bits")
-    pixels = np.asarray(encoded.rgb()).astype(np.int64)
-    return pixels[:, :, 0] + 256 * pixels[:, :, 1] + 65536 * pixels[:, :, 2]
+    red, green, blue = np.moveaxis(np.asarray(encoded.rgb()).astype(np.int32), 2, 0)
+    return red + (green << 8) + (blue << 16)
 
 
 def read(path: Path) -> dict[str, ImageDataset]:
