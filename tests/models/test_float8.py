@@ -179,12 +179,12 @@ def check_rounding(device: str, dtype: torch.dtype, shapes: Sequence[tuple[int, 
         for kind in HALF_STEP:
             check_same(x, float8_kernels.round_scaled(x, scale, kind), scale)
         for added in (None, g[-1]):
-            total, normed = norm_kernels.add_norm(x, g, added, weight, shift, 1e-5)
-            again, full, low = norm_kernels.add_norm_float8(x, g, added, weight, shift, 1e-5, scale, True)
+            total, normed, _ = norm_kernels.add_norm(x, g, added, weight, shift, 1e-5)
+            again, full, low, _ = norm_kernels.add_norm_float8(x, g, added, weight, shift, 1e-5, scale, True)
             check_near(again, total)
             check_near(full, normed)
             check_same(normed, low, scale)
-            _, none, same = norm_kernels.add_norm_float8(x, g, added, weight, shift, 1e-5, scale, False)
+            _, none, same, _ = norm_kernels.add_norm_float8(x, g, added, weight, shift, 1e-5, scale, False)
             assert not len(none)
             check_same(normed, same, scale)
         each, of_x = fused.rows_per_program(rows, columns), float8_kernels.sample_scale(x, 28.0, *sizes)

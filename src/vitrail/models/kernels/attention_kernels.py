@@ -13,7 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from vitrail.models.kernels import ceil_divide
-from vitrail.models.kernels.float8_kernels import store_low
+from vitrail.models.kernels.fast_math import exp2, reciprocal
+from vitrail.models.kernels.float8_kernels import load_factor, store_low
 
 # What Triton compiles is not Python: names have no types, and annotations are marks for its compiler.
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportUntypedFunctionDecorator=false
@@ -40,6 +41,8 @@ def _concat_kernel(
     row, across = tl.arange(0, tile_rows), tl.arange(0, tile_columns)
     read = row[:, None] * width + (column - part * width + across)[None, :]
     write = row[:, None] * (3 * width) + (column + across)[None, :]
+    if eight:
+        factor = load_factor(scale)
     total = tl.zeros((tile_rows, tile_columns), tl.float32)
     for step in range(0, each, tile_rows):
         start = first + step
@@ -47,7 +50,7 @@ def _concat_kernel(
         g = tl.load(source + start * width + read, inside, other=0.0)
         tl.store(out + start * (3 * width) + write, g, inside)
         if eight:
-            store_low(low + start * (3 * width), write, g.to(tl.float32), scale, inside)
+            store_low(low + start * (3 * width), write, g.to(tl.float32), factor, inside)
         total += g.to(tl.float32)
     tl.store(sums + tl.program_id(1).to(tl.int64) * (3 * width) + column + across, tl.sum(total, 0))
 
@@ -78,80 +81,127 @@ def _concat(q: Tensor, k: Tensor, v: Tensor, each: int, scale: Tensor | None) ->
 
 
 @triton.jit
+def _load_tile(base, place, stride, column, tokens: tl.constexpr, start, tile: tl.constexpr):
+    """Rows of a matrix [T, D] from `start`, one head wide; those from T on are 0."""
+    row = start + tl.arange(0, tile)
+    at = (place + row)[:, None] * stride + column[None, :]
+    return tl.load(base + at, (row < tokens)[:, None], other=0.0)
+
+
+@triton.jit
+def _attend_rows(
+    qkv, out, low, logs, factor, first, column, width, scale, k, v, start,
+    eight: tl.constexpr, tokens: tl.constexpr, rows: tl.constexpr, keys: tl.constexpr,
+):  # fmt: skip
+    """The queries from `start`, with all keys at once."""
+    row = start + tl.arange(0, rows)
+    inside = row < tokens
+    q = _load_tile(qkv, first, 3 * width, column, tokens, start, rows)
+    s = tl.where((tl.arange(0, keys) < tokens)[None, :], tl.dot(q, tl.trans(k)), float("-inf"))
+    top = tl.max(s, 1) * scale
+    p = exp2(s * scale - top[:, None])
+    total = tl.sum(p, 1)
+    o = tl.dot(p.to(q.dtype), v) * reciprocal(total)[:, None]
+    place = (first + row)[:, None] * width + column[None, :]
+    tl.store(out + place, o.to(q.dtype), inside[:, None])
+    if eight:
+        store_low(low, place, o, factor, inside[:, None])
+    tl.store(logs + row, top + tl.log2(total), inside)
+
+
+@triton.jit
 def _attention_kernel(
     qkv, out, low, low_scale, logs, heads, width, scale,
-    eight: tl.constexpr, tokens: tl.constexpr, head: tl.constexpr, rows: tl.constexpr, keys: tl.constexpr,
+    eight: tl.constexpr, tokens: tl.constexpr, head: tl.constexpr, rows: tl.constexpr, tail: tl.constexpr,
+    keys: tl.constexpr,
 ):  # fmt: skip
     image, which = tl.program_id(0) // heads, tl.program_id(0) % heads
     first = image.to(tl.int64) * tokens
-    column, key = which * head + tl.arange(0, head), tl.arange(0, keys)
+    column = which * head + tl.arange(0, head)
+    factor = scale
+    if eight:
+        factor = load_factor(low_scale)
+    logs += tl.program_id(0).to(tl.int64) * tokens
+    k = _load_tile(qkv + width, first, 3 * width, column, tokens, 0, keys)
+    v = _load_tile(qkv + 2 * width, first, 3 * width, column, tokens, 0, keys)
+    for start in range(0, tokens // rows * rows, rows):
+        _attend_rows(
+            qkv, out, low, logs, factor, first, column, width, scale, k, v, start, eight, tokens, rows, keys
+        )  # fmt: skip
+    if tail > 0:
+        start = tokens // rows * rows
+        _attend_rows(
+            qkv, out, low, logs, factor, first, column, width, scale, k, v, start, eight, tokens, tail, keys
+        )  # fmt: skip
+
+
+@triton.jit
+def _backward_keys(
+    qkv, grads, low, factor, first, column, width, scale, times, q, g, delta, log, dq, start,
+    eight: tl.constexpr, tokens: tl.constexpr, keys: tl.constexpr, masked: tl.constexpr,
+):  # fmt: skip
+    """The keys and values from `start`: their gradients, and that of the queries with what these add."""
+    key = start + tl.arange(0, keys)
     there = key < tokens
+    k = _load_tile(qkv + width, first, 3 * width, column, tokens, start, keys)
+    v = _load_tile(qkv + 2 * width, first, 3 * width, column, tokens, start, keys)
+    s = tl.dot(q, tl.trans(k)) * scale - log[:, None]
+    if masked:
+        s = tl.where(there[None, :], s, float("-inf"))
+    p = exp2(s)
+    dv = tl.dot(tl.trans(p.to(q.dtype)), g)
+    ds = (p * (tl.dot(g, tl.trans(v)) - delta[:, None])).to(q.dtype)
+    dk = tl.dot(tl.trans(ds), q) * times
+    dq = tl.dot(ds, k, dq)
     at = (first + key)[:, None] * (3 * width) + column[None, :]
-    k = tl.load(qkv + at + width, there[:, None], other=0.0)
-    v = tl.load(qkv + at + 2 * width, there[:, None], other=0.0)
-    for start in range(0, tokens, rows):
-        row = start + tl.arange(0, rows)
-        inside = row < tokens
-        q = tl.load(qkv + (first + row)[:, None] * (3 * width) + column[None, :], inside[:, None], other=0.0)
-        s = tl.where(there[None, :], tl.dot(q, tl.trans(k)) * scale, float("-inf"))
-        top = tl.max(s, 1)
-        p = tl.exp2(s - top[:, None])
-        total = tl.sum(p, 1)
-        o = tl.dot(p.to(q.dtype), v) / total[:, None]
-        place = (first + row)[:, None] * width + column[None, :]
-        tl.store(out + place, o.to(q.dtype), inside[:, None])
-        if eight:
-            store_low(low, place, o, low_scale, inside[:, None])
-        tl.store(logs + tl.program_id(0).to(tl.int64) * tokens + row, top + tl.log2(total), inside)
+    tl.store(grads + at + width, dk.to(k.dtype), there[:, None])
+    tl.store(grads + at + 2 * width, dv.to(k.dtype), there[:, None])
+    if eight:
+        store_low(low, at + width, dk, factor, there[:, None])
+        store_low(low, at + 2 * width, dv, factor, there[:, None])
+    return dq
 
 
 @triton.jit
 def _attention_backward_kernel(
-    qkv, out, grad, logs, grads, low, low_scale, sums, heads, width, scale, factor,
+    qkv, out, grad, logs, grads, low, low_scale, sums, heads, width, scale, times,
     eight: tl.constexpr, tokens: tl.constexpr, head: tl.constexpr, rows: tl.constexpr, keys: tl.constexpr,
+    tail: tl.constexpr,
 ):  # fmt: skip
     image, which = tl.program_id(0) // heads, tl.program_id(0) % heads
     first = image.to(tl.int64) * tokens
     column, row = which * head + tl.arange(0, head), tl.arange(0, rows)
     inside = row < tokens
-    wide = (first + row)[:, None] * (3 * width) + column[None, :]
-    narrow = (first + row)[:, None] * width + column[None, :]
-    q = tl.load(qkv + wide, inside[:, None], other=0.0)
-    g = tl.load(grad + narrow, inside[:, None], other=0.0)
-    o = tl.load(out + narrow, inside[:, None], other=0.0)
+    factor = scale
+    if eight:
+        factor = load_factor(low_scale)
+    q = _load_tile(qkv, first, 3 * width, column, tokens, 0, rows)
+    g = _load_tile(grad, first, width, column, tokens, 0, rows)
+    o = _load_tile(out, first, width, column, tokens, 0, rows)
     delta = tl.sum(o.to(tl.float32) * g.to(tl.float32), 1)
     # Where there is no row, p becomes exp2(-inf), and all that follows from it nothing.
     log = tl.load(logs + tl.program_id(0).to(tl.int64) * tokens + row, inside, other=float("inf"))
-    dq = tl.zeros((rows, head), tl.float32)
-    sum_k = tl.zeros((head,), tl.float32)
-    sum_v = tl.zeros((head,), tl.float32)
-    for start in range(0, tokens, keys):
-        key = start + tl.arange(0, keys)
-        there = key < tokens
-        at = (first + key)[:, None] * (3 * width) + column[None, :]
-        k = tl.load(qkv + at + width, there[:, None], other=0.0)
-        v = tl.load(qkv + at + 2 * width, there[:, None], other=0.0)
-        s = tl.where(there[None, :], tl.dot(q, tl.trans(k)) * scale, float("-inf"))
-        p = tl.exp2(s - log[:, None])
-        dv = tl.dot(tl.trans(p.to(q.dtype)), g)
-        ds = (p * (tl.dot(g, tl.trans(v)) - delta[:, None])).to(q.dtype)
-        dk = tl.dot(tl.trans(ds), q) * factor
-        dq += tl.dot(ds, k)
-        tl.store(grads + at + width, dk.to(q.dtype), there[:, None])
-        tl.store(grads + at + 2 * width, dv.to(q.dtype), there[:, None])
-        if eight:
-            store_low(low, at + width, dk, low_scale, there[:, None])
-            store_low(low, at + 2 * width, dv, low_scale, there[:, None])
-        sum_k += tl.sum(dk, 0)
-        sum_v += tl.sum(dv, 0)
-    dq *= factor
-    tl.store(grads + wide, dq.to(q.dtype), inside[:, None])
-    if eight:
-        store_low(low, wide, dq, low_scale, inside[:, None])
+    # Every row of p sums to 1, so the gradient of the values' bias is that of the output, and the keys' has none.
     line = sums + image.to(tl.int64) * (3 * width) + column
+    tl.store(line + width, tl.zeros((head,), tl.float32))
+    tl.store(line + 2 * width, tl.sum(g.to(tl.float32), 0))
+    dq = tl.zeros((rows, head), tl.float32)
+    for start in range(0, tokens // keys * keys, keys):
+        dq = _backward_keys(
+            qkv, grads, low, factor, first, column, width, scale, times, q, g, delta, log, dq, start,
+            eight, tokens, keys, False,
+        )  # fmt: skip
+    if tail > 0:
+        dq = _backward_keys(
+            qkv, grads, low, factor, first, column, width, scale, times, q, g, delta, log, dq, tokens // keys * keys,
+            eight, tokens, tail, True,
+        )  # fmt: skip
+    dq *= times
+    at = (first + row)[:, None] * (3 * width) + column[None, :]
+    tl.store(grads + at, dq.to(q.dtype), inside[:, None])
+    if eight:
+        store_low(low, at, dq, factor, inside[:, None])
     tl.store(line, tl.sum(dq, 0))
-    tl.store(line + width, sum_k)
-    tl.store(line + 2 * width, sum_v)
 
 
 def attention(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
@@ -172,8 +222,8 @@ def _attention(qkv: Tensor, heads: int, scale: Tensor | None) -> tuple[Tensor, T
     head, kernel = width // heads, cast(Any, _attention_kernel)
     kernel[(images * heads,)](
         qkv, out, low, logs if scale is None else scale, logs, heads, width, LOG2E * head**-0.5,
-        eight=scale is not None, tokens=tokens, head=head, rows=ATTENTION_ROWS, keys=_tile_for(tokens),
-        num_warps=4, num_stages=1,
+        eight=scale is not None, tokens=tokens, head=head, rows=ATTENTION_ROWS, tail=_tail(tokens),
+        keys=_tile_for(tokens), num_warps=4, num_stages=1,
     )  # fmt: skip
     return out, logs, low
 
@@ -201,8 +251,8 @@ def _attention_backward(
     kernel[(images * heads,)](
         qkv, out, grad, logs, grads, low, logs if scale is None else scale, sums, heads, width,
         LOG2E * head**-0.5, head**-0.5,
-        eight=scale is not None, tokens=tokens, head=head, rows=rows, keys=ATTENTION_ROWS,
-        num_warps=8 if rows > ATTENTION_ROWS else 4, num_stages=3,
+        eight=scale is not None, tokens=tokens, head=head, rows=rows, keys=ATTENTION_ROWS, tail=_tail(tokens),
+        num_warps=8 if rows > ATTENTION_ROWS else 4, num_stages=2,
     )  # fmt: skip
     return grads, sums, low
 
@@ -214,3 +264,9 @@ def _qkv_shape(qkv: Tensor) -> tuple[int, int, int]:
 def _tile_for(tokens: int) -> int:
     """A tile that holds them all."""
     return max(ATTENTION_ROWS, 1 << (tokens - 1).bit_length())
+
+
+def _tail(tokens: int) -> int:
+    """A tile that holds those that are left over."""
+    rest = tokens % ATTENTION_ROWS
+    return max(16, 1 << (rest - 1).bit_length()) if rest else 0

@@ -101,10 +101,10 @@ class _RoundedAddNorm(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         scale = norm_scale(weight, shift, LARGEST)
         args = (z.contiguous(), branch.contiguous(), bias, weight, shift, eps, scale, full)
-        total, normed, low = add_norm_float8(*args)
+        total, normed, low, stats = add_norm_float8(*args)
         ctx.mark_non_differentiable(low, scale)
-        ctx.save_for_backward(total, weight)
-        ctx.eps, ctx.biased = eps, bias is not None
+        ctx.save_for_backward(total, stats, weight)
+        ctx.biased = bias is not None
         return total, normed, low, scale
 
     @staticmethod
@@ -304,8 +304,9 @@ def _(x: Tensor, scale: Tensor, gradient: bool) -> Tensor:
 @torch.library.custom_op("vitrail::add_norm_float8", mutates_args=())
 def add_norm_float8(
     z: Tensor, branch: Tensor, bias: Tensor | None, weight: Tensor, shift: Tensor, eps: float, scale: Tensor, full: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """x = z + branch + bias, LN(x), empty without `full`, and the same in eight bits."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x = z + branch + bias, LN(x), empty without `full`, the same in eight bits, and the mean of each row and one over
+    its deviation [M, 2]."""
     from vitrail.models.kernels import norm_kernels
 
     return norm_kernels.add_norm_float8(z, branch, bias, weight, shift, eps, scale, full)
@@ -314,16 +315,16 @@ def add_norm_float8(
 @add_norm_float8.register_kernel("cpu")
 def _(
     z: Tensor, branch: Tensor, bias: Tensor | None, weight: Tensor, shift: Tensor, eps: float, scale: Tensor, full: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    total, normed = fused.add_norm(z, branch, bias, weight, shift, eps)
-    return total, normed if full else z.new_empty(0), round_scaled(normed, scale, gradient=False)
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    total, normed, stats = fused.add_norm(z, branch, bias, weight, shift, eps)
+    return total, normed if full else z.new_empty(0), round_scaled(normed, scale, gradient=False), stats
 
 
 @add_norm_float8.register_fake
 def _(
     z: Tensor, branch: Tensor, bias: Tensor | None, weight: Tensor, shift: Tensor, eps: float, scale: Tensor, full: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(z), _maybe(z, full), torch.empty_like(z, dtype=ACTIVATIONS)
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return torch.empty_like(z), _maybe(z, full), torch.empty_like(z, dtype=ACTIVATIONS), fused.row_stats(z)
 
 
 def _maybe(like: Tensor, full: bool) -> Tensor:

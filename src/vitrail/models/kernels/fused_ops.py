@@ -19,7 +19,7 @@ TRITON = importlib.util.find_spec("triton") is not None
 MANY_ROWS = 1 << 15
 MANY_SUMS = 900 * 256  # columns times parts of 256 rows: 900 programs, about seven per multiprocessor of an H200
 TOKENS, HEADS = 256, (16, 32, 64)  # that attention in one tile takes: at most so many, and heads of these widths
-TILE_BYTES = 180 * 1024  # of shared memory, for 256 tokens of width 64
+TILE_BYTES = 208 * 1024  # of shared memory, for 256 tokens of width 64
 WIDEST = 8192  # row of a residual sum that a program holds
 HALF = (torch.bfloat16, torch.float16)
 
@@ -151,9 +151,9 @@ class _AddNorm(torch.autograd.Function):
     def forward(
         ctx: Any, z: Tensor, branch: Tensor, bias: Tensor | None, weight: Tensor, shift: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
-        total, normed = add_norm(z.contiguous(), branch.contiguous(), bias, weight, shift, eps)
-        ctx.save_for_backward(total, weight)
-        ctx.eps, ctx.biased = eps, bias is not None
+        total, normed, stats = add_norm(z.contiguous(), branch.contiguous(), bias, weight, shift, eps)
+        ctx.save_for_backward(total, stats, weight)
+        ctx.biased = bias is not None
         return total, normed
 
     @staticmethod
@@ -163,8 +163,8 @@ class _AddNorm(torch.autograd.Function):
 
 def add_norm_grads(ctx: Any, of_total: Tensor, of_normed: Tensor) -> tuple[Tensor | None, ...]:
     """Gradients of all that `fused_add_norm` is given, from those of the sum and of its norm."""
-    total, weight = ctx.saved_tensors
-    grad, sums = add_norm_backward(of_total.contiguous(), of_normed.contiguous(), total, weight, ctx.eps)
+    total, stats, weight = ctx.saved_tensors
+    grad, sums = add_norm_backward(of_total.contiguous(), of_normed.contiguous(), total, stats, weight)
     of_weight, of_shift, of_bias = sums.sum(0).to(weight.dtype).unbind(0)
     return grad, grad, of_bias if ctx.biased else None, of_weight, of_shift, None
 
@@ -263,8 +263,8 @@ def _(grad: Tensor, pre: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
 @torch.library.custom_op("vitrail::add_norm", mutates_args=())
 def add_norm(
     z: Tensor, branch: Tensor, bias: Tensor | None, weight: Tensor, shift: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
-    """x = z + branch + bias and LN(x)."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x = z + branch + bias, LN(x), and of each row the mean and one over the deviation [M, 2]."""
     from vitrail.models.kernels import norm_kernels
 
     return norm_kernels.add_norm(z, branch, bias, weight, shift, eps)
@@ -273,51 +273,60 @@ def add_norm(
 @add_norm.register_kernel("cpu")
 def _(
     z: Tensor, branch: Tensor, bias: Tensor | None, weight: Tensor, shift: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     total = z + (branch if bias is None else branch + bias)
-    return total, F.layer_norm(total, z.shape[-1:], weight, shift, eps)
+    variance, mean = torch.var_mean(flat(total), -1, correction=0)
+    return (
+        total,
+        F.layer_norm(total, z.shape[-1:], weight, shift, eps),
+        torch.stack([mean, (variance + eps).rsqrt()], 1),
+    )
 
 
 @add_norm.register_fake
 def _(
     z: Tensor, branch: Tensor, bias: Tensor | None, weight: Tensor, shift: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(z), torch.empty_like(z)
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(z), torch.empty_like(z), row_stats(z)
+
+
+def row_stats(z: Tensor) -> Tensor:
+    """Room for two numbers of each row."""
+    return z.new_empty(count_rows(z), 2, dtype=exact(z))
 
 
 @torch.library.custom_op("vitrail::add_norm_backward", mutates_args=())
 def add_norm_backward(
-    of_total: Tensor, of_normed: Tensor, total: Tensor, weight: Tensor, eps: float
+    of_total: Tensor, of_normed: Tensor, total: Tensor, stats: Tensor, weight: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The gradient of the sum's parts, and partial sums [..., 3, D] of those of the norm's weight, its shift and the
     bias."""
     from vitrail.models.kernels import norm_kernels
 
-    return norm_kernels.add_norm_backward(of_total, of_normed, total, weight, eps, norm_rows(total))
+    return norm_kernels.add_norm_backward(of_total, of_normed, total, stats, weight, norm_rows(total))
 
 
 @add_norm_backward.register_kernel("cpu")
-def _(of_total: Tensor, of_normed: Tensor, total: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    centred = total - total.mean(-1, keepdim=True)
-    scale = (centred.square().mean(-1, keepdim=True) + eps).rsqrt()
-    standard, slope = centred * scale, of_normed * weight
+def _(of_total: Tensor, of_normed: Tensor, total: Tensor, stats: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    mean, over = (part.view(*total.shape[:-1], 1) for part in stats.unbind(1))
+    standard, slope = (total - mean) * over, of_normed * weight
     along = (slope * standard).mean(-1, keepdim=True)
-    grad = of_total + scale * (slope - slope.mean(-1, keepdim=True) - standard * along)
+    grad = of_total + over * (slope - slope.mean(-1, keepdim=True) - standard * along)
     return grad, torch.stack([flat(part).sum(0) for part in (of_normed * standard, of_normed, grad)])[None]
 
 
 @add_norm_backward.register_fake
-def _(of_total: Tensor, of_normed: Tensor, total: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    parts = 1 if total.device.type == "cpu" else -(-_count_rows(total) // norm_rows(total))
+def _(of_total: Tensor, of_normed: Tensor, total: Tensor, stats: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    parts = 1 if total.device.type == "cpu" else -(-count_rows(total) // norm_rows(total))
     return torch.empty_like(total), total.new_empty(parts, 3, total.shape[-1], dtype=exact(total))
 
 
 def norm_rows(total: Tensor) -> int:
     """How many rows each program of the backward pass of a norm sums."""
-    return 64 if _count_rows(total) >= MANY_ROWS else 16
+    return 64 if count_rows(total) >= MANY_ROWS else 16
 
 
-def _count_rows(z: Tensor) -> int:
+def count_rows(z: Tensor) -> int:
     return math.prod(z.shape[:-1])
 
 

@@ -13,7 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from vitrail.models.kernels import ceil_divide
-from vitrail.models.kernels.float8_kernels import store_low
+from vitrail.models.kernels.fast_math import exp2, reciprocal
+from vitrail.models.kernels.float8_kernels import load_factor, store_low
 
 # What Triton compiles is not Python: names have no types, and annotations are marks for its compiler.
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportUntypedFunctionDecorator=false
@@ -30,11 +31,11 @@ def _gelu_parts(x, tanh: tl.constexpr):
     instructions, where the library's error function would keep the kernel from reading at full speed.
     """
     if tanh:
-        cdf = 1 / (1 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
+        cdf = reciprocal(1 + exp2(-2.302208198 * (x + 0.044715 * x * x * x)))
         slope = cdf * (1 - cdf) * (1.5957691216057308 + 0.2140644488 * x * x)
     else:
-        bell = tl.exp(-0.5 * x * x)
-        t = 1 / (1 + 0.2316418882663604 * tl.abs(x))
+        bell = exp2(-0.7213475204444817 * x * x)
+        t = reciprocal(1 + 0.2316418882663604 * tl.abs(x))
         poly = t * (0.127414796 + t * (-0.142248368 + t * (0.7107068705 + t * (-0.7265760135 + t * 0.5307027145))))
         cdf = tl.where(x < 0, poly * bell, 1 - poly * bell)
         slope = 0.3989422804014327 * bell
@@ -48,12 +49,14 @@ def _gelu_kernel(
     first = tl.program_id(0).to(tl.int64) * block
     at = tl.arange(0, block)
     inside = first + at < count
+    if eight:
+        factor = load_factor(scale)
     x = tl.load(pre + first + at, inside, other=0.0).to(tl.float32)
     cdf, _ = _gelu_parts(x, tanh)
     if full:
         tl.store(out + first + at, x * cdf, inside)
     if eight:
-        store_low(low + first, at, x * cdf, scale, inside)
+        store_low(low + first, at, x * cdf, factor, inside)
 
 
 @triton.jit
@@ -86,6 +89,8 @@ def _gelu_backward_kernel(
     column = tl.program_id(0) * tile_columns + tl.arange(0, tile_columns)
     row = tl.arange(0, tile_rows)
     at = row[:, None] * columns + column[None, :]
+    if eight:
+        factor = load_factor(scale)
     total = tl.zeros((tile_rows, tile_columns), tl.float32)
     for step in range(0, each, tile_rows):
         start = (first + step) * columns
@@ -96,7 +101,7 @@ def _gelu_backward_kernel(
         g = g * (cdf + x * slope)
         tl.store(out + start + at, g, inside)
         if eight:
-            store_low(low + start, at, g, scale, inside)
+            store_low(low + start, at, g, factor, inside)
         total += g
     tl.store(sums + tl.program_id(1).to(tl.int64) * columns + column, tl.sum(total, 0), column < columns)
 
@@ -112,7 +117,8 @@ def gelu(pre: Tensor, tanh: bool) -> Tensor:
 
 def gelu_float8(pre: Tensor, tanh: bool, scale: Tensor, full: bool) -> tuple[Tensor, Tensor]:
     """GELU, and the same in eight bits; without `full` in eight bits alone."""
-    out, block = torch.empty_like(pre) if full else pre.new_empty(0), 2048
+    out = torch.empty_like(pre) if full else pre.new_empty(0)
+    block = 1024  # eight values a thread, so that both stores find them where they are
     low = torch.empty_like(pre, dtype=torch.float8_e4m3fn)
     kernel: Any = _gelu_kernel
     kernel[(ceil_divide(pre.numel(), block),)](

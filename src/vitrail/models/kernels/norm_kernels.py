@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vitrail.models.kernels import ceil_divide
-from vitrail.models.kernels.float8_kernels import store_low
+from vitrail.models.kernels.float8_kernels import load_factor, store_low
 
 # What Triton compiles is not Python: names have no types, and annotations are marks for its compiler.
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportUntypedFunctionDecorator=false
@@ -21,24 +21,24 @@ NORM_VALUES = 2048  # of the rows that a program holds at once
 
 
 @triton.jit
-def _standardise(x, there, width, eps):
-    """Rows less their mean, over their deviation, and one over that."""
-    centred = tl.where(there[None, :], x - (tl.sum(x, 1) / width)[:, None], 0.0)
-    over = 1 / tl.sqrt(tl.sum(centred * centred, 1) / width + eps)
-    return centred * over[:, None], over
+def _measure(x, there, width, eps):
+    """The mean of each row, and one over its deviation."""
+    mean = tl.sum(x, 1) / width
+    centred = tl.where(there[None, :], x - mean[:, None], 0.0)
+    return mean, 1 / tl.sqrt(tl.sum(centred * centred, 1) / width + eps)
 
 
 @triton.jit
-def _scale(standard, weight, shift, column, there):
-    """What a norm makes of standardised rows."""
+def _load_scale(weight, shift, column, there):
+    """What a norm's columns are multiplied by, and what is added to them."""
     times = tl.load(weight + column, there, other=0.0).to(tl.float32)[None, :]
     plus = tl.load(shift + column, there, other=0.0).to(tl.float32)[None, :]
-    return standard * times + plus
+    return times, plus
 
 
 @triton.jit
 def _add_norm_kernel(
-    z, branch, bias, weight, shift, total, out, low, scale, rows, width, eps,
+    z, branch, bias, weight, shift, total, out, low, scale, stats, rows, width, eps,
     biased: tl.constexpr, full: tl.constexpr, eight: tl.constexpr,
     tile_rows: tl.constexpr, tile_columns: tl.constexpr,
 ):  # fmt: skip
@@ -48,54 +48,68 @@ def _add_norm_kernel(
     inside = (row < rows)[:, None] & there[None, :]
     at = row.to(tl.int64)[:, None] * width + column[None, :]
     x = tl.load(z + at, inside, other=0.0).to(tl.float32) + tl.load(branch + at, inside, other=0.0).to(tl.float32)
+    times, plus = _load_scale(weight, shift, column, there)
+    if eight:
+        factor = load_factor(scale)
     if biased:
         x += tl.load(bias + column, there, other=0.0).to(tl.float32)[None, :]
     x = x.to(total.dtype.element_ty)
     tl.store(total + at, x, inside)
     x = x.to(tl.float32)  # the norm is that of the sum as it is handed on
-    standard, _ = _standardise(x, there, width, eps)
-    normed = _scale(standard, weight, shift, column, there)
+    mean, over = _measure(x, there, width, eps)
+    tl.store(stats + 2 * row, mean, row < rows)
+    tl.store(stats + 2 * row + 1, over, row < rows)
+    normed = (x - mean[:, None]) * over[:, None] * times + plus
     if full:
         tl.store(out + at, normed.to(out.dtype.element_ty), inside)
     if eight:
-        store_low(low, at, normed, scale, inside)
+        store_low(low, at, normed, factor, inside)
 
 
 def add_norm(
     z: Tensor, branch: Tensor, bias: Tensor | None, weight: Tensor, shift: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
-    """x = z + branch + bias and LN(x): [..., D] twice -> [..., D] twice."""
-    total, normed, _ = _add_norm(z, branch, bias, weight, shift, eps, None, full=True)
-    return total, normed
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x = z + branch + bias, LN(x), and of each row the mean and one over the deviation: [..., D] twice -> [..., D]
+    twice and [M, 2]."""
+    total, normed, _, stats = _add_norm(z, branch, bias, weight, shift, eps, None, full=True)
+    return total, normed, stats
 
 
 def add_norm_float8(
     z: Tensor, branch: Tensor, bias: Tensor | None, weight: Tensor, shift: Tensor, eps: float, scale: Tensor, full: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The same, and LN(x) in eight bits; without `full` in eight bits alone."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same, with LN(x) also in eight bits, which come third; without `full` in eight bits alone."""
     return _add_norm(z, branch, bias, weight, shift, eps, scale, full=full)
 
 
 def _add_norm(
     z: Tensor, branch: Tensor, bias: Tensor | None, weight: Tensor, shift: Tensor, eps: float, scale: Tensor | None,
     *, full: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     total, out = torch.empty_like(z), torch.empty_like(z) if full else z.new_empty(0)
     low = out if scale is None else torch.empty_like(z, dtype=torch.float8_e4m3fn)
     rows, width, tile_rows, tile_columns, warps = _norm_tiles(z)
+    if scale is not None:
+        tile_rows, warps = _narrow(tile_rows, warps)
+    stats = z.new_empty(rows, 2, dtype=torch.float32)
     kernel: Any = _add_norm_kernel
     kernel[(ceil_divide(rows, tile_rows),)](
         z, branch, weight if bias is None else bias, weight, shift, total, out, low,
-        weight if scale is None else scale, rows, width, eps,
+        weight if scale is None else scale, stats, rows, width, eps,
         biased=bias is not None, full=full, eight=scale is not None,
         tile_rows=tile_rows, tile_columns=tile_columns, num_warps=warps,
     )  # fmt: skip
-    return total, out, low
+    return total, out, low, stats
+
+
+@triton.jit
+def _add_pairs(a, b, c, d):
+    return a + c, b + d
 
 
 @triton.jit
 def _add_norm_backward_kernel(
-    of_total, of_normed, total, weight, out, sums, rows, width, eps,
+    of_total, of_normed, total, stats, weight, out, sums, rows, width,
     each: tl.constexpr, tile_rows: tl.constexpr, tile_columns: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, tile_columns)
@@ -108,13 +122,15 @@ def _add_norm_backward_kernel(
         row = tl.program_id(0) * each + step + tl.arange(0, tile_rows)
         inside = (row < rows)[:, None] & there[None, :]
         at = row.to(tl.int64)[:, None] * width + column[None, :]
+        mean = tl.load(stats + 2 * row, row < rows, other=0.0)
+        over = tl.load(stats + 2 * row + 1, row < rows, other=0.0)
         x = tl.load(total + at, inside, other=0.0).to(tl.float32)
         g = tl.load(of_normed + at, inside, other=0.0).to(tl.float32)
         handed = tl.load(of_total + at, inside, other=0.0).to(tl.float32)
-        standard, over = _standardise(x, there, width, eps)
+        standard = (x - mean[:, None]) * over[:, None]  # times 0 where there is no column: g is 0 there
         slope = g * times
-        along, level = tl.sum(slope * standard, 1) / width, tl.sum(slope, 1) / width
-        grad = handed + over[:, None] * (slope - level[:, None] - standard * along[:, None])
+        along, level = tl.reduce((slope * standard, slope), 1, _add_pairs)
+        grad = handed + over[:, None] * (slope - (level / width)[:, None] - standard * (along / width)[:, None])
         tl.store(out + at, grad.to(out.dtype.element_ty), inside)
         of_weight += g * standard
         of_shift += g
@@ -126,16 +142,17 @@ def _add_norm_backward_kernel(
 
 
 def add_norm_backward(
-    of_total: Tensor, of_normed: Tensor, total: Tensor, weight: Tensor, eps: float, each: int
+    of_total: Tensor, of_normed: Tensor, total: Tensor, stats: Tensor, weight: Tensor, each: int
 ) -> tuple[Tensor, Tensor]:
     """The gradient of the sum's parts, and sums over `each` rows of those of the norm's weight, its shift and the bias:
     [..., D] thrice -> [..., D] and [M/each, 3, D]."""
     out = torch.empty_like(total)
     rows, width, tile_rows, tile_columns, warps = _norm_tiles(total)
+    tile_rows, warps = _narrow(tile_rows, warps)
     sums = total.new_empty(ceil_divide(rows, each), 3, width, dtype=torch.float32)
     kernel: Any = _add_norm_backward_kernel
     kernel[(len(sums),)](
-        of_total, of_normed, total, weight, out, sums, rows, width, eps,
+        of_total, of_normed, total, stats, weight, out, sums, rows, width,
         each=each, tile_rows=min(tile_rows, each), tile_columns=tile_columns, num_warps=warps,
     )  # fmt: skip
     return out, sums
@@ -154,8 +171,10 @@ def _shifted_norm_kernel(
     x = tl.load(z + at, inside, other=0.0).to(tl.float32)
     if shifted:
         x += tl.load(shift + column, there, other=0.0)[None, :]
-    standard, _ = _standardise(x, there, width, eps)
-    tl.store(out + at, _scale(standard, weight, bias, column, there).to(out.dtype.element_ty), inside)
+    times, plus = _load_scale(weight, bias, column, there)
+    mean, over = _measure(x, there, width, eps)
+    normed = (x - mean[:, None]) * over[:, None] * times + plus
+    tl.store(out + at, normed.to(out.dtype.element_ty), inside)
 
 
 def shifted_norm(z: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -175,3 +194,8 @@ def _norm_tiles(z: Tensor) -> tuple[int, int, int, int, int]:
     width = z.shape[-1]
     columns = 1 << (width - 1).bit_length()
     return z.numel() // width, width, max(1, NORM_VALUES // columns), columns, 4 if columns <= NORM_VALUES else 8
+
+
+def _narrow(tile_rows: int, warps: int) -> tuple[int, int]:
+    """A tile of half as many values a thread, where more is held of each."""
+    return (tile_rows // 2, warps) if tile_rows > 1 else (1, min(2 * warps, 16))
