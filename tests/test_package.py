@@ -96,6 +96,7 @@ def test_every_module_imports_in_silence() -> None:
     assert python("\n".join(lines), "-W", "error") == "False False\nvitrail.api\n"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("triton") is None, reason="torch has no Triton here")
 def test_kernels_import_in_silence_with_triton() -> None:
     assert python(f"import {', '.join(KERNELS)}", "-W", "error") == ""

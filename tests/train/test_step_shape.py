@@ -123,6 +123,7 @@ def test_two_processes_learn_what_one_does(tmp_path: Path, stages: dict[str, Any
         torch.testing.assert_close(tensor, wanted[name], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_step_is_replayed_at_its_size(tmp_path: Path) -> None:
     run = staged_run(SIZES, keep=Keep(steps=12))
     out = train(run, out=tmp_path / "run", world=ALONE).folder

@@ -10,6 +10,7 @@ import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -114,10 +115,8 @@ def build_timm_bit(config: ResNetConfig) -> Any:
 
 
 def build_huggingface(config: ModelConfig, target: Path) -> ReferenceModel:
-    import transformers
-
     network, units, logits, tokens = load_with_transformers(config, target)
-    return ReferenceModel(f"transformers {transformers.__version__}", network, units, logits, tokens)
+    return ReferenceModel(f"transformers {version('transformers')}", network, units, logits, tokens)
 
 
 def build_torchvision(config: ModelConfig, target: Path) -> ReferenceModel:

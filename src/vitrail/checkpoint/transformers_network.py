@@ -1,5 +1,6 @@
 """A Hugging Face folder in transformers' hands: its network, its layers, and what it gives in the form of ours."""
 
+import importlib
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -43,8 +44,7 @@ class PatchInput(nn.Module):
 
 def load_with_transformers(config: ModelConfig, folder: Path) -> TransformersNetwork:
     """The network of a folder, loaded by the class that its config.json names."""
-    import transformers
-
+    transformers: Any = importlib.import_module("transformers")  # typed, a checker would read thousands of its files
     transformers.utils.logging.disable_progress_bar()
     settings = read_json(folder / "config.json")
     kind: Any = getattr(transformers, settings["architectures"][0])
