@@ -42,6 +42,7 @@ def added(world: World) -> tuple[Tensor, Tensor, Tensor]:
     return mine.detach(), total.detach(), mine.grad
 
 
+@pytest.mark.slow
 def test_a_sum_is_the_same_everywhere_and_its_gradient_is_that_of_all_losses() -> None:
     whole = [given(rank).requires_grad_() for rank in range(2)]
     total = whole[0] + whole[1]

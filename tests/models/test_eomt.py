@@ -97,7 +97,7 @@ def test_the_encoder_stays_what_it_was(name: str) -> None:
         model.forward_head(tokens)
 
 
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", rest_slow(OPEN))
 def test_cost_in_closed_form(name: str) -> None:
     config = query_config(OPEN[name], "eomt", 5, queries=7, query_blocks=1, upscale=2)
     for c in (config, replace(config, masked_blocks=1)):

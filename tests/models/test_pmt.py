@@ -56,7 +56,7 @@ def test_around_any_vit(name: str) -> None:
         assert model(pictures(model, 1, (1, 2))).masks.shape == (1, 7, 2 * (rows + 1), 2 * (columns + 2))
 
 
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", rest_slow(VITS))
 def test_cost_in_closed_form(name: str) -> None:
     config = query_config(VITS[name], "pmt", 5, queries=7, query_blocks=1, upscale=2)
     for c in (config, replace(config, masked_blocks=1)):

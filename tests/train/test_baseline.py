@@ -280,6 +280,7 @@ def test_by_itself_it_is_there_however_short_the_run(weights: str) -> None:
             is_enabled(replace(auto, weights="", **change), splits)
 
 
+@pytest.mark.slow
 def test_a_run_without_it_says_why(tmp_path: Path, weights: str) -> None:
     watching = Watching()
     alone = Data(source="digits", test="none", workers=0)

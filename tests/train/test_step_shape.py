@@ -11,6 +11,7 @@ from torch import Tensor
 
 import vitrail
 from tests.distributed.pair import together
+from tests.lanes import rest_slow
 from tests.train.test_flexible_patches import ALONE, flexible_run, weights, work
 from tests.train.tiny import MODEL
 from vitrail.core.errors import ConfigError
@@ -28,6 +29,7 @@ from vitrail.train.step_shape import list_stages, resize_pixels, stage_of
 
 SIZES, PATCHES = {"patches": (), "sizes": (4, 8)}, {"patches": (8, 4), "patch_order": "listed"}
 BOTH = pytest.mark.parametrize("stages", [SIZES, PATCHES], ids=["sizes", "patches"])
+SIZES_FIRST = pytest.mark.parametrize("stages", rest_slow([SIZES, PATCHES]), ids=["sizes", "patches"])
 
 
 def staged_run(stages: dict[str, Any], **changes: Any) -> Run:
@@ -52,7 +54,7 @@ def test_stages_are_listed_as_steps_are_told(steps: int) -> None:
     assert list_stages(flexible_run(steps=steps)) == [range(steps)]
 
 
-@BOTH
+@SIZES_FIRST
 def test_a_dry_run_times_every_stage(monkeypatch: pytest.MonkeyPatch, stages: dict[str, Any]) -> None:
     run, seen, honest = staged_run(stages, steps=20), set[int](), TrainingStep.__call__
 
@@ -76,7 +78,7 @@ def test_pixels_are_averaged_not_picked() -> None:
     assert resize_pixels(pixels, 8) is pixels
 
 
-@BOTH
+@SIZES_FIRST
 def test_steps_see_few_tokens_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stages: dict[str, Any]) -> None:
     honest, seen = TrainingStep.compute_gradients, list[tuple[int, int, int]]()
 

@@ -150,6 +150,7 @@ def test_weights_of_a_classifier_are_fine_tuned_without_a_word_on_the_task(here:
     assert rows_of(tmp_path / "tuned")[-1]["score"] == "miou"
 
 
+@pytest.mark.slow
 def test_masks_that_cannot_be_used_are_named_and_do_not_stop_the_run(
     here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
