@@ -1,7 +1,8 @@
-"""The script that shows where the time of a step goes: its operations are those of the network."""
+"""The scripts that show where the time of a step goes: operations are those of the network, and every kernel runs."""
 
 import json
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 pytest.importorskip("timm", exc_type=ImportError)
 
 from bench import limit
+from tests.models.test_fused import run_interpreted
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import model_config
 
@@ -60,3 +62,14 @@ def test_bench_runs_on_a_cpu(tmp_path: Path) -> None:
     assert {step["kind"] for step in found["steps"]} == {"training", "inference"}
     assert all(step["ms"] > 0 for step in found["steps"])
     assert all(share > 0 for row in found["products"]["Ti/16"] for share in row["share"].values())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="no Triton here")
+def test_every_kernel_runs(tmp_path: Path) -> None:
+    out = tmp_path / "kernels.json"
+    size = ["--models", "tiny", "--batch", "1", "--tokens", "5"]
+    run_interpreted(f"from bench.kernels import main; main(['--device', 'cpu', '--out', {str(out)!r}, *{size}])")
+    (rows,) = json.loads(out.read_text())["kernels"].values()
+    assert all(row["ms"] > 0 for row in rows)
+    assert len(rows) == 8
