@@ -21,6 +21,7 @@ from torch import Tensor
 
 from vitrail.checkpoint.bundle import Bundle
 from vitrail.checkpoint.find_weights import find_weights
+from vitrail.checkpoint.onnx_network import is_onnx
 from vitrail.checkpoint.weights import load, to_bundle
 from vitrail.core.atomic_files import cache_folder
 from vitrail.core.config_overrides import format_value
@@ -36,7 +37,13 @@ from vitrail.evaluation.frozen.closed_form_classifier import FittedClassifier
 from vitrail.evaluation.frozen.features import Precision, list_missing, load_or_extract
 from vitrail.evaluation.frozen.ridge_head import SHARE
 from vitrail.evaluation.result import Measure, Result
-from vitrail.evaluation.scoring import ScoringOptions, choose_split, iterate_batches, make_subject
+from vitrail.evaluation.scoring import (
+    ScoringOptions,
+    choose_split,
+    iterate_batches,
+    make_onnx_subject,
+    make_subject,
+)
 from vitrail.models.build import Model
 from vitrail.recipes.launch import free_folder, plan_run, record_command, short_settings
 from vitrail.recipes.run_request import RunCommand
@@ -252,7 +259,7 @@ def evaluate(
     network that is passed is not changed. Under torchrun all processes call it and get the same numbers.
     """
     collection = as_collection(data)
-    name, bundle = as_bundle(weights)
+    name, bundle = ("", None) if is_onnx(weights) else as_bundle(weights)
     split, _ = choose_split(collection, "test", "val")
     how = ScoringOptions(
         precision=precision,
@@ -267,7 +274,10 @@ def evaluate(
         windows=windows,
     )
     with join_world(device) as world:
-        about = make_subject(name, bundle, world.device, image_size=image_size, patch=patch)
+        if bundle is None:
+            about = make_onnx_subject(str(weights), world.device, image_size=image_size, patch=patch)
+        else:
+            about = make_subject(name, bundle, world.device, image_size=image_size, patch=patch)
         found = score_network(about, collection, split, how, world=world, called=f"{collection.name}@{split}")
     return Evaluation(
         split=split,

@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from vitrail.checkpoint.bundle import Bundle, get_card
+from vitrail.checkpoint.onnx_network import open_onnx
 from vitrail.checkpoint.weights import build_network as network_of
 from vitrail.checkpoint.weights import replace_head_and_resize
 from vitrail.core.errors import ConfigError, DataError
@@ -57,6 +58,7 @@ class Subject:
     device: torch.device
     facts: Mapping[str, Any]  # for a result: the weights as they are in the file, whatever size and dtype they run in
     patch: int | None = None  # where it is another than that of the file
+    precision: str = ""  # where it is settled: that of an ONNX file
 
     def computing_in(self, precision: Precision) -> None:
         """Converts the weights if the precision is bfloat16."""
@@ -93,6 +95,14 @@ def make_subject(
     preprocessing = get_card(network).preprocessing
     about: dict[str, Any] = {"name": name, "preprocessing": preprocessing, "device": device, "facts": facts}
     return Subject(network=network.to(device), patch=patch, **about)
+
+
+def make_onnx_subject(name: str, device: torch.device, *, image_size: int | None, patch: int | None) -> Subject:
+    """The network of an ONNX file. Images are prepared on the device, and go to the CPU from there."""
+    found = open_onnx(name, image_size=image_size, patch=patch)
+    network = cast("Model", found)
+    about: dict[str, Any] = {"name": name, "preprocessing": get_card(network).preprocessing, "device": device}
+    return Subject(network=network, facts=describe_weights(name, network), precision=found.precision, **about)
 
 
 def choose_split(collection: Collection, *names: str) -> tuple[str, ImageDataset]:

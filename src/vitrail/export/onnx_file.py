@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch import Tensor
 from torch.export import ExportedProgram
 
 from vitrail import __version__
 from vitrail.checkpoint.bundle import Bundle, describe
+from vitrail.checkpoint.onnx_network import OnnxSession
 from vitrail.checkpoint.weights import build_network
 from vitrail.core.errors import ConfigError, ExportFailed, ExportRefused
 from vitrail.core.text import Pair
@@ -34,33 +34,9 @@ from vitrail.export.output import ExportResult, atomic_output, check_target, lis
 from vitrail.export.torch_export import choose_sizes, note_fixed_size, silence_exporter, trace_network
 from vitrail.export.verify import check_export, measure_speed, score_export
 from vitrail.models.family import ImageSizes
-from vitrail.models.query_output import Output, QueryOutput
+from vitrail.models.query_output import QueryOutput
 
 LIBRARIES: Final = ("onnx", "onnxscript", "onnxruntime")
-
-
-class OnnxSession:
-    """A loaded file: [B, C, H, W] -> [B, K], [B, K, H, W] or a `QueryOutput`. `threads=0` leaves their
-    number to the runtime."""
-
-    def __init__(self, path: Path, *, threads: int = 0):
-        import onnxruntime
-
-        options: Any = onnxruntime.SessionOptions()
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
-        options.log_severity_level = 3  # what is wrong comes as an exception; its remarks are not for the user
-        options.intra_op_num_threads = threads
-        self.inner: Any = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        self.input = str(self.inner.get_inputs()[0].name)
-        self.version = f"onnxruntime {onnxruntime.__version__}"
-
-    @property
-    def metadata(self) -> dict[str, str]:
-        return dict(self.inner.get_modelmeta().custom_metadata_map)
-
-    def __call__(self, images: Tensor) -> Output:
-        found = [torch.from_numpy(one) for one in self.inner.run(None, {self.input: images.contiguous().numpy()})]
-        return found[0] if len(found) == 1 else QueryOutput(*found)
 
 
 OPSETS: Final = (18, 23)  # that torch writes and the runtimes of the day read

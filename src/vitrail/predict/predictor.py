@@ -22,6 +22,7 @@ from torch import Tensor
 from vitrail.checkpoint.bundle import get_card
 from vitrail.checkpoint.find_weights import find_weights
 from vitrail.checkpoint.known_weights import DEFAULT_WEIGHTS
+from vitrail.checkpoint.onnx_network import is_onnx, open_onnx
 from vitrail.checkpoint.weights import build_network, replace_head_and_resize, to_bundle
 from vitrail.core.errors import BadImage, ConfigError, UnknownName, unknown_name
 from vitrail.core.text import Pair, format_size
@@ -69,7 +70,8 @@ class Predictor(Generic[PredictionT]):
     `predictor: Predictor[PredictedMask] = Predictor("model.safetensors")`.
 
     `weights` are a network, or any weights that vitrail reads: a file, a folder, a run's folder, public ones as
-    NAME:TAG, or the name of weights that come with the package. `image_size` resizes positions, `patch` kernels, too;
+    NAME:TAG, or the name of weights that come with the package; or an ONNX file that vitrail wrote, which ONNX Runtime
+    runs on the CPU. `image_size` resizes positions, `patch` kernels, too;
     `labels` name the classes where the weights do not, or otherwise; `precision` is the type it computes in: by default
     float32 for weights by name, and for a network the type that it has. The network is given `batch` images at a time;
     with `urls` a string that is an http(s) address is fetched. The `threshold` is the probability from which classes of
@@ -299,6 +301,9 @@ def load_network(
     if precision not in (None, *get_args(Precision)):
         raise unknown_name("precision", str(precision), get_args(Precision))
     kind = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    if is_onnx(weights):
+        found = open_onnx(cast("str | Path", weights), image_size=image_size, patch=patch)
+        return cast("Model", found if precision is None else found.to(kind))
     if isinstance(weights, str | Path):
         return build_network(replace_head_and_resize(find_weights(weights), image_size=image_size, patch=patch), kind)
     if image_size is not None or patch is not None:

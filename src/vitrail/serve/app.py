@@ -87,6 +87,8 @@ class Routes:
 
     async def embed(self, request: Request) -> Response:
         check_parameters(request.query_params)
+        if reason := self.served.features_obstacle:
+            raise RequestError(409, "no features", reason)
         _, _, rows = await self.service.handle(request, partial(QueuedImage, "embed"))
         return json_response({"model": self.served.name, "features": [row.tolist() for row in rows]})
 

@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from vitrail.checkpoint.onnx_network import OnnxNetwork
 from vitrail.data.decode.image import EncodedImage
 from vitrail.data.targets import Geometry
 from vitrail.inspection import layer_taps as taps
@@ -38,7 +39,7 @@ def attention_shape(network: nn.Module) -> dict[str, Any]:
 def check_attention(network: nn.Module, layer: int | None, max_bytes: int) -> None:
     """Rejects a model without attention, a layer that does not exist, and maps of more than `max_bytes`."""
     if not taps.has_attention(network):
-        raise RequestError(409, "no attention", f"the model is a {type(network).__name__}, which has none; a ViT has")
+        raise RequestError(409, "no attention", f"this model, {type(network).__name__}, has none; a ViT has")
     if layer is not None and not 0 <= layer < network.depth:
         raise RequestError(400, "no such layer", f"layer={layer}: this model has layers 0 to {network.depth - 1}")
     tokens, heads = taps.get_token_layout(network), network.config.heads
@@ -150,7 +151,16 @@ class ServedModel:
         content = io.BytesIO()
         Image.new("RGB", (8, 8)).save(content, "PNG")
         pixels, _ = self.prepare(content.getvalue())
-        self.predictor.embed_batch(pixels[None])
+        if self.predictor.labels:
+            self.predictor.outputs(pixels[None])
+        else:
+            self.predictor.embed_batch(pixels[None])
+
+    @property
+    def features_obstacle(self) -> str:
+        """Why it has no features to give; empty where it has."""
+        network: Any = self.predictor.network
+        return network.features_obstacle if isinstance(network, OnnxNetwork) else ""
 
     @property
     def options(self) -> tuple[str, ...]:

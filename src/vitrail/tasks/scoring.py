@@ -59,7 +59,8 @@ def score_network(
     setting = EvaluationSetting(about=about, collection=scored, split=split, how=how, world=world, advance=advance)
     found, unreadable = task.assess(setting), setting.unreadable
     views = about.preprocessing
-    settings = {"image": list(views.image), "preprocessing": views.to_dict(), "precision": how.precision}
+    settings = {"image": list(views.image), "preprocessing": views.to_dict()}
+    settings |= {"precision": about.precision or how.precision}
     settings |= {} if about.patch is None else {"patch": about.patch}
     config, details = {**settings, **found.settings}, {**found.details, "unreadable": list(unreadable)}
     measures, weights = found.measures, about.facts

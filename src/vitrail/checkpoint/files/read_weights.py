@@ -174,6 +174,9 @@ def _read(path: Path, file: BufferedReader) -> RawWeights:
     for magic, what, remedy in MISTAKEN:
         if start.lstrip().startswith(magic):
             raise refuse(CorruptWeights, path, f"{what}, not a weight file", remedy)
+    if path.suffix.lower() == ".onnx":
+        remedy = "predict, evaluate and serve run it; all else needs the weights that it was exported from"
+        raise refuse(CorruptWeights, path, "is an ONNX file, not a weight file", remedy)
     raise refuse(CorruptWeights, path, f"is not a weight file: it starts with {start[:8]!r}", READS)
 
 

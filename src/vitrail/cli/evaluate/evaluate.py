@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from vitrail.checkpoint.bundle import get_card
 from vitrail.checkpoint.find_weights import find_weights
+from vitrail.checkpoint.onnx_network import is_onnx
 from vitrail.checkpoint.weights import build_network
 from vitrail.cli.inputs import check_batch, load_subject, read_labels, weights_line
 from vitrail.cli.open_data import open_data
@@ -26,7 +27,7 @@ from vitrail.data.datasets.open_by_name import find_vtab_task
 from vitrail.distributed.process_group import World, join_world
 from vitrail.evaluation.compare import evaluation_page
 from vitrail.evaluation.result import describe_weights, format_interval, format_value
-from vitrail.evaluation.scoring import ScoringOptions, choose_split
+from vitrail.evaluation.scoring import ScoringOptions, choose_split, make_onnx_subject
 from vitrail.evaluation.speed import tpuv3_core_days, training_flops
 from vitrail.recipes.launch import RUNS
 from vitrail.studies.paper import vtab
@@ -101,7 +102,8 @@ def score_sizes(
 def score_size(
     options: EvaluateOptions, size: Sizes, collection: Collection, split: str, world: World
 ) -> ScoredNetwork:
-    about = load_subject(options.weights, world.device, image_size=size.image, patch=size.patch)
+    load = make_onnx_subject if is_onnx(options.weights) else load_subject
+    about = load(options.weights, world.device, image_size=size.image, patch=size.patch)
     labels = None if options.labels is None else ()  # read once the task is known to take them
     how = pass_options(options, ScoringOptions, labels=labels, answers=options.answers is not None)
     find_task(get_card(about.network).task).check_scoring(how, about)
@@ -141,7 +143,7 @@ def show_scores(
     """Prints the scores."""
     one, count = done[0], len(collection.splits[split])
     size = [f"{format_size(one.about.preprocessing.image)} px"] if len(done) == 1 else []
-    print(weights_line(options.weights, one.result.weights, *size, options.precision))
+    print(weights_line(options.weights, one.result.weights, *size, one.result.config["precision"]))
     where = f"{options.data}@{split}" if len(collection.splits) > 1 else options.data
     print(f"{where}: {pluralise(count, 'image')}, {one.found.outputs}")
     print(*one.scope.lines(), "", sep="\n")

@@ -28,6 +28,7 @@ from torch.nn import functional as F
 from vitrail import __version__
 from vitrail.checkpoint.files.read_weights import read_weights
 from vitrail.checkpoint.files.safetensors import write_sealed
+from vitrail.checkpoint.onnx_network import OnnxNetwork
 from vitrail.checkpoint.weights import to_bundle
 from vitrail.core.errors import BadImage, DataError, WeightsError, WeightsNotFound, unknown_name
 from vitrail.core.text import Pair
@@ -241,6 +242,8 @@ def read_cache_file(path: Path, key: dict[str, Any]) -> FrozenFeatures:
 def hash_network(network: nn.Module) -> str:
     """A hash of the config and the numbers: equal for equal networks, whatever file, format and device they come
     from."""
+    if isinstance(network, OnnxNetwork):
+        return network.hash
     bundle = to_bundle(network)
     digest = sha256(json.dumps(to_dict(bundle.config), sort_keys=True).encode())
     for name, tensor in sorted(bundle.tensors.items()):
