@@ -3,13 +3,16 @@
     python bench/inference.py                       # ViT-Ti/16, S/16, B/16, B/32, R50+ViT-B/16 and BiT-R50x1, batch 8
     python bench/inference.py --models vit_b_16 --batch 1 --rounds 30
     python bench/inference.py --device cuda --dtype bfloat16 --batch 256 --compile
+    python bench/inference.py --models vit_b_16 --device cuda --dtype bfloat16 --batch 1 --graphs
     python bench/inference.py --models vit_b_16 --device cuda --dtype bfloat16 --batch 512 --compile --fp8
     python bench/inference.py --models dinov2_reg_b_14 dinov3_l_16 --device cuda --dtype bfloat16 --batch 256 --compile
 
 Both networks have the same weights (imported from timm) and process the same images (crops of the bundled one),
 alternating batch by batch, so that other load on the machine affects both. Memory is the increase in peak memory of a
 fresh process that only builds one network and runs one batch. With --fp8 products of vitrail's layers read eight bits,
-those of timm's do not, and memory is that of the type given. A ratio below 1 means that vitrail is faster or smaller.
+those of timm's do not, and memory is that of the type given. With --graphs both are compiled and run as CUDA graphs
+(mode="reduce-overhead"), and vitrail's network is timed once more as `Predictor` runs it: recorded without a compiler.
+A ratio below 1 means that vitrail is faster or smaller.
 """
 
 import argparse
@@ -91,12 +94,12 @@ def speed(name: str, file: Path, args: argparse.Namespace) -> dict[str, Any]:
     pairs by several per cent either way."""
     dtype = getattr(torch, args.dtype)
     images = pictures(args.batch, SIDES.get(name, 224)).to(args.device, dtype)
-    times: dict[str, list[float]] = {"vitrail": [], "timm": []}
+    times: dict[str, list[float]] = {way: [] for way in ("vitrail", "timm", *["recorded"] * args.graphs)}
     difference = 0.0
     for pair in range(args.pairs):
         networks = pair_of(name, file, args, first="vitrail" if pair % 2 else "timm")
         with torch.inference_mode():
-            outputs = {library: network(images) for library, network in networks.items()}
+            outputs = {library: network(images).clone() for library, network in networks.items()}
             for _ in range(args.warmup):
                 for network in networks.values():
                     network(images)
@@ -122,8 +125,20 @@ def pair_of(name: str, file: Path, args: argparse.Namespace, first: str) -> dict
         network = own_network(name, file) if library == "vitrail" else timm_network(name)
         network.to(args.device, getattr(torch, args.dtype))
         network.float8 = args.fp8 and library == "vitrail"
-        networks[library] = torch.compile(network) if args.compile else network
-    return networks
+        networks[library] = network
+    recorded = {"recorded": record(networks["vitrail"], args.device)} if args.graphs else {}
+    if args.compile or args.graphs:
+        mode = "reduce-overhead" if args.graphs else None
+        networks = {library: torch.compile(network, mode=mode) for library, network in networks.items()}
+    return networks | recorded
+
+
+def record(network: torch.nn.Module, device: str) -> Any:
+    """As predictors run it on few images."""
+    from vitrail.predict.recordings import RecordedCalls
+
+    calls = RecordedCalls(network, torch.device(device))
+    return lambda images: calls.run("outputs", network, images, torch.clone)
 
 
 def memory(name: str, file: Path, args: argparse.Namespace) -> dict[str, int]:
@@ -184,6 +199,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--graphs", action="store_true", help="compile to CUDA graphs, and record without a compiler")
     parser.add_argument("--fp8", action="store_true", help="let products of vitrail's layers read eight bits, on a GPU")
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -196,7 +212,7 @@ def main() -> None:
 
     machine = f"{platform.machine()}, {torch.get_num_threads()} threads"
     print(f"torch {torch.__version__}, timm {timm.__version__}, {machine}, ", end="")
-    compiled = ", compiled" if args.compile else ""
+    compiled = ", compiled to CUDA graphs" if args.graphs else ", compiled" if args.compile else ""
     print(
         f"{args.device} {args.dtype}, batch {args.batch}, {args.pairs} pairs of at least {args.rounds} rounds{compiled}"
     )
@@ -213,6 +229,9 @@ def main() -> None:
             rate = row["images/s"]
             print(f"{name:14} {rate['vitrail']:14.2f} {rate['timm']:12.2f} {row['ratio']:11.3f} ", end="")
             print(f"{row['memory ratio']:13.3f} {row['difference']:11.1e}", flush=True)
+            if args.graphs:
+                ratio = rate["timm"] / rate["recorded"]
+                print(f"{'  recorded':14} {rate['recorded']:14.2f} {'':12} {ratio:11.3f}", flush=True)
             results[name] = row
     if args.json:
         args.json.write_text(json.dumps(results, indent=2) + "\n")

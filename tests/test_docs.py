@@ -58,6 +58,9 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # Pages whose examples take a while: the slow lane's.
 LONG = (
+    "data.md",
+    "inspection.md",
+    "weights.md",
     "training.md",
     "fit.md",
     "export.md",

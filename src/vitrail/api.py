@@ -26,6 +26,7 @@ from vitrail.checkpoint.weights import load, to_bundle
 from vitrail.core.atomic_files import cache_folder
 from vitrail.core.config_overrides import format_value
 from vitrail.core.errors import ConfigError
+from vitrail.core.precision import PrecisionChoice
 from vitrail.data.collection import Collection, open_collection
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.loader import Batch
@@ -34,7 +35,7 @@ from vitrail.data.targets import MaskTargets
 from vitrail.distributed.process_group import find_device, join_world
 from vitrail.evaluation.frozen import closed_form_classifier as instant
 from vitrail.evaluation.frozen.closed_form_classifier import FittedClassifier
-from vitrail.evaluation.frozen.features import Precision, list_missing, load_or_extract
+from vitrail.evaluation.frozen.features import list_missing, load_or_extract
 from vitrail.evaluation.frozen.ridge_head import SHARE
 from vitrail.evaluation.result import Measure, Result
 from vitrail.evaluation.scoring import (
@@ -242,7 +243,7 @@ def evaluate(
     real: str | Path | None = None,
     threshold: float | None = None,
     windows: Scale | None = None,
-    precision: Precision = "float32",
+    precision: PrecisionChoice = "auto",
     include_seen: bool = False,
     batch: int = 0,
     workers: int = 0,
@@ -262,7 +263,6 @@ def evaluate(
     name, bundle = ("", None) if is_onnx(weights) else as_bundle(weights)
     split, _ = choose_split(collection, "test", "val")
     how = ScoringOptions(
-        precision=precision,
         seed=seed,
         include_seen=include_seen,
         batch=batch,
@@ -273,11 +273,12 @@ def evaluate(
         threshold=threshold,
         windows=windows,
     )
+    sizes: dict[str, Any] = {"image_size": image_size, "patch": patch, "precision": precision}
     with join_world(device) as world:
         if bundle is None:
-            about = make_onnx_subject(str(weights), world.device, image_size=image_size, patch=patch)
+            about = make_onnx_subject(str(weights), world.device, **sizes)
         else:
-            about = make_subject(name, bundle, world.device, image_size=image_size, patch=patch)
+            about = make_subject(name, bundle, world.device, **sizes)
         found = score_network(about, collection, split, how, world=world, called=f"{collection.name}@{split}")
     return Evaluation(
         split=split,
@@ -389,7 +390,7 @@ def extract_features(
     *,
     image_size: int | None = None,
     patch: int | None = None,
-    precision: Precision = "float32",
+    precision: PrecisionChoice = "auto",
     batch: int = 0,
     workers: int = 0,
     cache: bool = True,
@@ -404,8 +405,7 @@ def extract_features(
     collection, place = as_collection(data), find_device(device)
     split, source = choose_split(collection)
     name, bundle = as_bundle(weights)
-    subject = make_subject(name, bundle, place, image_size=image_size, patch=patch)
-    subject.computing_in(precision)
+    subject = make_subject(name, bundle, place, image_size=image_size, patch=patch, precision=precision)
     kept = load_or_extract(
         subject.network,
         source,
@@ -413,7 +413,7 @@ def extract_features(
         place,
         batches=lambda bare: iterate_batches(bare, subject.preprocessing, place, batch=batch, workers=workers),
         folder=cache_folder("features") if cache else None,
-        precision=precision,
+        precision=subject.precision,
     )
     return Features(
         split=split,

@@ -44,6 +44,7 @@ print(kept, count() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
 def test_freed_memory_is_kept() -> None:
     """20 times 96 MiB again without a page from the system; by itself each is asked for again."""

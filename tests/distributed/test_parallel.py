@@ -16,8 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.distributed.pair import together
 from tests.distributed.small import KINDS, LATER, dealt, inputs, objective
 from vitrail.core.errors import ConfigError, UnknownName
+from vitrail.core.precision import Precision
 from vitrail.distributed.meta_init import gather_tensor
-from vitrail.distributed.parallel import Parallel, Precision, Sharding, parallelise, shard_units
+from vitrail.distributed.parallel import Parallel, Sharding, parallelise, shard_units
 from vitrail.distributed.process_group import World
 
 ALONE = World(device=torch.device("cpu"))
@@ -94,9 +95,8 @@ def several(world: World, ways: list[Way]) -> list[Any]:
 PLACES: list[tuple[Sharding, int]] = [("ddp", 1), ("fsdp", 1), ("hsdp", 1), ("hsdp", 2)]
 
 
-@pytest.mark.parametrize(
-    ("sharding", "nodes"), [("ddp", 1), *(pytest.param(*place, marks=pytest.mark.slow) for place in PLACES[1:])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("sharding", "nodes"), PLACES)
 def test_two_processes_learn_what_one_does(sharding: Sharding, nodes: int) -> None:
     ways = [Way(sharding=sharding), Way(sharding=sharding, micro=2, recompute=True)]
     first_alone, last_alone, loss_alone = learn(ALONE, Way())

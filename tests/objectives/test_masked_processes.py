@@ -6,9 +6,10 @@ from torch import Tensor
 
 from tests.distributed.pair import together
 from tests.objectives.masked import PLAIN, SEED, STEP, WORLD, batch_of, model, network, noise, seeded, stirred
+from vitrail.core.precision import Precision
 from vitrail.data.transforms.augmentation import Mix
 from vitrail.distributed.meta_init import gather_tensor
-from vitrail.distributed.parallel import Precision, Sharding, parallelise
+from vitrail.distributed.parallel import Sharding, parallelise
 from vitrail.distributed.process_group import World
 from vitrail.objectives.mae import MAE, MAEObjective
 from vitrail.objectives.masked_patches import MaskedPatches, MaskedPatchesObjective

@@ -66,6 +66,7 @@ def test_walk_of_vit_l32_at_256() -> None:
     assert shapes[-1] == (1000,)
 
 
+@pytest.mark.slow
 def test_vit_l32_at_256_has_these_shapes_as_a_module() -> None:
     config = model_config("ViT-L/32", image_size=256)
     with torch.device("meta"):

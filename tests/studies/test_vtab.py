@@ -128,6 +128,7 @@ def test_a_missing_set_is_skipped_and_named(weights: str, sets: Path, out: Path,
     assert "VTAB-1k takes 800" in run_vtab_tasks(other, world=HERE).reasons["pets"]
 
 
+@pytest.mark.slow
 def test_a_repeated_call_trains_nothing(
     weights: str, sets: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,7 +31,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
 POINTS = [name for name in CRASH_POINTS if name.startswith(("manifest", "checkpoint"))]
 
 
-@pytest.mark.parametrize("point", [POINTS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in POINTS[1:])])
+@pytest.mark.slow
+@pytest.mark.parametrize("point", POINTS)
 def test_killed_inside_the_second_save(tmp_path: Path, undisturbed: str, point: str) -> None:
     assert ended(start(RUN, tmp_path / "run", point, times=2)) == -signal.SIGKILL
     assert ended(start(RUN, tmp_path / "run")) == 0

@@ -23,6 +23,7 @@ from vitrail.distributed.process_group import name_device
 from vitrail.evaluation.result import Measure, Result, describe_weights
 from vitrail.evaluation.speed import count_paper_macs, tpuv3_core_days, training_flops
 from vitrail.models.family import ModelConfig, to_dict
+from vitrail.models.inference import choose_precision
 from vitrail.models.zoo import SLUGS, ZOO, adapt_config, network_name, resolve_name, slug
 from vitrail.optim.config import Optim
 from vitrail.recipes.launch import RUNS
@@ -214,8 +215,7 @@ def measure_speed(networks: list[CostedNetwork], options: CostOptions) -> tuple[
     found: list[NetworkSpeeds] = []
     with single_process(options.device) as place, bars() as progress:
         seconds = options.seconds or SECONDS.get(place.type, SECONDS["cpu"])
-        usual = "bfloat16" if place.type == "cuda" else "float32"
-        precision = usual if options.precision == "auto" else options.precision
+        precision = choose_precision(options.precision, place)
         threads = f" ({pluralise(torch.get_num_threads(), 'thread')})" if place.type == "cpu" else ""
         device = f"{name_device(place)}{threads}"
         how: dict[str, Any] = {"precision": precision, "seconds": seconds, "device": device}

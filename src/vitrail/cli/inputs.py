@@ -15,6 +15,7 @@ from vitrail.cli.progress import Advance, reading, waiting
 from vitrail.core.atomic_files import read_text
 from vitrail.core.console import format_millions
 from vitrail.core.errors import BadLabels, ConfigError, DataError, unknown_name
+from vitrail.core.precision import PrecisionChoice
 from vitrail.data.class_names import BUNDLED_SETS, read_class_names
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.loader import Batch, Views
@@ -50,12 +51,14 @@ def load_subject(
     image_size: int | None,
     patch: int | None = None,
     channels: int | None = None,
+    precision: PrecisionChoice = "float32",
 ) -> Subject:
     """The network that was asked for. A run's folder stands for its best weights, or its last."""
     with reading(weights):
         bundle = find_weights(weights)
     with waiting("preparing the network"):
-        return make_subject(weights, bundle, device, image_size=image_size, patch=patch, channels=channels)
+        sizes: dict[str, Any] = {"image_size": image_size, "patch": patch, "channels": channels}
+        return make_subject(weights, bundle, device, precision=precision, **sizes)
 
 
 def load_batches(

@@ -73,7 +73,13 @@ def load_served(options: ServeOptions, local: bool, token: str | None) -> Served
     )
     weights = options.weights or DEFAULT_WEIGHTS
     with reading(weights):
-        found = predictor(weights, device=options.device, image_size=options.image_size, patch=options.patch)
+        found = predictor(
+            weights,
+            device=options.device,
+            image_size=options.image_size,
+            patch=options.patch,
+            precision=options.precision,
+        )
         found = rename_predictor(found, options.labels, options.rename)
     if options.batch is None and found.device.type == "cuda":
         settings = replace(settings, batch=64)

@@ -26,16 +26,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from vitrail.core.errors import ConfigError, unknown_name
+from vitrail.core.precision import HALF, Precision
 from vitrail.distributed.meta_init import give_storage
 from vitrail.distributed.process_group import World
 
 T = TypeVar("T")
 
 Sharding: TypeAlias = Literal["none", "ddp", "fsdp", "hsdp"]
-Precision: TypeAlias = Literal["float32", "autocast", "bfloat16", "fp8"]
-
-HALF: Final = ("bfloat16", "fp8")  # of these: parameters are cast once per step
-
 GRAPHS: Final = 4  # of one shape of tokens, at most: whole and partial micro-batches, blocks with all queries or some
 
 

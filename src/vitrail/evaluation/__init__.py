@@ -2,8 +2,6 @@
 
 from typing import Final, Literal, TypeAlias
 
-# float32 throughout; float32 weights under bfloat16 autocast; or weights that are bfloat16 themselves.
-Precision: TypeAlias = Literal["float32", "autocast", "bfloat16"]
 Stored: TypeAlias = Literal["float32", "float16"]  # types of the numbers in a file of features
 
 SHARE: Final = 0.1  # share of every class that is held out, as in the paper for small sets (4.1)

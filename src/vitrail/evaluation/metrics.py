@@ -25,12 +25,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.core.errors import BadLabels, ConfigError, DataError
+from vitrail.core.precision import Precision
 from vitrail.data.dataset import Labels
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import one_hot
 from vitrail.distributed.process_group import World
-from vitrail.evaluation.frozen.features import Precision, inference_context, make_normaliser
+from vitrail.evaluation.frozen.features import inference_context, make_normaliser
 from vitrail.models.query_output import Output
 
 REMEDY: Final = "choose another split, or check it with `vitrail data`"  # where nothing could be scored

@@ -23,6 +23,7 @@ from vitrail.checkpoint.onnx_network import open_onnx
 from vitrail.checkpoint.weights import build_network as network_of
 from vitrail.checkpoint.weights import replace_head_and_resize
 from vitrail.core.errors import ConfigError, DataError
+from vitrail.core.precision import Precision, PrecisionChoice
 from vitrail.core.text import pluralise
 from vitrail.data.collection import Collection
 from vitrail.data.dataset import ImageDataset, Labels, RelabelledDataset, SubsetDataset, total_bytes
@@ -41,10 +42,10 @@ from vitrail.data.training_record import (
 )
 from vitrail.data.unreadable_log import UnreadableLog
 from vitrail.distributed.process_group import World
-from vitrail.evaluation.frozen.features import Precision
 from vitrail.evaluation.metrics import REMEDY, Metric, score_batches
 from vitrail.evaluation.result import Measure, check_deduplication, describe_data, describe_weights
 from vitrail.models.build import Model
+from vitrail.models.inference import choose_precision, set_precision
 from vitrail.report.page import Section, Table
 
 
@@ -58,12 +59,8 @@ class Subject:
     device: torch.device
     facts: Mapping[str, Any]  # for a result: the weights as they are in the file, whatever size and dtype they run in
     patch: int | None = None  # where it is another than that of the file
-    precision: str = ""  # where it is settled: that of an ONNX file
-
-    def computing_in(self, precision: Precision) -> None:
-        """Converts the weights if the precision is bfloat16."""
-        if precision == "bfloat16":
-            self.network.to(torch.bfloat16)
+    precision: Precision = "float32"  # that it computes in
+    numbers: str = ""  # of an ONNX file, which has a precision of its own
 
     @property
     def labels(self) -> tuple[str, ...] | None:
@@ -86,23 +83,36 @@ def make_subject(
     image_size: int | None,
     patch: int | None = None,
     channels: int | None = None,
+    precision: PrecisionChoice = "float32",
 ) -> Subject:
-    """The network of a bundle on its device, resized if an image size, a patch size or channels are given."""
+    """The network of a bundle on its device, resized if an image size, a patch size or channels are given, in the
+    precision that is asked for."""
+    chosen = choose_precision(precision, device)
     resized = replace_head_and_resize(bundle, image_size=image_size, patch=patch, channels=channels)
     network = network_of(resized)
     # Now, not when the result is written: a training run may replace the file in between.
     facts = describe_weights(name, network if resized is bundle else network_of(bundle))
     preprocessing = get_card(network).preprocessing
+    set_precision(network.to(device), chosen, device)
     about: dict[str, Any] = {"name": name, "preprocessing": preprocessing, "device": device, "facts": facts}
-    return Subject(network=network.to(device), patch=patch, **about)
+    return Subject(network=network, patch=patch, precision=chosen, **about)
 
 
-def make_onnx_subject(name: str, device: torch.device, *, image_size: int | None, patch: int | None) -> Subject:
+def make_onnx_subject(
+    name: str,
+    device: torch.device,
+    *,
+    image_size: int | None,
+    patch: int | None,
+    precision: PrecisionChoice = "auto",
+) -> Subject:
     """The network of an ONNX file. Images are prepared on the device, and go to the CPU from there."""
     found = open_onnx(name, image_size=image_size, patch=patch)
+    if precision != "auto":
+        set_precision(found, precision, device)  # refuses all but float32
     network = cast("Model", found)
     about: dict[str, Any] = {"name": name, "preprocessing": get_card(network).preprocessing, "device": device}
-    return Subject(network=network, facts=describe_weights(name, network), precision=found.precision, **about)
+    return Subject(network=network, facts=describe_weights(name, network), numbers=found.precision, **about)
 
 
 def choose_split(collection: Collection, *names: str) -> tuple[str, ImageDataset]:
@@ -170,7 +180,6 @@ class ScoringOptions:
     `labels` name the outputs instead of the card; `by_number` matches class 7 to output 7 whatever their names; `real`
     is the file of ReaL labels; `answers` says whether the prediction for each image is needed."""
 
-    precision: Precision = "float32"
     seed: int = 0  # of the bootstrap
     include_seen: bool = False
     without: Path | None = None
@@ -303,7 +312,6 @@ class EvaluationSetting:
         """The metric's result over all images; the same in all processes."""
         world, source, about, how = self.world, self.source, self.about, self.how
         network, views, device = about.network, about.preprocessing, world.device
-        about.computing_in(how.precision)
 
         def show(done: int) -> None:
             if world.is_main:
@@ -316,7 +324,7 @@ class EvaluationSetting:
         )
         try:
             return score_batches(
-                network, batches, views, metric, device=device, world=world, precision=how.precision, progress=show
+                network, batches, views, metric, device=device, world=world, precision=about.precision, progress=show
             )
         except DataError as error:  # nothing could be scored
             reason = next((f"{entry}; " for entry in self.ledger.known.values()), "")

@@ -24,9 +24,10 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.core.errors import ConfigError
+from vitrail.core.precision import HALF, Precision
 from vitrail.distributed.process_group import synchronise
-from vitrail.evaluation.frozen.features import Precision
 from vitrail.models.family import ModelConfig
+from vitrail.models.inference import set_precision
 
 LEAST, MOST = 3, 30  # timed passes per point
 POINT_S: Final = 0.5  # time per point, if its passes are short
@@ -173,7 +174,7 @@ def try_largest(bench: "TimedNetwork", last: SpeedPoint, largest: int, limits: S
 
 @dataclass(kw_only=True, slots=True)
 class TimedNetwork:
-    """A network on its device with random images; its weights are bfloat16 if the precision is."""
+    """A network on its device with random images; its weights are bfloat16 if the precision asks for it."""
 
     network: nn.Module
     device: torch.device
@@ -181,11 +182,12 @@ class TimedNetwork:
     _images: Tensor | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.network = self.network.to(self.device, self.dtype).eval()
+        self.network = self.network.to(self.device).eval()
+        set_precision(self.network, self.precision, self.device)
 
     @property
     def dtype(self) -> torch.dtype:
-        return torch.bfloat16 if self.precision == "bfloat16" else torch.float32
+        return torch.bfloat16 if self.precision in HALF else torch.float32
 
     @property
     def tries(self) -> bool:

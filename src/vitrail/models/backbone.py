@@ -251,7 +251,7 @@ class Backbone(nn.Module, ABC):
         return []
 
     def float8_obstacle(self) -> str:
-        """Why the products of its layers cannot read eight bits in training; empty where they can."""
+        """Why the products of its layers cannot read eight bits, in the mode it is in; empty where they can."""
         return "only plain ViTs do"
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:

@@ -90,15 +90,15 @@ class Block(nn.Module):
         return found
 
     def float8_obstacle(self) -> str:
-        """Why its products cannot read eight bits in training; empty where they can."""
+        """Why its products cannot read eight bits, in the mode it is in; empty where they can."""
         attention, mlp = self.attention, self.mlp
         if (type(self), type(attention), type(mlp)) != (Block, Attention, MLP):
             return "its layers are not plain ones over all tokens"
         if not all(type(norm) is nn.LayerNorm for norm in (self.norm_attention, self.norm_mlp)):
             return "its norms are not LayerNorm"
-        if isinstance(self.scale_mlp, LayerScale):
+        if self.training and isinstance(self.scale_mlp, LayerScale):
             return "it has LayerScale"
-        if max(self.dropout.p, mlp.dropout.p, self.skip.p) > 0:
+        if self.training and max(self.dropout.p, mlp.dropout.p, self.skip.p) > 0:
             return "it drops at random; set model.dropout=0 and model.stochastic_depth=0"
         layers = (attention.qkv, attention.out, mlp.expand, mlp.contract)
         sides = {side for layer in layers for side in layer.weight.shape if side % MULTIPLE}

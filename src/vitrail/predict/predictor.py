@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from copy import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeAlias, cast, get_args, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, cast, overload
 
 import torch
 from torch import Tensor
@@ -22,17 +22,20 @@ from torch import Tensor
 from vitrail.checkpoint.bundle import get_card
 from vitrail.checkpoint.find_weights import find_weights
 from vitrail.checkpoint.known_weights import DEFAULT_WEIGHTS
-from vitrail.checkpoint.onnx_network import is_onnx, open_onnx
+from vitrail.checkpoint.onnx_network import OnnxNetwork, is_onnx, open_onnx
 from vitrail.checkpoint.weights import build_network, replace_head_and_resize, to_bundle
-from vitrail.core.errors import BadImage, ConfigError, UnknownName, unknown_name
+from vitrail.core.errors import BadImage, ConfigError, UnknownName
+from vitrail.core.precision import PrecisionChoice
 from vitrail.core.text import Pair, format_size
 from vitrail.data.decode.image import upright_rgb
 from vitrail.data.preprocessing import Preprocessing, normalise_pixels
 from vitrail.data.targets import Geometry
 from vitrail.distributed.process_group import find_device
 from vitrail.models.build import Model
+from vitrail.models.inference import choose_precision, set_precision
 from vitrail.models.query_output import Output, map_output
 from vitrail.predict.image_input import ImageInput, describe_input, image_from, is_one, prepare_ahead, split_batches
+from vitrail.predict.recordings import FEW, RecordedCalls
 from vitrail.tasks.classification.prediction import Prediction, rank_classes
 from vitrail.tasks.classification.task import ClassificationTask
 from vitrail.tasks.mask_queries.decode import to_dense
@@ -51,7 +54,6 @@ else:
 
     PredictionT = TypeVar("PredictionT")
 
-Precision: TypeAlias = Literal["float32", "bfloat16"]
 TOPK: Final = 5
 
 
@@ -72,8 +74,9 @@ class Predictor(Generic[PredictionT]):
     `weights` are a network, or any weights that vitrail reads: a file, a folder, a run's folder, public ones as
     NAME:TAG, or the name of weights that come with the package; or an ONNX file that vitrail wrote, which ONNX Runtime
     runs on the CPU. `image_size` resizes positions, `patch` kernels, too;
-    `labels` name the classes where the weights do not, or otherwise; `precision` is the type it computes in: by default
-    float32 for weights by name, and for a network the type that it has. The network is given `batch` images at a time;
+    `labels` name the classes where the weights do not, or otherwise; `precision` is what it computes in: of itself
+    ("auto") bfloat16 on a GPU and float32 elsewhere for weights by name, and for a network the type that it has. The
+    network is given `batch` images at a time;
     with `urls` a string that is an http(s) address is fetched. The `threshold` is the probability from which classes of
     a multi-label network are chosen (0.5), or the score from which objects (0.5) and segments of panoptic maps (0.8)
     are there. With `windows` a network of segmentation slides over each image, resized until its shorter side fits
@@ -89,14 +92,14 @@ class Predictor(Generic[PredictionT]):
         device: str | torch.device = "auto",
         image_size: int | Pair | None = None,
         patch: int | Pair | None = None,
-        precision: Precision | None = None,
+        precision: PrecisionChoice = "auto",
         batch: int = 32,
         urls: bool = False,
         threshold: float | None = None,
         windows: SlidingWindows | Scale | None = None,
     ) -> None:
         self.device = find_device(str(device))
-        network = load_network(weights, image_size, patch, precision)
+        network = load_network(weights, image_size, patch)
         config, known = network.config, get_card(network)
         try:
             self.task: Task = find_task(known.task)
@@ -111,6 +114,12 @@ class Predictor(Generic[PredictionT]):
         if not 0 <= threshold <= 1:
             raise ConfigError(f"threshold={threshold} must be between 0 and 1")
         self.network: Model = network.eval().to(self.device)
+        if precision != "auto" or (isinstance(weights, str | Path) and not is_onnx(weights)):
+            precision = choose_precision(precision, self.device)
+            set_precision(self.network, precision, self.device)
+        self.precision: PrecisionChoice = precision
+        recorded = self.device.type == "cuda" and not isinstance(network, OnnxNetwork)
+        self._recorded = RecordedCalls(network, self.device) if recorded else None
         self.preprocessing = (preprocessing or known.preprocessing).adapt_channels(config.channels)
         names = known.labels if labels is None else tuple(labels)
         numbered = tuple(f"class {index}" for index in range(config.classes))
@@ -162,12 +171,12 @@ class Predictor(Generic[PredictionT]):
     def features(self, pictures: "ImageInput | Iterable[ImageInput]") -> Tensor:
         """What the last layer reads: float32 [N, D] on the CPU. Of a ViT the representation y (Eq. 4), through the
         hidden layer where there is one; of a ResNet the pooled map."""
-        return self._gather(pictures, self.network.features)
+        return self._gather(pictures, "features", self.network.features)
 
     def tokens(self, pictures: "ImageInput | Iterable[ImageInput]") -> Tensor:
         """A vector for each patch behind the last layer and norm: float32 [N, rows, columns, D] on the CPU. Of a ResNet
         the last feature map."""
-        return self._gather(pictures, lambda x: self.network.patch_map(x).permute(0, 2, 3, 1))
+        return self._gather(pictures, "tokens", lambda x: self.network.patch_map(x).permute(0, 2, 3, 1))
 
     # The steps, for callers that batch themselves: prepare in threads, stack, one call of the network for many.
 
@@ -199,10 +208,16 @@ class Predictor(Generic[PredictionT]):
 
     def normalise(self, batch: Tensor) -> Tensor:
         """Prepared images, uint8 [N, 3, H, W], to what the network takes, on its device and in its type."""
+        self._check_prepared(batch)
+        return self._normalise(batch)
+
+    def _check_prepared(self, batch: Tensor) -> None:
         if batch.dtype != torch.uint8 or batch.ndim != 4 or tuple(batch.shape[1:]) != (3, *self.preprocessing.image):
             shape = ", ".join(map(str, ("N", 3, *self.preprocessing.image)))
             rule = f"prepared images are torch.uint8 [{shape}]: stack what `prepare` gives"
             raise ConfigError(f"a batch of {batch.dtype} {list(batch.shape)}; {rule}")
+
+    def _normalise(self, batch: Tensor) -> Tensor:
         return normalise_pixels(batch.to(self.device, non_blocking=True), *self._channels).to(self._type)
 
     def logits(self, batch: Tensor) -> Tensor:
@@ -218,9 +233,7 @@ class Predictor(Generic[PredictionT]):
         if not self.labels:
             remedy = "take its features, give it a head with `vitrail fit`, or fine-tune it"
             raise ConfigError(f"this network has no classes to name; {remedy}")
-        with torch.inference_mode():
-            found: Output = self.network(self.normalise(batch))
-        return map_output(found, to_host)
+        return self._compute("outputs", self.network, batch)
 
     def interpret(
         self, outputs: Output, views: Sequence[Geometry], topk: int | None = None, threshold: float | None = None
@@ -238,7 +251,7 @@ class Predictor(Generic[PredictionT]):
 
     def embed_batch(self, batch: Tensor) -> Tensor:
         """Prepared images to features: uint8 [N, 3, H, W] -> float32 [N, D] on the CPU."""
-        return self._read(batch, self.network.features)
+        return cast(Tensor, self._compute("features", self.network.features, batch))
 
     def rank_classes(
         self, probabilities: Tensor, topk: int | None = None, threshold: float | None = None
@@ -253,10 +266,18 @@ class Predictor(Generic[PredictionT]):
         outputs = self.task.describe_outputs(self.labels)
         return f"Predictor({kind}, {format_size(self.preprocessing.image)} px, {outputs}, {self.device})"
 
-    def _read(self, batch: Tensor, read: Callable[[Tensor], Tensor]) -> Tensor:
-        with torch.inference_mode():
-            found = read(self.normalise(batch))
-        return to_host(found)
+    def _compute(self, name: str, read: Callable[[Tensor], Output], batch: Tensor) -> Output:
+        """What is read of prepared images, on the CPU."""
+        self._check_prepared(batch)
+
+        def compute(pixels: Tensor) -> Output:
+            low = torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "autocast")
+            with torch.inference_mode(), low:
+                return read(self._normalise(pixels))
+
+        if self._recorded is not None and 0 < len(batch) <= FEW:
+            return self._recorded.run(name, compute, batch, to_host)
+        return map_output(compute(batch), to_host)
 
     def options(self, topk: int | None = None, threshold: float | None = None) -> PredictionOptions:
         """How outputs become predictions, as this predictor has it where nothing else is asked for."""
@@ -283,10 +304,13 @@ class Predictor(Generic[PredictionT]):
                     raise error
                 yield [cast("View", view) for _, view in some]
 
-    def _gather(self, pictures: "ImageInput | Iterable[ImageInput]", read: Callable[[Tensor], Tensor]) -> Tensor:
-        rows = [self._read(torch.stack([view.pixels for view in views]), read) for views in self._batches(pictures)]
+    def _gather(
+        self, pictures: "ImageInput | Iterable[ImageInput]", name: str, read: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        batches = (torch.stack([view.pixels for view in views]) for views in self._batches(pictures))
+        rows = [cast(Tensor, self._compute(name, read, batch)) for batch in batches]
         empty = torch.zeros(0, 3, *self.preprocessing.image, dtype=torch.uint8)
-        return torch.cat(rows or [self._read(empty, read)])
+        return torch.cat(rows or [cast(Tensor, self._compute(name, read, empty))])
 
 
 def to_host(tensor: Tensor) -> Tensor:
@@ -294,22 +318,16 @@ def to_host(tensor: Tensor) -> Tensor:
     return tensor.to("cpu", torch.float32, copy=True)
 
 
-def load_network(
-    weights: str | Path | Model, image_size: int | Pair | None, patch: int | Pair | None, precision: Precision | None
-) -> Model:
-    """The network itself, or that of weights by name, at another size and in another type where that is asked for."""
-    if precision not in (None, *get_args(Precision)):
-        raise unknown_name("precision", str(precision), get_args(Precision))
-    kind = torch.bfloat16 if precision == "bfloat16" else torch.float32
+def load_network(weights: str | Path | Model, image_size: int | Pair | None, patch: int | Pair | None) -> Model:
+    """The network itself, or that of weights by name, at another size where that is asked for."""
     if is_onnx(weights):
-        found = open_onnx(cast("str | Path", weights), image_size=image_size, patch=patch)
-        return cast("Model", found if precision is None else found.to(kind))
+        return cast("Model", open_onnx(cast("str | Path", weights), image_size=image_size, patch=patch))
     if isinstance(weights, str | Path):
-        return build_network(replace_head_and_resize(find_weights(weights), image_size=image_size, patch=patch), kind)
+        return build_network(replace_head_and_resize(find_weights(weights), image_size=image_size, patch=patch))
     if image_size is not None or patch is not None:
         resized = replace_head_and_resize(to_bundle(weights), image_size=image_size, patch=patch)
         weights = build_network(resized, next(weights.parameters()).dtype)
-    return weights if precision is None else weights.to(kind)
+    return weights
 
 
 predictor = Predictor  # the same under the name of what it returns; without a name the bundled weights

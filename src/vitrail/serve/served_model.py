@@ -178,6 +178,7 @@ class ServedModel:
             "parameters": sum(parameter.numel() for parameter in predictor.network.parameters()),
             "image_size": list(predictor.preprocessing.image),
             "device": str(predictor.device),
+            "precision": predictor.precision,
             "task": predictor.task.name,
             "outputs": predictor.task.describe_outputs(predictor.labels),
             "options": list(self.options),

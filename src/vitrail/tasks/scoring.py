@@ -60,7 +60,7 @@ def score_network(
     found, unreadable = task.assess(setting), setting.unreadable
     views = about.preprocessing
     settings = {"image": list(views.image), "preprocessing": views.to_dict()}
-    settings |= {"precision": about.precision or how.precision}
+    settings |= {"precision": about.numbers or about.precision}
     settings |= {} if about.patch is None else {"patch": about.patch}
     config, details = {**settings, **found.settings}, {**found.details, "unreadable": list(unreadable)}
     measures, weights = found.measures, about.facts

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args, get_origin
 
 from vitrail.core.config_overrides import field_types, union_members
 from vitrail.core.errors import ConfigError, unknown_name
+from vitrail.core.precision import Precision, PrecisionChoice
 from vitrail.core.text import format_size
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import Augmentation, Mix
@@ -29,7 +30,6 @@ from vitrail.tasks.classification.objective import Classification
 OnOff: TypeAlias = Literal["on", "off"]
 Compilation: TypeAlias = Literal["on", "graphs", "recorded", "off"]
 RECORDED: Final = ("graphs", "recorded")  # of these
-Precision: TypeAlias = Literal["auto", parallel.Precision]
 Switch: TypeAlias = Literal["auto", OnOff]
 Compile: TypeAlias = Literal["auto", Compilation]
 Sharding: TypeAlias = Literal["auto", parallel.Sharding]
@@ -130,7 +130,7 @@ class RunRequest:
     epochs: float = 0.0
     average: float = 0.0  # Polyak's factor, 0.9999 in the paper; 0 for none
     seed: int = 0
-    precision: Precision = "auto"  # float32 on a CPU, bfloat16 with float32 masters on a GPU
+    precision: PrecisionChoice = "auto"  # float32 on a CPU, bfloat16 with float32 masters on a GPU
     compile: Compile = "auto"  # graphs: a whole step compiled and recorded as a CUDA graph; recorded: that alone
     recompute: bool = False  # activations again in the backward pass instead of kept
     sharding: Sharding = "auto"
@@ -211,7 +211,7 @@ class ResolvedRun(Run):
     preprocessing: Preprocessing = field()
     micro: int = field()
     steps: int = field()
-    precision: parallel.Precision = field()
+    precision: Precision = field()
     compile: Compilation = field()
     sharding: parallel.Sharding = field()
     baseline: OnOff = field()

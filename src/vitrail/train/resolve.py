@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from vitrail.core.errors import ConfigError
+from vitrail.core.precision import HALF
 from vitrail.core.text import format_size, join_words
 from vitrail.data.device_dataset import first_size
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.distributed.parallel import HALF
 from vitrail.distributed.process_group import World, name_device
 from vitrail.evaluation.speed import training_flops
 from vitrail.models.blocks import RESIDUAL

@@ -103,7 +103,7 @@ def score_size(
     options: EvaluateOptions, size: Sizes, collection: Collection, split: str, world: World
 ) -> ScoredNetwork:
     load = make_onnx_subject if is_onnx(options.weights) else load_subject
-    about = load(options.weights, world.device, image_size=size.image, patch=size.patch)
+    about = load(options.weights, world.device, image_size=size.image, patch=size.patch, precision=options.precision)
     labels = None if options.labels is None else ()  # read once the task is known to take them
     how = pass_options(options, ScoringOptions, labels=labels, answers=options.answers is not None)
     find_task(get_card(about.network).task).check_scoring(how, about)

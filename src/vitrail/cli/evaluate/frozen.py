@@ -142,10 +142,10 @@ def open_task(options: FrozenOptions, text: str, test: str | None) -> FrozenTask
 def prepare_network(options: FrozenOptions) -> Generator[scoring.Subject]:
     """The network on its device, in the requested precision; prints what it is."""
     with single_process(options.device) as device:
-        about = load_subject(options.weights, device, image_size=options.image_size, patch=options.patch)
-        about.computing_in(options.precision)
+        sizes = {"image_size": options.image_size, "patch": options.patch}
+        about = load_subject(options.weights, device, **sizes, precision=options.precision)
         size = f"{format_size(about.preprocessing.image)} px"
-        print(weights_line(options.weights, about.facts, size, options.precision))
+        print(weights_line(options.weights, about.facts, size, about.precision))
         yield about
 
 
@@ -204,7 +204,7 @@ def extract_split(options: FrozenOptions, about: scoring.Subject, task: FrozenTa
     kept = "" if options.no_cache else "; complete features are cached for the next start"
     with bars() as bar, on_interrupt(f"no score was written{kept}"):
         batches = lambda bare: load_batches(options, bare, view, device, bar, what)  # noqa: E731
-        how: dict[str, Any] = {"folder": folder, "precision": options.precision, "view": called}
+        how: dict[str, Any] = {"folder": folder, "precision": about.precision, "view": called}
         return load_or_extract(about.network, source, prepared, device, batches=batches, **how)
 
 
@@ -217,7 +217,7 @@ def build_result(
     data |= {"pictures": len(test), "fingerprint": test.fingerprint, "seen": part.scope.facts(), **task.origin}
     learnt = {"name": task.title, "split": task.train, "pictures": len(train), "fingerprint": train.fingerprint}
     view = {"image": list(about.preprocessing.image), "preprocessing": about.preprocessing.to_dict()}
-    view |= {"view": "reference" if options.reference else "weights' own", "precision": options.precision}
+    view |= {"view": "reference" if options.reference else "weights' own", "precision": about.precision}
     view |= {} if about.patch is None else {"patch": about.patch}
     config = {**view, "features": part.train.shape[1], **config}
     data, details = {**data, "train": learnt}, {**details, "unreadable": list(part.unreadable)}

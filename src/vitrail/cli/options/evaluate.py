@@ -7,7 +7,8 @@ from typing import Final, Literal, TypeAlias, get_args
 from vitrail.cli.options import groups
 from vitrail.cli.options.grammar import command_options, option, word
 from vitrail.cli.options.groups import SOURCE, DeviceOptions, FrozenOptions, WeightsOptions, data_word
-from vitrail.evaluation import ITERATIONS, TEMPERATURE, Precision
+from vitrail.core.precision import PrecisionChoice
+from vitrail.evaluation import ITERATIONS, TEMPERATURE
 
 ALL: Final = 1 << 53  # shots: every image of train, without a draw
 FROZEN: Final = f"{SOURCE}; learns from its train split and scores its test (or val) split"
@@ -49,7 +50,7 @@ class EvaluateOptions(WeightsOptions):
     by_number: bool = option(False, groups.BY_NUMBER)
     threshold: float | None = option(None, "multi-label weights: lowest probability for F1", "P", usually="0.5")
     windows: Literal["fit", "full"] | None = option(None, f"{groups.WINDOWS}; scored at each image's own size")
-    precision: Precision = groups.precision_option()
+    precision: PrecisionChoice = groups.precision_option()
     out: Path | None = option(None, "write the result as JSON", "FILE")
     page: Path | None = option(None, "write an HTML page with images", "FILE")
     answers: Path | None = option(None, "write per-image predictions as CSV", "FILE")

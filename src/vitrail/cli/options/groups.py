@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.cli.options.grammar import command_options, option, word
+from vitrail.core.precision import PrecisionChoice
 from vitrail.core.text import Pair, join_words
 from vitrail.data.class_names import BUNDLED_SETS
-from vitrail.evaluation import Precision
 
 SOURCE = "a folder with one subfolder per class, a list, shards, or a data set by name"
 WEIGHTS = "a file, a folder, a run or NAME:TAG, in any format that vitrail reads"
@@ -62,8 +62,8 @@ def workers_option(what: str = "loader processes", *, group: str = "") -> int:
     return option(-1, what, "N", usually="by the number of cores", group=group)
 
 
-def precision_option() -> Precision:
-    return option("float32", "precision of the computation")
+def precision_option() -> PrecisionChoice:
+    return option("auto", "precision of the computation", usually="bfloat16 on a GPU, float32 on a CPU")
 
 
 def length_option(metavar: str, help: str, usually: str = "the recipe's") -> None:
@@ -117,7 +117,7 @@ class FrozenOptions(WeightsOptions):
     patch: int | None = option(None, PATCH, "P")
     held_out: float | None = option(None, "score on this share of each class of train, learn from the rest", "SHARE")
     reference: bool = option(False, REFERENCE)
-    precision: Precision = precision_option()
+    precision: PrecisionChoice = precision_option()
     no_cache: bool = option(False, NO_CACHE)
     out: Path | None = option(None, "write the result as JSON", "FILE")
     deduplicated_by: Path | None = option(None, DEDUPLICATED, "FILE")

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Final, Literal
 
 from vitrail.cli.options.grammar import command_options, option, word
-from vitrail.cli.options.groups import DOWNLOAD, DeviceOptions, parse_image_size
+from vitrail.cli.options.groups import DOWNLOAD, DeviceOptions, parse_image_size, precision_option
 from vitrail.core.errors import ConfigError
+from vitrail.core.precision import PrecisionChoice
 from vitrail.core.text import Pair
-from vitrail.evaluation import Precision
 
 SHARD_SIZE: Final = 256_000_000
 SET: Final = "a path or a name, optionally with @SPLIT"
@@ -83,12 +83,7 @@ class CostOptions(DeviceOptions):
     epochs: float = option(0.0, "passes over the training images", "E", usually="the paper's")
     measure: bool = option(False, "run the network: images per second and memory over batch and image sizes")
     batch: tuple[int, ...] = option((), "batch sizes to measure", "N", usually="1, 2, 4, ...")
-    precision: Literal["auto"] | Precision = option(
-        "auto",
-        "precision of the measurement",
-        choices=("auto", "float32", "autocast", "bfloat16"),
-        usually="bfloat16 on a GPU, float32 on a CPU",
-    )
+    precision: PrecisionChoice = precision_option()
     seconds: float = option(0.0, "time to measure each network", "S", usually="60; 120 on a GPU")
     out: Path | None = option(None, "folder for the results", "DIR", usually="runs/cost-NAME, if measured")
 

@@ -15,8 +15,9 @@ from vitrail.cli.options.groups import (
     labels_option,
     rename_option,
 )
+from vitrail.core.precision import PrecisionChoice
 from vitrail.core.text import Pair
-from vitrail.evaluation import SHARE, Precision, Stored
+from vitrail.evaluation import SHARE, Stored
 from vitrail.models.family import Position
 
 SUFFIX: Final = ".safetensors"
@@ -64,7 +65,7 @@ class PredictOptions(NamesOptions):
     image_size: int | None = option(None, IMAGE_SIZE, "N")
     patch: int | None = option(None, PATCH, "P")
     windows: Literal["fit", "full"] | None = option(None, groups.WINDOWS)
-    precision: Literal["float32", "bfloat16"] = option("float32", "precision of the computation")
+    precision: PrecisionChoice = groups.precision_option()
     batch: int | None = option(None, "images per batch", "N", usually="by the device")
     workers: int = groups.workers_option("threads that read images")
 
@@ -120,7 +121,7 @@ class EmbedOptions(WeightsOptions):
     split: str | None = option(None, "one split only; the same as DATA@NAME", "NAME")
     type: Stored = option("float32", "number type in the file")
     force: bool = option(False, "replace a file made from other weights, images or settings")
-    precision: Precision = groups.precision_option()
+    precision: PrecisionChoice = groups.precision_option()
 
 
 @command_options
@@ -165,6 +166,7 @@ class ServeOptions(NamesOptions):
     weights: str | None = word(None, "a file, a folder, a name", "WEIGHTS", usually="bundled ones", completes="weights")
     host: str = option("127.0.0.1", "address to listen on", usually="127.0.0.1, this machine only")
     port: int = option(8000, "port to listen on; 0 picks a free port", "N")
+    precision: PrecisionChoice = groups.precision_option()
     token: str | None = option(None, "bearer token required from clients", "T", usually=f"${TOKEN}")
     origin: tuple[str, ...] = option((), "additional allowed CORS origin. Can be repeated", "URL", repeated=True)
     queue: int = option(256, "maximum number of waiting images", "N")

@@ -56,7 +56,7 @@ def run_fit(options: FitOptions) -> int:
     kept = "" if options.no_cache or on_pixels else "; complete features are cached for the next start"
     with inputs.single_process(options.device) as device, on_interrupt(f"{options.out} was not written{kept}"):
         sizes = {"image_size": options.image_size, "patch": options.patch, "channels": options.channels}
-        about = load_subject(options.weights, device, **sizes)
+        about = load_subject(options.weights, device, precision="float32", **sizes)
         print(weights_line(options.weights, about.facts, f"{format_size(about.preprocessing.image)} px"))
         counts = ", ".join(f"{len(source):,} of {split}" for split, source in collection.splits.items())
         kind = " of pixels" if on_pixels else ""
@@ -234,14 +234,19 @@ def run_embed(options: EmbedOptions) -> int:
         if options.split is not None:
             chosen = collection.split(options.split)
             splits = {name: source for name, source in splits.items() if source is chosen}
-        about = load_subject(options.weights, world.device, image_size=options.image_size, patch=options.patch)
-        about.computing_in(options.precision)
+        about = load_subject(
+            options.weights,
+            world.device,
+            image_size=options.image_size,
+            patch=options.patch,
+            precision=options.precision,
+        )
         origin = {"name": options.weights, "network": about.facts["network"]}
         origin |= {"source": collection.name, "made_by": "vitrail embed"}
         count = sum(map(len, splits.values()))
         if world.is_main:
             size = f"{format_size(about.preprocessing.image)} px"
-            print(weights_line(options.weights, about.facts, size, options.precision))
+            print(weights_line(options.weights, about.facts, size, about.precision))
             print(f"{collection.title}: {pluralise(count, 'image')} of {', '.join(splits)}", flush=True)
         workers = max(choose_workers() // world.local_size, min(1, (os.cpu_count() or 1) - 1))  # shared out
         kept = on_interrupt("finished parts are saved; the same command resumes")
@@ -256,7 +261,7 @@ def run_embed(options: EmbedOptions) -> int:
                 preprocessing=about.preprocessing,
                 world=world,
                 dtype=options.type,
-                precision=options.precision,
+                precision=about.precision,
                 batch=options.batch or (256 if world.device.type == "cuda" else 64),
                 workers=workers if options.workers < 0 else options.workers,
                 origin=origin,

@@ -96,7 +96,7 @@ def load_predictor(options: PredictOptions, weights: str, device: torch.device) 
 
 
 def describe_predictor(weights: str, asker: Predictor[Any]) -> str:
-    """The weights in one line: "w.npz: ViT, 5.72M parameters, 224x224 px, 1,000 classes"."""
+    """The weights in one line: "w.npz: ViT, 5.72M parameters, 224x224 px, 1,000 classes, bfloat16"."""
     network, size = asker.network, f"{format_size(asker.preprocessing.image)} px"
     count = format_millions(sum(parameter.numel() for parameter in network.parameters()))
     named = f"{weights} (bundled)" if is_bundled(weights) else printable(weights)
@@ -105,6 +105,7 @@ def describe_predictor(weights: str, asker: Predictor[Any]) -> str:
     if not asker.multi_label and "threshold" in asker.task.prediction_options(multi_label=False):
         classes += f", found from a score of {asker.threshold:g}"
     classes += ", named as ImageNet's" if asker.labels == read_class_names("imagenet") else ""
+    classes += f", {asker.precision}" if asker.precision not in ("auto", "float32") else ""
     return f"{named}: {type(network).__name__}, {count} parameters, {size}, {classes}"
 
 

@@ -30,6 +30,7 @@ from vitrail.core.atomic_files import check_writable, write_file
 from vitrail.core.config_overrides import diff_plain
 from vitrail.core.errors import ConfigError, DataError, VitrailError, WeightsError, unknown_name
 from vitrail.core.locks import FileLock, LockTaken
+from vitrail.core.precision import Precision
 from vitrail.data.dataset import ConcatDataset, ImageDataset, RelabelledDataset, SubsetDataset
 from vitrail.data.loader import eval_batches
 from vitrail.data.preprocessing import Preprocessing
@@ -37,7 +38,7 @@ from vitrail.data.unreadable_log import UnreadableSample
 from vitrail.distributed.process_group import World
 from vitrail.evaluation import Stored
 from vitrail.evaluation.frozen.embedding_file import FORMATS, EmbeddingPart, join_parts, read_description, to_printable
-from vitrail.evaluation.frozen.features import Precision, hash_images, hash_network, iterate_features
+from vitrail.evaluation.frozen.features import hash_images, hash_network, iterate_features
 from vitrail.models.build import Model
 
 KIND: Final = "vitrail embeddings 1"

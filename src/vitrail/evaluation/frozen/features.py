@@ -31,6 +31,7 @@ from vitrail.checkpoint.files.safetensors import write_sealed
 from vitrail.checkpoint.onnx_network import OnnxNetwork
 from vitrail.checkpoint.weights import to_bundle
 from vitrail.core.errors import BadImage, DataError, WeightsError, WeightsNotFound, unknown_name
+from vitrail.core.precision import HALF, Precision
 from vitrail.core.text import Pair
 from vitrail.data import preprocessing as tensorflow
 from vitrail.data.dataset import ImageDataset, RelabelledDataset
@@ -39,7 +40,6 @@ from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing, normalise_pixels
 from vitrail.data.randomness import CounterRng
 from vitrail.data.targets import Geometry
-from vitrail.evaluation import Precision
 from vitrail.models.backbone import eval_mode, unwrap_backbone
 from vitrail.models.family import to_dict
 
@@ -82,7 +82,7 @@ def make_normaliser(
 ) -> Callable[[Tensor], Tensor]:
     """`preprocessing.normalise` for bytes on the device [B, 3, H, W], with its constants copied there once."""
     mean, std = preprocessing.channel_tensors(device)
-    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    dtype = torch.bfloat16 if precision in HALF else torch.float32
     return lambda pixels: normalise_pixels(pixels, mean, std).to(dtype)
 
 

@@ -19,6 +19,7 @@ from vitrail.models.kernels.float8_kernels import load_factor, store_low
 # What Triton compiles is not Python: names have no types, and annotations are marks for its compiler.
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportUntypedFunctionDecorator=false
 # pyright: reportInvalidTypeForm=false, reportMissingImports=false, reportGeneralTypeIssues=false
+# pyright: reportPossiblyUnboundVariable=false
 
 LOG2E = 1.4426950408889634  # the exponential that a GPU has is that of 2
 ATTENTION_ROWS = 64  # queries at once in the forward pass, keys at once in the backward pass

@@ -4,6 +4,7 @@ Triton's own are four and five. They stand in where there are no such instructio
 """
 
 import os
+from typing import Any
 
 import torch
 import triton
@@ -18,7 +19,7 @@ NVIDIA = tl.constexpr(not INTERPRETED.value and torch.version.hip is None)
 
 
 @triton.jit
-def exp2(x):
+def exp2(x) -> Any:
     if NVIDIA:
         out = tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
     else:
@@ -27,7 +28,7 @@ def exp2(x):
 
 
 @triton.jit
-def reciprocal(x):
+def reciprocal(x) -> Any:
     if NVIDIA:
         out = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
     else:

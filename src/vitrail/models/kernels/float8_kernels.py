@@ -22,13 +22,13 @@ TINY = tl.constexpr(1e-30)  # below it, everything is as good as 0
 
 
 @triton.jit
-def load_factor(scale):
+def load_factor(scale) -> tl.tensor:
     """What values are multiplied by before they are rounded. Loaded before anything is stored, it costs no wait."""
     return tl.load(scale + 1)
 
 
 @triton.jit
-def store_low(low, at, values, factor, inside):
+def store_low(low, at, values, factor, inside) -> None:
     """Rounds to the type of `low`; what lies beyond its range becomes its largest number, and NaN stays NaN."""
     values = values * factor
     if not NVIDIA:  # whose instruction does this
@@ -38,7 +38,7 @@ def store_low(low, at, values, factor, inside):
 
 
 @triton.jit
-def _write_scale(scale, target, peak):
+def _write_scale(scale, target, peak) -> None:
     peak = tl.maximum(peak, TINY)
     tl.store(scale, peak / target)
     tl.store(scale + 1, target / peak)

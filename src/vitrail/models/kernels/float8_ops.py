@@ -75,7 +75,7 @@ def add_norm(z: Tensor, branch: Tensor, bias: Tensor | None, norm: nn.LayerNorm)
 
 def linear(x: Float8, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x Wᵀ + b: [..., D] -> [..., N]."""
-    return _RoundedLinear.apply(*x, weight, bias)  # pyright: ignore[reportReturnType]
+    return _RoundedLinear.apply(*x, weight, bias)
 
 
 def gelu_linear(x: Float8, layer: nn.Linear, tanh: bool) -> Float8:
@@ -86,7 +86,7 @@ def gelu_linear(x: Float8, layer: nn.Linear, tanh: bool) -> Float8:
 
 def qkv(x: Float8, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """x Wᵀ + b in three equal parts: [..., D] -> [..., N/3] thrice."""
-    return _RoundedSplitLinear.apply(*x, weight, bias)  # pyright: ignore[reportReturnType]
+    return _RoundedSplitLinear.apply(*x, weight, bias)
 
 
 def attention(x: Float8, weight: Tensor, bias: Tensor | None, heads: int) -> Float8:

@@ -87,7 +87,7 @@ def query_shared_memory(device: int | None) -> int:
 
 def fused_gelu_linear(z: Tensor, layer: nn.Linear, tanh: bool) -> Tensor:
     """GELU(z Wᵀ + b): [..., D] -> [..., N]."""
-    return _GeluLinear.apply(z, layer.weight, layer.bias, tanh)  # pyright: ignore[reportReturnType]
+    return _GeluLinear.apply(z, layer.weight, layer.bias, tanh)
 
 
 def fused_gelu(pre: Tensor, tanh: bool) -> Tensor:
@@ -97,7 +97,7 @@ def fused_gelu(pre: Tensor, tanh: bool) -> Tensor:
 
 def fused_add_norm(z: Tensor, branch: Tensor, bias: Tensor | None, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
     """x = z + branch + bias and LN(x): [..., D] twice -> [..., D] twice."""
-    return _AddNorm.apply(z, branch, bias, norm.weight, norm.bias, norm.eps)  # pyright: ignore[reportReturnType]
+    return _AddNorm.apply(z, branch, bias, norm.weight, norm.bias, norm.eps)
 
 
 def fused_upscale(z: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -109,12 +109,12 @@ def fused_upscale(z: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 def fused_qkv(z: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """z Wᵀ + b in three equal parts, as q, k and v are: [..., D] -> [..., N/3] thrice."""
-    return _SplitLinear.apply(z, weight, bias)  # pyright: ignore[reportReturnType]
+    return _SplitLinear.apply(z, weight, bias)
 
 
 def fused_attention(z: Tensor, weight: Tensor, bias: Tensor | None, heads: int) -> Tensor:
     """softmax(q kᵀ/√D_h) v with [q, k, v] = z Wᵀ + b, the heads side by side: [B, T, D] -> [B, T, D]."""
-    return _Attend.apply(z, weight, bias, heads)  # pyright: ignore[reportReturnType]
+    return _Attend.apply(z, weight, bias, heads)
 
 
 class _GeluLinear(torch.autograd.Function):

@@ -16,12 +16,13 @@ from vitrail.models.kernels.float8_kernels import load_factor, store_low
 # What Triton compiles is not Python: names have no types, and annotations are marks for its compiler.
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportUntypedFunctionDecorator=false
 # pyright: reportInvalidTypeForm=false, reportMissingImports=false, reportGeneralTypeIssues=false
+# pyright: reportPossiblyUnboundVariable=false
 
 NORM_VALUES = 2048  # of the rows that a program holds at once
 
 
 @triton.jit
-def _measure(x, there, width, eps):
+def _measure(x, there, width, eps) -> tuple[tl.tensor, tl.tensor]:
     """The mean of each row, and one over its deviation."""
     mean = tl.sum(x, 1) / width
     centred = tl.where(there[None, :], x - mean[:, None], 0.0)
@@ -29,7 +30,7 @@ def _measure(x, there, width, eps):
 
 
 @triton.jit
-def _load_scale(weight, shift, column, there):
+def _load_scale(weight, shift, column, there) -> tuple[tl.tensor, tl.tensor]:
     """What a norm's columns are multiplied by, and what is added to them."""
     times = tl.load(weight + column, there, other=0.0).to(tl.float32)[None, :]
     plus = tl.load(shift + column, there, other=0.0).to(tl.float32)[None, :]
@@ -103,7 +104,7 @@ def _add_norm(
 
 
 @triton.jit
-def _add_pairs(a, b, c, d):
+def _add_pairs(a, b, c, d) -> tuple[tl.tensor, tl.tensor]:
     return a + c, b + d
 
 

@@ -13,8 +13,8 @@ import torch
 
 from vitrail.checkpoint.bundle import Bundle
 from vitrail.checkpoint.weights import build_fresh, build_network, replace_head_and_resize, to_bundle
+from vitrail.core.precision import Precision
 from vitrail.core.text import Pair, pair
-from vitrail.evaluation.frozen.features import Precision
 from vitrail.evaluation.speed import Speed, SpeedLimits, TimedNetwork, measure_speed
 from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import adapt_config

@@ -90,12 +90,11 @@ def score_windows(
 def iterate_scored(setting: EvaluationSetting, classes: int, windows: SlidingWindows) -> Iterator[ScoredImage]:
     """The readable images of this process."""
     world, source, about, how = setting.world, setting.source, setting.about, setting.how
-    about.computing_in(how.precision)
     prepared, device = about.preprocessing, world.device
-    normalise, batch = make_normaliser(prepared, device, how.precision), how.batch or WINDOWS[device.type == "cuda"]
+    normalise, batch = make_normaliser(prepared, device, about.precision), how.batch or WINDOWS[device.type == "cuda"]
 
     def segment(views: Tensor) -> Tensor:
-        with inference_context(about.network, device, how.precision):
+        with inference_context(about.network, device, about.precision):
             return to_dense(about.network(normalise(views.to(device))), prepared.image)
 
     for at in range(world.rank, len(source), world.size):
