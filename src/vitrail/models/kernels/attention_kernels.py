@@ -28,7 +28,7 @@ TILE_ROWS, TILE_COLUMNS = 8, 256  # of a tile of gradients that a program holds 
 
 @triton.jit
 def _concat_kernel(
-    q, k, v, out, low, scale, sums, rows, width,
+    q, k, v, out, scale, sums, rows, width,
     eight: tl.constexpr, each: tl.constexpr, tile_rows: tl.constexpr, tile_columns: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(1).to(tl.int64) * each
@@ -49,36 +49,37 @@ def _concat_kernel(
         start = first + step
         inside = (start + row < rows)[:, None]
         g = tl.load(source + start * width + read, inside, other=0.0)
-        tl.store(out + start * (3 * width) + write, g, inside)
         if eight:
-            store_low(low + start * (3 * width), write, g.to(tl.float32), factor, inside)
+            store_low(out + start * (3 * width), write, g.to(tl.float32), factor, inside)
+        else:
+            tl.store(out + start * (3 * width) + write, g, inside)
         total += g.to(tl.float32)
     tl.store(sums + tl.program_id(1).to(tl.int64) * (3 * width) + column + across, tl.sum(total, 0))
 
 
 def concat_qkv_grad(q: Tensor, k: Tensor, v: Tensor, each: int) -> tuple[Tensor, Tensor]:
     """Three side by side, and sums of their columns over `each` rows: [M, D] thrice -> [M, 3D], [M/each, 3D]."""
-    out, sums, _ = _concat(q, k, v, each, None)
-    return out, sums
+    return _concat(q, k, v, each, None)
 
 
-def concat_qkv_grad_float8(q: Tensor, k: Tensor, v: Tensor, each: int, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same, and the three in eight bits."""
-    return _concat(q, k, v, each, scale)
+def concat_qkv_grad_float8(q: Tensor, k: Tensor, v: Tensor, each: int, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """The sums, and the three in eight bits."""
+    low, sums = _concat(q, k, v, each, scale)
+    return sums, low
 
 
-def _concat(q: Tensor, k: Tensor, v: Tensor, each: int, scale: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _concat(q: Tensor, k: Tensor, v: Tensor, each: int, scale: Tensor | None) -> tuple[Tensor, Tensor]:
     rows, width = q.shape
     tile = min(width & -width, TILE_COLUMNS)  # the largest power of two that divides the width
     tile_rows = min(2 * TILE_ROWS * TILE_COLUMNS // tile, each)
-    out, sums = q.new_empty(rows, 3 * width), q.new_empty(ceil_divide(rows, each), 3 * width, dtype=torch.float32)
-    low = out if scale is None else torch.empty_like(out, dtype=torch.float8_e5m2)
+    out = q.new_empty(rows, 3 * width, dtype=None if scale is None else torch.float8_e5m2)
+    sums = q.new_empty(ceil_divide(rows, each), 3 * width, dtype=torch.float32)
     kernel: Any = _concat_kernel
     kernel[(3 * width // tile, len(sums))](
-        q, k, v, out, low, sums if scale is None else scale, sums, rows, width,
+        q, k, v, out, sums if scale is None else scale, sums, rows, width,
         eight=scale is not None, each=each, tile_rows=tile_rows, tile_columns=tile,
     )  # fmt: skip
-    return out, sums, low
+    return out, sums
 
 
 @triton.jit
@@ -138,7 +139,7 @@ def _attention_kernel(
 
 @triton.jit
 def _backward_keys(
-    qkv, grads, low, factor, first, column, width, scale, times, q, g, delta, log, dq, start,
+    qkv, grads, factor, first, column, width, scale, times, q, g, delta, log, dq, start,
     eight: tl.constexpr, tokens: tl.constexpr, keys: tl.constexpr, masked: tl.constexpr,
 ):  # fmt: skip
     """The keys and values from `start`: their gradients, and that of the queries with what these add."""
@@ -155,17 +156,18 @@ def _backward_keys(
     dk = tl.dot(tl.trans(ds), q) * times
     dq = tl.dot(ds, k, dq)
     at = (first + key)[:, None] * (3 * width) + column[None, :]
-    tl.store(grads + at + width, dk.to(k.dtype), there[:, None])
-    tl.store(grads + at + 2 * width, dv.to(k.dtype), there[:, None])
     if eight:
-        store_low(low, at + width, dk, factor, there[:, None])
-        store_low(low, at + 2 * width, dv, factor, there[:, None])
+        store_low(grads, at + width, dk, factor, there[:, None])
+        store_low(grads, at + 2 * width, dv, factor, there[:, None])
+    else:
+        tl.store(grads + at + width, dk.to(k.dtype), there[:, None])
+        tl.store(grads + at + 2 * width, dv.to(k.dtype), there[:, None])
     return dq
 
 
 @triton.jit
 def _attention_backward_kernel(
-    qkv, out, grad, logs, grads, low, low_scale, sums, heads, width, scale, times,
+    qkv, out, grad, logs, grads, low_scale, sums, heads, width, scale, times,
     eight: tl.constexpr, tokens: tl.constexpr, head: tl.constexpr, rows: tl.constexpr, keys: tl.constexpr,
     tail: tl.constexpr,
 ):  # fmt: skip
@@ -189,19 +191,20 @@ def _attention_backward_kernel(
     dq = tl.zeros((rows, head), tl.float32)
     for start in range(0, tokens // keys * keys, keys):
         dq = _backward_keys(
-            qkv, grads, low, factor, first, column, width, scale, times, q, g, delta, log, dq, start,
+            qkv, grads, factor, first, column, width, scale, times, q, g, delta, log, dq, start,
             eight, tokens, keys, False,
         )  # fmt: skip
     if tail > 0:
         dq = _backward_keys(
-            qkv, grads, low, factor, first, column, width, scale, times, q, g, delta, log, dq, tokens // keys * keys,
+            qkv, grads, factor, first, column, width, scale, times, q, g, delta, log, dq, tokens // keys * keys,
             eight, tokens, tail, True,
         )  # fmt: skip
     dq *= times
     at = (first + row)[:, None] * (3 * width) + column[None, :]
-    tl.store(grads + at, dq.to(q.dtype), inside[:, None])
     if eight:
-        store_low(low, at, dq, factor, inside[:, None])
+        store_low(grads, at, dq, factor, inside[:, None])
+    else:
+        tl.store(grads + at, dq.to(q.dtype), inside[:, None])
     tl.store(line, tl.sum(dq, 0))
 
 
@@ -231,31 +234,31 @@ def _attention(qkv: Tensor, heads: int, scale: Tensor | None) -> tuple[Tensor, T
 
 def attention_backward(qkv: Tensor, out: Tensor, grad: Tensor, logs: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     """The gradient of `qkv` from that of the output [B, T, D], and its sums over tokens: [B, T, 3D], [B, 3D]."""
-    grads, sums, _ = _attention_backward(qkv, out, grad, logs, heads, None)
-    return grads, sums
+    return _attention_backward(qkv, out, grad, logs, heads, None)
 
 
 def attention_backward_float8(
     qkv: Tensor, out: Tensor, grad: Tensor, logs: Tensor, heads: int, scale: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The same, and the gradient in eight bits."""
-    return _attention_backward(qkv, out, grad, logs, heads, scale)
+) -> tuple[Tensor, Tensor]:
+    """The sums, and the gradient in eight bits."""
+    low, sums = _attention_backward(qkv, out, grad, logs, heads, scale)
+    return sums, low
 
 
 def _attention_backward(
     qkv: Tensor, out: Tensor, grad: Tensor, logs: Tensor, heads: int, scale: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     images, tokens, width = _qkv_shape(qkv)
-    grads, sums = torch.empty_like(qkv), qkv.new_empty(images, 3 * width, dtype=torch.float32)
-    low = grads if scale is None else torch.empty_like(grads, dtype=torch.float8_e5m2)
+    grads = torch.empty_like(qkv, dtype=None if scale is None else torch.float8_e5m2)
+    sums = qkv.new_empty(images, 3 * width, dtype=torch.float32)
     rows, head, kernel = _tile_for(tokens), width // heads, cast(Any, _attention_backward_kernel)
     kernel[(images * heads,)](
-        qkv, out, grad, logs, grads, low, logs if scale is None else scale, sums, heads, width,
+        qkv, out, grad, logs, grads, logs if scale is None else scale, sums, heads, width,
         LOG2E * head**-0.5, head**-0.5,
         eight=scale is not None, tokens=tokens, head=head, rows=rows, keys=ATTENTION_ROWS, tail=_tail(tokens),
         num_warps=8 if rows > ATTENTION_ROWS else 4, num_stages=2,
     )  # fmt: skip
-    return grads, sums, low
+    return grads, sums
 
 
 def _qkv_shape(qkv: Tensor) -> tuple[int, int, int]:

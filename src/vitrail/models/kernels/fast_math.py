@@ -1,6 +1,7 @@
-"""Exponential and reciprocal as an NVIDIA GPU has them: one instruction each, which takes subnormal numbers for 0.
+"""Exponential, reciprocal and choice of bytes as an NVIDIA GPU has them: one instruction each. The first two take
+subnormal numbers for 0.
 
-Triton's own are four and five. They stand in where there are no such instructions, and in Triton's interpreter.
+Triton's own are several. They stand in where there are no such instructions, and in Triton's interpreter.
 """
 
 import os
@@ -33,4 +34,21 @@ def reciprocal(x) -> Any:
         out = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
     else:
         out = 1 / x
+    return out
+
+
+@triton.jit
+def pick_bytes(a, b, which: tl.constexpr) -> Any:
+    """A word of four bytes of two others, by the digits of `which` from the last: 0 to 3 of a, 4 to 7 of b."""
+    if NVIDIA:
+        chosen: tl.constexpr = which
+        out = tl.inline_asm_elementwise(
+            f"prmt.b32 $0, $1, $2, {chosen};", "=r,r,r", [a, b], tl.int32, is_pure=True, pack=1
+        )
+    else:
+        out = a & 0
+        for digit in tl.static_range(4):
+            byte: tl.constexpr = (which >> (4 * digit)) & 7
+            word = a if byte < 4 else b
+            out = out | (((word >> (8 * (byte % 4))) & 255) << (8 * digit))
     return out

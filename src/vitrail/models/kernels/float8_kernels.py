@@ -12,12 +12,13 @@ import triton.language as tl
 from torch import Tensor
 
 from vitrail.models.kernels import ceil_divide
-from vitrail.models.kernels.fast_math import NVIDIA
+from vitrail.models.kernels.fast_math import NVIDIA, pick_bytes
 
 # What Triton compiles is not Python: names have no types, and annotations are marks for its compiler.
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportUntypedFunctionDecorator=false
 # pyright: reportInvalidTypeForm=false, reportMissingImports=false, reportGeneralTypeIssues=false
 
+TURNED = 32  # words of each side of a tile that changes rows for columns
 TINY = tl.constexpr(1e-30)  # below it, everything is as good as 0
 
 
@@ -104,3 +105,39 @@ def round_scaled(x: Tensor, scale: Tensor, kind: torch.dtype) -> Tensor:
     kernel: Any = _round_kernel
     kernel[(ceil_divide(x.numel(), block),)](x, low, scale, x.numel(), block=block)
     return low
+
+
+@triton.jit
+def _turn_kernel(low, turned, rows, columns, padded, tile: tl.constexpr):
+    """Four bytes at a time: a word holds four columns of a row, and then four rows of a column."""
+    word = tl.arange(0, tile)
+    first, left = tl.program_id(0) * tile, tl.program_id(1) * tile  # in words, as `columns` and `padded` are
+    low += (4 * first).to(tl.int64) * columns + left
+    turned += (4 * left).to(tl.int64) * padded + first
+    row, across = 4 * (first + word)[:, None], (left + word < columns)[None, :]
+    at = (4 * word)[:, None] * columns + word[None, :]
+    a = tl.load(low + at, (row < rows) & across, other=0)
+    b = tl.load(low + columns + at, (row + 1 < rows) & across, other=0)
+    c = tl.load(low + 2 * columns + at, (row + 2 < rows) & across, other=0)
+    d = tl.load(low + 3 * columns + at, (row + 3 < rows) & across, other=0)
+    place = (4 * word)[:, None] * padded + word[None, :]
+    inside = (left + word < columns)[:, None] & (first + word < padded)[None, :]
+    ab, cd = pick_bytes(a, b, 0x5140), pick_bytes(c, d, 0x5140)
+    tl.store(turned + place, tl.trans(pick_bytes(ab, cd, 0x5410)), inside)
+    tl.store(turned + padded + place, tl.trans(pick_bytes(ab, cd, 0x7632)), inside)
+    ab, cd = pick_bytes(a, b, 0x7362), pick_bytes(c, d, 0x7362)
+    tl.store(turned + 2 * padded + place, tl.trans(pick_bytes(ab, cd, 0x5410)), inside)
+    tl.store(turned + 3 * padded + place, tl.trans(pick_bytes(ab, cd, 0x7632)), inside)
+
+
+def turn(low: Tensor, padded: int) -> Tensor:
+    """Rows for columns, with zeros behind: [M, N] -> [N, padded]. All of both sides are multiples of 4 but M."""
+    rows, columns = low.shape
+    turned = low.new_empty(columns, padded)
+    grid = ceil_divide(padded // 4, TURNED), ceil_divide(columns // 4, TURNED)
+    kernel: Any = _turn_kernel
+    kernel[grid](
+        low.view(torch.int32), turned.view(torch.int32), rows, columns // 4, padded // 4,
+        tile=TURNED, num_warps=8,
+    )  # fmt: skip
+    return turned

@@ -44,9 +44,7 @@ def _gelu_parts(x, tanh: tl.constexpr):
 
 
 @triton.jit
-def _gelu_kernel(
-    pre, out, low, scale, count, tanh: tl.constexpr, full: tl.constexpr, eight: tl.constexpr, block: tl.constexpr
-):
+def _gelu_kernel(pre, out, scale, count, tanh: tl.constexpr, eight: tl.constexpr, block: tl.constexpr):
     first = tl.program_id(0).to(tl.int64) * block
     at = tl.arange(0, block)
     inside = first + at < count
@@ -54,10 +52,10 @@ def _gelu_kernel(
         factor = load_factor(scale)
     x = tl.load(pre + first + at, inside, other=0.0).to(tl.float32)
     cdf, _ = _gelu_parts(x, tanh)
-    if full:
-        tl.store(out + first + at, x * cdf, inside)
     if eight:
-        store_low(low + first, at, x * cdf, factor, inside)
+        store_low(out + first, at, x * cdf, factor, inside)
+    else:
+        tl.store(out + first + at, x * cdf, inside)
 
 
 @triton.jit
@@ -75,7 +73,6 @@ def _gelu_backward_kernel(
     grad,
     pre,
     out,
-    low,
     scale,
     sums,
     rows,
@@ -100,9 +97,10 @@ def _gelu_backward_kernel(
         x = tl.load(pre + start + at, inside, other=0.0).to(tl.float32)
         cdf, slope = _gelu_parts(x, tanh)
         g = g * (cdf + x * slope)
-        tl.store(out + start + at, g, inside)
         if eight:
-            store_low(low + start, at, g, factor, inside)
+            store_low(out + start, at, g, factor, inside)
+        else:
+            tl.store(out + start + at, g, inside)
         total += g
     tl.store(sums + tl.program_id(1).to(tl.int64) * columns + column, tl.sum(total, 0), column < columns)
 
@@ -110,22 +108,17 @@ def _gelu_backward_kernel(
 def gelu(pre: Tensor, tanh: bool) -> Tensor:
     out, block = torch.empty_like(pre), 2048
     kernel: Any = _gelu_kernel
-    kernel[(ceil_divide(pre.numel(), block),)](
-        pre, out, out, out, pre.numel(), tanh=tanh, full=True, eight=False, block=block
-    )
+    kernel[(ceil_divide(pre.numel(), block),)](pre, out, out, pre.numel(), tanh=tanh, eight=False, block=block)
     return out
 
 
-def gelu_float8(pre: Tensor, tanh: bool, scale: Tensor, full: bool) -> tuple[Tensor, Tensor]:
-    """GELU, and the same in eight bits; without `full` in eight bits alone."""
-    out = torch.empty_like(pre) if full else pre.new_empty(0)
-    block = 1024  # eight values a thread, so that both stores find them where they are
+def gelu_float8(pre: Tensor, tanh: bool, scale: Tensor) -> Tensor:
+    """The same in eight bits."""
     low = torch.empty_like(pre, dtype=torch.float8_e4m3fn)
+    block = 1024  # eight values a thread, so that what is stored lies where it was loaded
     kernel: Any = _gelu_kernel
-    kernel[(ceil_divide(pre.numel(), block),)](
-        pre, out, low, scale, pre.numel(), tanh=tanh, full=full, eight=True, block=block
-    )
-    return out, low
+    kernel[(ceil_divide(pre.numel(), block),)](pre, low, scale, pre.numel(), tanh=tanh, eight=True, block=block)
+    return low
 
 
 def gelu_spread(pre: Tensor) -> Tensor:
@@ -141,27 +134,23 @@ def gelu_spread(pre: Tensor) -> Tensor:
 def gelu_backward(grad: Tensor, pre: Tensor, tanh: bool, each: int) -> tuple[Tensor, Tensor]:
     """The gradient of what GELU was given, and sums of its columns over `each` rows: [M, N] twice -> [M, N] and
     [M/each, N]."""
-    out, sums, _ = _gelu_backward(grad, pre, tanh, each, None)
-    return out, sums
+    return _gelu_backward(grad, pre, tanh, each, None)
 
 
-def gelu_backward_float8(
-    grad: Tensor, pre: Tensor, tanh: bool, each: int, scale: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The same, and the gradient in eight bits."""
-    return _gelu_backward(grad, pre, tanh, each, scale)
+def gelu_backward_float8(grad: Tensor, pre: Tensor, tanh: bool, each: int, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """The sums, and the gradient in eight bits."""
+    low, sums = _gelu_backward(grad, pre, tanh, each, scale)
+    return sums, low
 
 
-def _gelu_backward(
-    grad: Tensor, pre: Tensor, tanh: bool, each: int, scale: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
+def _gelu_backward(grad: Tensor, pre: Tensor, tanh: bool, each: int, scale: Tensor | None) -> tuple[Tensor, Tensor]:
     rows, columns = pre.shape
-    out, sums = torch.empty_like(pre), pre.new_empty(ceil_divide(rows, each), columns, dtype=torch.float32)
-    low = out if scale is None else torch.empty_like(pre, dtype=torch.float8_e5m2)
+    out = torch.empty_like(pre, dtype=None if scale is None else torch.float8_e5m2)
+    sums = pre.new_empty(ceil_divide(rows, each), columns, dtype=torch.float32)
     kernel: Any = _gelu_backward_kernel
     kernel[(ceil_divide(columns, TILE_COLUMNS), len(sums))](
-        grad, pre, out, low, sums if scale is None else scale, sums, rows, columns,
+        grad, pre, out, sums if scale is None else scale, sums, rows, columns,
         tanh=tanh, eight=scale is not None, each=each, tile_rows=TILE_ROWS, tile_columns=TILE_COLUMNS,
         num_warps=4 if scale is None else 8,
     )  # fmt: skip
-    return out, sums, low
+    return out, sums

@@ -39,9 +39,8 @@ def _load_scale(weight, shift, column, there) -> tuple[tl.tensor, tl.tensor]:
 
 @triton.jit
 def _add_norm_kernel(
-    z, branch, bias, weight, shift, total, out, low, scale, stats, rows, width, eps,
-    biased: tl.constexpr, full: tl.constexpr, eight: tl.constexpr,
-    tile_rows: tl.constexpr, tile_columns: tl.constexpr,
+    z, branch, bias, weight, shift, total, out, scale, stats, rows, width, eps,
+    biased: tl.constexpr, eight: tl.constexpr, tile_rows: tl.constexpr, tile_columns: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
     column = tl.arange(0, tile_columns)
@@ -61,10 +60,10 @@ def _add_norm_kernel(
     tl.store(stats + 2 * row, mean, row < rows)
     tl.store(stats + 2 * row + 1, over, row < rows)
     normed = (x - mean[:, None]) * over[:, None] * times + plus
-    if full:
-        tl.store(out + at, normed.to(out.dtype.element_ty), inside)
     if eight:
-        store_low(low, at, normed, factor, inside)
+        store_low(out, at, normed, factor, inside)
+    else:
+        tl.store(out + at, normed.to(out.dtype.element_ty), inside)
 
 
 def add_norm(
@@ -72,35 +71,32 @@ def add_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """x = z + branch + bias, LN(x), and of each row the mean and one over the deviation: [..., D] twice -> [..., D]
     twice and [M, 2]."""
-    total, normed, _, stats = _add_norm(z, branch, bias, weight, shift, eps, None, full=True)
-    return total, normed, stats
+    return _add_norm(z, branch, bias, weight, shift, eps, None)
 
 
 def add_norm_float8(
-    z: Tensor, branch: Tensor, bias: Tensor | None, weight: Tensor, shift: Tensor, eps: float, scale: Tensor, full: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The same, with LN(x) also in eight bits, which come third; without `full` in eight bits alone."""
-    return _add_norm(z, branch, bias, weight, shift, eps, scale, full=full)
+    z: Tensor, branch: Tensor, bias: Tensor | None, weight: Tensor, shift: Tensor, eps: float, scale: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same, with LN(x) in eight bits."""
+    return _add_norm(z, branch, bias, weight, shift, eps, scale)
 
 
 def _add_norm(
-    z: Tensor, branch: Tensor, bias: Tensor | None, weight: Tensor, shift: Tensor, eps: float, scale: Tensor | None,
-    *, full: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    total, out = torch.empty_like(z), torch.empty_like(z) if full else z.new_empty(0)
-    low = out if scale is None else torch.empty_like(z, dtype=torch.float8_e4m3fn)
+    z: Tensor, branch: Tensor, bias: Tensor | None, weight: Tensor, shift: Tensor, eps: float, scale: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    total, out = torch.empty_like(z), torch.empty_like(z, dtype=None if scale is None else torch.float8_e4m3fn)
     rows, width, tile_rows, tile_columns, warps = _norm_tiles(z)
     if scale is not None:
         tile_rows, warps = _narrow(tile_rows, warps)
     stats = z.new_empty(rows, 2, dtype=torch.float32)
     kernel: Any = _add_norm_kernel
     kernel[(ceil_divide(rows, tile_rows),)](
-        z, branch, weight if bias is None else bias, weight, shift, total, out, low,
+        z, branch, weight if bias is None else bias, weight, shift, total, out,
         weight if scale is None else scale, stats, rows, width, eps,
-        biased=bias is not None, full=full, eight=scale is not None,
+        biased=bias is not None, eight=scale is not None,
         tile_rows=tile_rows, tile_columns=tile_columns, num_warps=warps,
     )  # fmt: skip
-    return total, out, low, stats
+    return total, out, stats
 
 
 @triton.jit
