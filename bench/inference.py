@@ -4,6 +4,7 @@
     python bench/inference.py --models vit_b_16 --batch 1 --rounds 30
     python bench/inference.py --device cuda --dtype bfloat16 --batch 256 --compile
     python bench/inference.py --models vit_b_16 --device cuda --dtype bfloat16 --batch 1 --graphs
+    python bench/inference.py --models vit_b_16 --image-size 384 --device cuda --dtype bfloat16 --batch 128 --compile
     python bench/inference.py --models vit_b_16 --device cuda --dtype bfloat16 --batch 512 --compile --fp8
     python bench/inference.py --models dinov2_reg_b_14 dinov3_l_16 --device cuda --dtype bfloat16 --batch 256 --compile
 
@@ -58,25 +59,30 @@ def pictures(batch: int, side: int) -> Tensor:
     return torch.stack([crop.flip(-1) if i % 2 else crop for i, crop in enumerate(crops)])
 
 
-def timm_network(name: str) -> torch.nn.Module:
+def timm_network(name: str, side: int) -> torch.nn.Module:
     import timm
 
     torch.manual_seed(0)
-    args = {} if name.startswith("bit") else {"img_size": SIDES.get(name, 224)}
+    args = {} if name.startswith("bit") else {"img_size": side}
     return timm.create_model(TIMM[name], num_classes=1000, **args).eval()
 
 
-def own_network(name: str, file: Path) -> torch.nn.Module:
+def own_network(name: str, file: Path, side: int) -> torch.nn.Module:
     import vitrail
 
-    facts = {"image": (SIDES[name], SIDES[name])} if name in SIDES else {}
+    facts = {"image": (side, side)} if name in SIDES else {}  # of files that do not tell
     return vitrail.load(file, **facts).eval()
 
 
-def write_weights(name: str, file: Path) -> None:
+def write_weights(name: str, file: Path, side: int) -> None:
     from safetensors.torch import save_file
 
-    save_file(timm_network(name).state_dict(), file)
+    save_file(timm_network(name, side).state_dict(), file)
+
+
+def find_side(name: str, args: argparse.Namespace) -> int:
+    """Pixels of a side of the images."""
+    return args.image_size or SIDES.get(name, 224)
 
 
 def timed(model: Any, images: Tensor) -> float:
@@ -93,7 +99,7 @@ def speed(name: str, file: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Medians over several pairs of networks, each built again: where a tensor happens to lie in memory moves single
     pairs by several per cent either way."""
     dtype = getattr(torch, args.dtype)
-    images = pictures(args.batch, SIDES.get(name, 224)).to(args.device, dtype)
+    images = pictures(args.batch, find_side(name, args)).to(args.device, dtype)
     times: dict[str, list[float]] = {way: [] for way in ("vitrail", "timm", *["recorded"] * args.graphs)}
     difference = 0.0
     for pair in range(args.pairs):
@@ -122,7 +128,8 @@ def pair_of(name: str, file: Path, args: argparse.Namespace, first: str) -> dict
     """Both networks, in the order in which they are to be built."""
     networks: dict[str, Any] = {}
     for library in (first, "timm" if first == "vitrail" else "vitrail"):
-        network = own_network(name, file) if library == "vitrail" else timm_network(name)
+        side = find_side(name, args)
+        network = own_network(name, file, side) if library == "vitrail" else timm_network(name, side)
         network.to(args.device, getattr(torch, args.dtype))
         network.float8 = args.fp8 and library == "vitrail"
         networks[library] = network
@@ -147,6 +154,7 @@ def memory(name: str, file: Path, args: argparse.Namespace) -> dict[str, int]:
     for library in ("vitrail", "timm"):
         command = [sys.executable, __file__, "--child", library, "--models", name, "--weights", str(file)]
         command += ["--batch", str(args.batch), "--device", args.device, "--dtype", args.dtype]
+        command += [] if args.image_size is None else ["--image-size", str(args.image_size)]
         out[library] = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return out
 
@@ -159,16 +167,16 @@ def child(args: argparse.Namespace) -> None:
 
     (name,), file = args.models, Path(args.weights)
     dtype = getattr(torch, args.dtype)
-    images = pictures(args.batch, SIDES.get(name, 224)).to(args.device, dtype)
+    images = pictures(args.batch, find_side(name, args)).to(args.device, dtype)
     nano = file.with_name("nano.safetensors")  # both libraries imported and warm, so that only the network counts
     vitrail.save(vitrail.create_model("vit_nano_4"), nano)
     vitrail.load(nano)(torch.zeros(1, 3, 32, 32))
     timm.create_model("vit_tiny_patch16_224", embed_dim=32, depth=1, num_heads=2)(torch.zeros(1, 3, 224, 224))
     before = peak(args.device)
     if args.child == "vitrail":
-        network = own_network(name, file)
+        network = own_network(name, file, find_side(name, args))
     else:
-        network = timm_network(name)
+        network = timm_network(name, find_side(name, args))
         from safetensors.torch import load_file
 
         network.load_state_dict(load_file(file))
@@ -192,6 +200,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=list(DEFAULT), choices=TIMM)
     parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--image-size", type=int, help="pixels of a side (default: 224, or the weights' own)")
     parser.add_argument("--pairs", type=int, default=5, help="number of pairs of networks, each newly built")
     parser.add_argument("--rounds", type=int, default=5, help="minimum number of batches per network of a pair")
     parser.add_argument("--seconds", type=float, default=6, help="minimum time per pair")
@@ -222,7 +231,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name in args.models:
             file = Path(folder) / f"{name}.safetensors"
-            write_weights(name, file)
+            write_weights(name, file, find_side(name, args))
             row = speed(name, file, args)
             row["memory"] = memory(name, file, args)
             row["memory ratio"] = row["memory"]["vitrail"] / max(row["memory"]["timm"], 1)
