@@ -55,6 +55,8 @@ def pictures(batch: int, side: int) -> Tensor:
 
     with resources.files("vitrail").joinpath("assets", "window.png").open("rb") as file:
         whole = F.pil_to_tensor(Image.open(file).convert("RGB")).float() / 127.5 - 1
+    if side + 200 > whole.shape[1]:
+        whole = F.resize(whole, [side + 200, side + 200])
     crops = [whole[:, 7 * i % 200 :, 11 * i % 200 :][:, :side, :side] for i in range(batch)]
     return torch.stack([crop.flip(-1) if i % 2 else crop for i, crop in enumerate(crops)])
 
