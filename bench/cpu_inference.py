@@ -52,7 +52,9 @@ def build_runner(name: str, model: str, folder: Path, threads: int) -> Runner:
     library, _, how = name.partition(" ")
     if how == "onnx":
         return OnnxSession(folder / f"{library}.onnx", threads=threads)
-    network = own_network(model, folder / f"{model}.safetensors") if library == "vitrail" else timm_network(model)
+    network = (
+        own_network(model, folder / f"{model}.safetensors", SIDE) if library == "vitrail" else timm_network(model, SIDE)
+    )
     return torch.compile(network) if how == "compiled" else network
 
 
@@ -60,9 +62,9 @@ def export_files(model: str, folder: Path) -> None:
     """Both networks as ONNX files, for 224 px and any batch."""
     from vitrail import export
 
-    network = own_network(model, folder / f"{model}.safetensors")
+    network = own_network(model, folder / f"{model}.safetensors", SIDE)
     export.to_onnx(network, folder / "vitrail.onnx", export.OnnxOptions(fixed_size=True))
-    other, images = timm_network(model).eval(), pictures(2, SIDE)
+    other, images = timm_network(model, SIDE).eval(), pictures(2, SIDE)
     shapes: Any = {"x": {0: torch.export.Dim.DYNAMIC}}
     with silence_exporter():
         torch.onnx.export(
@@ -144,7 +146,7 @@ def main(words: list[str] | None = None) -> int:
     for model in args.models:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            write_weights(model, folder / f"{model}.safetensors")
+            write_weights(model, folder / f"{model}.safetensors", SIDE)
             if any(runner.endswith("onnx") for runner in args.runners):
                 export_files(model, folder)
             rows += measure(model, folder, args)

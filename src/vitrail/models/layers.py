@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitrail.core.text import Pair
-from vitrail.models.kernels import float8_ops
+from vitrail.models.kernels import cpu_ops, float8_ops
 from vitrail.models.kernels.float8_ops import Float8
 from vitrail.models.kernels.fused_ops import TensorFacts, can_fuse_gelu, can_fuse_linear, fused_gelu, fused_gelu_linear
 from vitrail.models.resnet_config import ResNetConfig, same_widths
@@ -131,6 +131,9 @@ class MLP(nn.Module):
         """The hidden layer: [..., D] -> [..., M]."""
         if isinstance(z, Tensor) and self.fuses(z):
             return fused_gelu_linear(z, self.expand, self.tanh)
+        plain = not self.gated and not self.quick
+        if plain and isinstance(z, Tensor) and cpu_ops.can_fuse_gelu_linear(z, self.expand, self.gelu):
+            return cpu_ops.gelu_linear(z, self.expand, self.tanh)
         eight = isinstance(z, Float8)
         hidden = float8_ops.linear(z, self.expand.weight, self.expand.bias) if eight else self.expand(z)
         if self.gated:
