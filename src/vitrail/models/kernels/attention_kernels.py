@@ -13,8 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from vitrail.models.kernels import ceil_divide
-from vitrail.models.kernels.fast_math import exp2, reciprocal
 from vitrail.models.kernels.float8_kernels import load_factor, store_low
+from vitrail.models.kernels.math_kernels import exp2, reciprocal
 
 # What Triton compiles is not Python: names have no types, and annotations are marks for its compiler.
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportUntypedFunctionDecorator=false

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vitrail.models.kernels import ceil_divide
-from vitrail.models.kernels.fast_math import NVIDIA, pick_bytes
+from vitrail.models.kernels.math_kernels import NVIDIA, pick_bytes
 
 # What Triton compiles is not Python: names have no types, and annotations are marks for its compiler.
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportUntypedFunctionDecorator=false
