@@ -637,7 +637,7 @@ def tables() -> list[tuple[Path, str]]:
 
 @pytest.mark.parametrize(
     ("page", "name"),
-    [mark_slow(case) if case[1] == "families and formats" else case for case in tables()],
+    [mark_slow(case) if case[1] in ("families and formats", "fields of a ViT") else case for case in tables()],
     ids=lambda value: id_of(value) if isinstance(value, Path) else value,
 )
 def test_tables_are_what_the_package_says(page: Path, name: str) -> None:

@@ -90,6 +90,7 @@ def attempted(made: Bundle, target: Path, form: str) -> Conversion | ExportRefus
         return refusal
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", rest_slow(SOME, 0, 1, 2))
 def test_every_network_goes_whole_or_is_refused_by_field(variant: str, tmp_path: Path) -> None:
     made = bundle(VARIANTS[variant])
@@ -375,6 +376,7 @@ def test_types_are_kept(dtype: torch.dtype, form: str, tmp_path: Path) -> None:
 # The certificate.
 
 
+@pytest.mark.slow
 def test_a_certificate_has_a_row_for_every_place(source: Path, tmp_path: Path) -> None:
     for form, peer in (("timm", "timm "), ("torchvision", "torchvision "), ("hf", "transformers ")):
         seal = convert(source, tmp_path / TARGETS[form], form).parity

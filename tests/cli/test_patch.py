@@ -56,6 +56,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_each_of_several_patches_is_a_row_and_a_file(
     here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

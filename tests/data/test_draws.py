@@ -25,6 +25,7 @@ def test_mixing_is_a_bijection(numbers: list[int]) -> None:
     assert len(set(splitmix64(np.array(numbers, np.uint64)).tolist())) == len(numbers)
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=5), st.lists(st.booleans(), min_size=5, max_size=5))
 def test_a_number_counts_as_an_array_of_it_does(parts: list[int], alone: list[bool]) -> None:
     arrays = [np.array([part]) for part in parts]

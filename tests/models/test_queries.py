@@ -6,14 +6,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.lanes import rest_slow
 from tests.models.test_every_variant import loss_of
-from tests.models.tiny import VARIANTS, awake, images
+from tests.models.tiny import FEW, VARIANTS, awake, images
 from vitrail.models.blocks import Block
 from vitrail.models.streams import Stream
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig
 
 VITS = {name: config for name, config in VARIANTS.items() if isinstance(config, ViTConfig)}
+SOME = rest_slow(VITS, *(name for name in FEW if name in VITS))
 
 
 def network(name: str) -> ViT:
@@ -22,7 +24,7 @@ def network(name: str) -> ViT:
     return model
 
 
-@pytest.mark.parametrize("name", VITS)
+@pytest.mark.parametrize("name", SOME)
 def test_training_computes_what_evaluation_computes(name: str) -> None:
     """Output and every gradient, through the short last layer and through the whole one."""
     model, x = network(name), images(VITS[name])
@@ -39,7 +41,7 @@ def test_training_computes_what_evaluation_computes(name: str) -> None:
         torch.testing.assert_close(other, found[0], atol=1e-9, rtol=1e-9)
 
 
-@pytest.mark.parametrize("name", VITS)
+@pytest.mark.parametrize("name", SOME)
 @pytest.mark.parametrize("queries", [1, 3])
 def test_the_last_layer_gives_the_first_tokens_as_in_the_whole(name: str, queries: int) -> None:
     model = network(name)

@@ -187,7 +187,6 @@ VARIANTS: dict[str, ModelConfig] = {
 STANDING_FOR_ALL = ("dinov2, registers", "dinov3", "siglip", "eva02", "sam")  # of FAMILIES, in the fast lane
 LATER = {name for family in WEIGHT_FAMILIES.values() for name in family.networks}  # in the zoo, not in the paper
 SOME = rest_slow(VARIANTS, *FEW)  # the names, one of each kind in the fast lane
-MOST = rest_slow(VARIANTS, *FEW, *(name for name in VARIANTS if name not in FAMILIES))  # and all of the paper's
 
 
 def small(config: ModelConfig) -> ModelConfig:

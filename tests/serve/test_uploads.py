@@ -45,6 +45,7 @@ def test_any_bytes_come_through(datas: list[bytes]) -> None:
     assert [each.data for each in read_uploads(JSON, text, MOST)] == datas
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=300, deadline=None)
 def test_any_damage_is_refused_or_read(data: st.DataObject) -> None:

@@ -69,6 +69,7 @@ def known(name: str, pace: float) -> NetworkSpeeds:
     return NetworkSpeeds(name=name, speeds=speeds)
 
 
+@pytest.mark.slow
 def test_the_figure_has_d5s_panels_on_logarithmic_axes(tmp_path: Path) -> None:
     drawn = draw_figure([known("ViT-B/16", 1e6)], "a device")
     assert len(drawn.axes) == 4

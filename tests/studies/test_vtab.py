@@ -234,6 +234,7 @@ def test_tasks_in_processes_of_their_own_give_the_same(weights: str, sets: Path,
     assert os.getpid() not in pids
 
 
+@pytest.mark.slow
 def test_a_folder_of_an_older_version_keeps_its_tasks(weights: str, out: Path, tmp_path: Path) -> None:
     """0.1.0 wrote no outcomes, and only what must not change into study.json."""
     study = study_of(weights, out, tmp_path / "nowhere", "cifar100")  # it is done: nothing is opened

@@ -345,6 +345,7 @@ def test_one_that_fails_does_not_stop_a_run(tmp_path: Path, weights: str, monkey
         go(tuning(weights, start="closed-form"), tmp_path / "warm")
 
 
+@pytest.mark.slow
 def test_a_hidden_layer_goes_with_the_head(tmp_path: Path, weights: str) -> None:
     model = load(weights)
     config = replace(model.config, head="tanh")

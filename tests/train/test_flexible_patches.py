@@ -77,6 +77,7 @@ def test_the_network_learns_at_all_of_them(tmp_path: Path) -> None:
     assert scores[8] == pytest.approx(own)
 
 
+@pytest.mark.slow
 def test_between_steps_the_network_is_at_its_own_patch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     honest, seen, between = TrainingStep.compute_gradients, list[tuple[int, int]](), set[Any]()
 

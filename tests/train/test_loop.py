@@ -273,6 +273,7 @@ def test_an_update_that_is_not_finite_is_left_out_and_counted(tmp_path: Path, mo
     assert all(tensor.isfinite().all() for tensor in weights(result.folder).values())
 
 
+@pytest.mark.slow
 def test_too_many_of_them_end_the_run_which_names_step_and_pictures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -483,6 +484,7 @@ def test_a_warm_up_that_outlasts_the_run_is_refused(tmp_path: Path) -> None:
         go(tiny_run(steps=4), tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_an_objective_that_compares_samples_refuses_accumulation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -247,6 +247,7 @@ def test_pictures_without_labels_are_learnt_from_and_nothing_is_chosen(tmp_path:
         go(replace(run, evaluation=Scoring(patience=1)), tmp_path / "other")
 
 
+@pytest.mark.slow
 def test_labels_score_the_features_and_choose(tmp_path: Path) -> None:
     data = Data(source="digits", part=0.2, dev=0.2, watch="dev", test="none", workers=0)
     result = go(selfsup_run("masked", data=data, evaluation=Scoring(every=4)), tmp_path / "run")

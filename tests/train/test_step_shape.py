@@ -54,6 +54,7 @@ def test_stages_are_listed_as_steps_are_told(steps: int) -> None:
     assert list_stages(flexible_run(steps=steps)) == [range(steps)]
 
 
+@pytest.mark.slow
 @SIZES_FIRST
 def test_a_dry_run_times_every_stage(monkeypatch: pytest.MonkeyPatch, stages: dict[str, Any]) -> None:
     run, seen, honest = staged_run(stages, steps=20), set[int](), TrainingStep.__call__

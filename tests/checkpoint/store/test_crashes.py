@@ -79,6 +79,7 @@ def the_newest(folder: Path) -> SavedCheckpoint:
     return saved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", rest_slow([one_older, same_step]))
 def test_killed_at_every_point_of_a_save(before: Callable[[Path], None], tmp_path: Path) -> None:
     """The next start, too, is killed at its points; it then saves as if nothing had happened."""

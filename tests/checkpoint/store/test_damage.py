@@ -104,6 +104,7 @@ def test_before_a_step(run: Path) -> None:
     assert latest(run, no_message, before=100) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [200, pytest.param(4000, marks=pytest.mark.slow)])
 def test_every_flipped_bit_is_noticed(count: int, run: Path) -> None:
     """Places spread evenly over all files of a checkpoint, a bit each, and more of them over its short list."""

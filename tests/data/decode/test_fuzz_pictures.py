@@ -37,6 +37,7 @@ def totals(printed: str) -> tuple[int, int, int]:
     return int(files), int(refused), int(read)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits memory by /proc and RLIMIT_AS")
 @pytest.mark.parametrize("files", [35, pytest.param(1000, marks=pytest.mark.slow)])
 def test_damaged_files_of_every_kind(files: int, tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ def test_no_targets_and_no_problems() -> None:
     assert (match(torch.zeros(2, 3, 4), torch.zeros(2, 3, dtype=torch.bool)) == -1).all()
 
 
+@pytest.mark.slow
 def test_problems_that_advance_together_match_as_scipy_does() -> None:
     for seed in range(24):
         costs, present = draw_problem(seed)
