@@ -81,6 +81,25 @@ def test_new_parameters_are_recorded_anew() -> None:
         assert bool(calls.recordings) == (turn >= WARM - 1)
 
 
+@pytest.mark.parametrize("change", ["buffer", "training", "setting"])
+def test_a_network_in_another_state_is_recorded_anew(change: str) -> None:
+    network, calls = make_calls()
+    network.register_buffer("table", torch.zeros(2))
+    network.setting = 1
+    batch = torch.randn(1, 4)
+    for _ in range(WARM + 2):
+        ask(calls, batch)
+    assert calls.recordings
+    if change == "buffer":
+        network.table = torch.ones(2)
+    elif change == "training":
+        network.eval()
+    else:
+        network.setting = 2
+    torch.testing.assert_close(ask(calls, batch), network(batch).detach())
+    assert not calls.recordings
+
+
 def test_hooks_run() -> None:
     network, calls = make_calls()
     batch, seen = torch.randn(1, 4), list[Tensor]()

@@ -1,5 +1,5 @@
-"""Calls of a network on few images, recorded as CUDA graphs: a GPU is through with so few before their kernels are
-launched one by one."""
+"""Calls of a network on small batches, recorded as CUDA graphs: on so few images the GPU finishes a kernel before the
+host can launch the next."""
 
 import threading
 from collections.abc import Callable
@@ -11,15 +11,16 @@ from torch import Tensor, nn
 
 from vitrail.models.query_output import Output, map_output
 
-FEW: Final = 8  # images, at most
-WARM: Final = 2  # calls of a kind before the one that is recorded: what only the first one does is not for a recording
+FEW: Final = 8  # images per recorded batch, at most
+WARM: Final = 2  # calls of a kind before one is recorded, so that one-time initialisation is not part of the graph
+SETTINGS: Final = (bool, int, float, str, tuple, type(None))  # types of attributes that are settings
 Compute: TypeAlias = Callable[[Tensor], Output]
 Key: TypeAlias = tuple[str, torch.Size]
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """One call, with the places of what it reads and gives."""
+    """One recorded call, with its input and output buffers."""
 
     graph: torch.cuda.CUDAGraph
     batch: Tensor
@@ -32,23 +33,24 @@ class Recording:
 
 
 class RecordedCalls:
-    """What is computed from batches of few images, by name and shape. Threads wait for each other.
+    """Recorded computations on small batches, by name and shape. One thread runs at a time.
 
-    A recording reads parameters where they lay when it was made, and runs no hook. So it does not count where they have
-    moved or somebody looks into the network, which is found out while the GPU is busy with it."""
+    A replay reads parameters and buffers at the addresses they had when it was recorded, takes the path that the
+    network's settings chose then (training mode, patch size, fp8), and runs no hooks. If any of these has changed, its
+    result is discarded; this is checked while the GPU is busy with the replay."""
 
     def __init__(self, network: nn.Module, device: torch.device) -> None:
         self.network, self.device = network, device
         self.lock = threading.Lock()
         self.calls: dict[Key, int] = {}
         self.recordings: dict[Key, Recording] = {}
-        self.state: tuple[int, ...] | None = None
-        self.held: list[Tensor] = []  # parameters that recordings read, which are not freed before those
-        self.pool: Any = None  # of memory that all recordings share: one runs at a time
+        self.state: tuple[Any, ...] | None = None
+        self.held: list[Tensor] = []  # keeps the tensors that recordings read from being freed before them
+        self.pool: Any = None  # memory pool shared by all recordings, of which one runs at a time
 
     def run(self, name: str, compute: Compute, batch: Tensor, copy: Callable[[Tensor], Tensor]) -> Output:
-        """What `compute` makes of a batch, copied to where it may stay. Under one `name` it is always the same
-        function, which must not wait for the GPU."""
+        """Runs or replays `compute` on a batch and returns a copy of its result, made by `copy`. A `name` always stands
+        for the same function, which must not synchronise with the GPU."""
         key = (name, batch.shape)
         with self.lock:
             if (recording := self.recordings.get(key)) is not None:
@@ -64,7 +66,8 @@ class RecordedCalls:
         if state != self.state:
             self.recordings.clear()
             self.calls.clear()
-            self.state, self.held = state, [parameter.detach() for parameter in self.network.parameters()]
+            tensors = (*self.network.parameters(), *self.network.buffers())
+            self.state, self.held = state, [tensor.detach() for tensor in tensors]
         self.calls[key] = self.calls.get(key, 0) + 1
         if self.calls[key] <= WARM:
             return self._warm_up(compute, batch)
@@ -72,7 +75,7 @@ class RecordedCalls:
         return self.recordings[key].replay(batch)
 
     def _warm_up(self, compute: Compute, batch: Tensor) -> Output:
-        """On a stream of its own, as it will be recorded."""
+        """Runs on a side stream, as the recording will."""
         current, side = torch.cuda.current_stream(self.device), torch.cuda.Stream(self.device)
         side.wait_stream(current)
         with torch.cuda.stream(side):
@@ -87,14 +90,17 @@ class RecordedCalls:
         self.pool = graph.pool()
         return Recording(graph, place, found)
 
-    def _describe_network(self) -> tuple[int, ...] | None:
-        """Where its parameters lie; None where a hook is to run."""
-        places: list[int] = []
+    def _describe_network(self) -> tuple[Any, ...] | None:
+        """The addresses of the network's parameters and buffers, and its settings; None if any module has a hook."""
+        near = (self.network, *self.network.children())
+        state: list[Any] = [value for part in near for value in vars(part).values() if type(value) in SETTINGS]
         waiting: list[nn.Module] = [self.network]
         while waiting:
             part = waiting.pop()
             if part._forward_hooks or part._forward_pre_hooks:  # pyright: ignore[reportPrivateUsage]
                 return None
-            places += [tensor.data_ptr() for tensor in part._parameters.values() if tensor is not None]  # pyright: ignore[reportPrivateUsage]
+            tensors = (*part._parameters.values(), *part._buffers.values())  # pyright: ignore[reportPrivateUsage]
+            state += [tensor.data_ptr() for tensor in tensors if tensor is not None]
+            state.append(part.training)
             waiting += [child for child in part._modules.values() if child is not None]  # pyright: ignore[reportPrivateUsage]
-        return tuple(places)
+        return tuple(state)
