@@ -1,13 +1,13 @@
-"""vitrail's own kernels one by one: milliseconds, bytes and operations a second, next to what the machine does at best.
+"""vitrail's own kernels one by one: milliseconds, bytes and operations per second, next to the machine's best rates.
 
     python -m bench.kernels                                     # at the sizes of ViT-B/16, L/16 and H/14, on a GPU
     python -m bench.kernels --models B/16 --batch 128 --tokens 145
-    TRITON_INTERPRET=1 python -m bench.kernels --device cpu --models tiny --batch 1 --tokens 5     # do they run at all
+    TRITON_INTERPRET=1 python -m bench.kernels --device cpu --models tiny --batch 1 --tokens 5     # do they run?
 
-A kernel that only moves data is as good as its share of the machine's bandwidth, which is that of a copy. Bytes are
-those that it has to read and write once. Attention's operations are those of its products over the tokens there are,
-five of them in the backward pass, as a share of a square product's. `ratio` compares the kernel that writes eight bits,
-attention's forward pass besides its output, with the one that does not.
+A kernel that only moves data is judged by its share of the machine's bandwidth, measured with a copy. Bytes are those
+that it must read and write once. For attention, operations are those of its products over the actual tokens, five
+products in the backward pass, as a share of a square product's rate. `ratio` compares the kernel that writes fp8 (in
+attention's forward pass, in addition to its output) with the one that does not.
 """
 
 import argparse
@@ -35,7 +35,7 @@ BATCHES = {"tiny": 1, "B/16": 256, "L/16": 256, "H/14": 128}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kernel:
-    """A call of one, and the same with eight bits, which has to write so many bytes more, or fewer."""
+    """Calls of one kernel without and with fp8 output, and how many more or fewer bytes the latter writes."""
 
     name: str
     plain: Callable[[], Any]
@@ -143,7 +143,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--models", nargs="+", default=["B/16", "L/16", "H/14"], choices=SHAPES)
     parser.add_argument("--batch", type=int, help=f"images (default: {BATCHES})")
     parser.add_argument("--tokens", type=int, default=197)
-    parser.add_argument("--side", type=int, default=8192, help="of the square product that gives the ceiling")
+    parser.add_argument("--side", type=int, default=8192, help="side of the square product that gives the ceiling")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, help="also write the numbers to this file, as JSON")
     args = parser.parse_args(words)

@@ -20,6 +20,7 @@ from vitrail.distributed.parallel import parallelise
 from vitrail.distributed.process_group import World
 from vitrail.models import attention, blocks
 from vitrail.models.build import Model, build_on_meta
+from vitrail.models.kernels import float8_layers
 from vitrail.models.kernels import float8_ops as eight
 from vitrail.models.kernels import fused_ops as fused
 from vitrail.models.vit_config import Rotary
@@ -148,7 +149,7 @@ def test_precision_fp8_is_bfloat16_and_eight_bits() -> None:
 
 
 def test_a_device_that_cannot_is_refused() -> None:
-    assert "GPU" in eight.float8_obstacle(torch.device("cpu"))
+    assert "GPU" in float8_layers.float8_obstacle(torch.device("cpu"))
     run = tiny_run(model=replace(MODEL, dropout=0.0, stochastic_depth=0.0), precision="fp8")
     with pytest.raises(ConfigError, match="needs a GPU"):
         resolve(run, open_splits(run.data), World(device=torch.device("cpu")))
@@ -157,11 +158,11 @@ def test_a_device_that_cannot_is_refused() -> None:
 def test_weights_are_rounded_by_their_largest() -> None:
     weight = torch.randn(32, 48, generator=torch.Generator().manual_seed(0))
     for part in (weight, weight.bfloat16(), weight * 1e20, weight * 1e-20):
-        rounded, scale = eight.round_weight(part)
+        rounded, scale = float8_layers.round_weight(part)
         assert rounded.float().abs().max() == eight.LARGEST
         error = (rounded.float() * scale - part).abs() / part.float().abs().clamp_min(part.float().abs().max() / 2**14)
         assert error.max() < HALF_STEP[eight.ACTIVATIONS] + 1e-3
-    rounded, scale = eight.round_weight(torch.zeros(16, 16))
+    rounded, scale = float8_layers.round_weight(torch.zeros(16, 16))
     assert not (rounded.float() * scale).any()
 
 

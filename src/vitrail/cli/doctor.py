@@ -238,7 +238,7 @@ def describe_machine(facts: Facts) -> dict[str, str]:
 
 
 def describe_kernels(devices: Facts) -> str:
-    """Whether vitrail's own kernels run on the GPUs, and products of eight bits."""
+    """Whether vitrail's own kernels run on the GPUs, and fp8 products."""
     if not devices.get("triton"):
         return "torch's own alone, for Triton is not installed"
     eight = all(gpu.get("float8") for gpu in devices["seen"])

@@ -31,6 +31,7 @@ from urllib.parse import urlsplit
 import vitrail
 from vitrail.core.atomic_files import cache_folder
 from vitrail.core.errors import ConfigError
+from vitrail.core.precision import FLOAT8_CAPABILITY
 from vitrail.core.processes import cpu_quota
 
 Facts = dict[str, Any]
@@ -262,8 +263,7 @@ def list_devices() -> Facts:
         kernels = torch.version.hip is not None or has_kernels(about.major, about.minor, built)
         capability = f"{about.major}.{about.minor}"
         facts: Facts = {"name": about.name, "memory": about.total_memory, "capability": capability}
-        # As models/kernels/float8_ops.py has it, which would import the networks.
-        seen.append(facts | {"kernels": kernels, "float8": (about.major, about.minor) >= (8, 9)})
+        seen.append(facts | {"kernels": kernels, "float8": (about.major, about.minor) >= FLOAT8_CAPABILITY})
     return {"seen": seen, "triton": installed_version("triton"), "mps": torch.backends.mps.is_available()}
 
 

@@ -3,12 +3,12 @@
 | sharding | parameters, gradients, moments | a step communicates |
 |---|---|---|
 | none | one process | nothing |
-| ddp | whole in each process | gradients |
-| fsdp | cut by rows over all processes, gathered block by block | weights twice, gradients |
-| hsdp | cut within a node, replicated over nodes | the same in the node; between nodes a share of the gradients |
+| ddp | replicated in every process | gradients |
+| fsdp | split by rows over all processes, gathered block by block | weights twice, gradients |
+| hsdp | split within a node, replicated across nodes | as fsdp in the node; a share of the gradients between nodes |
 
-Whatever has a list of `blocks` (or `stages` of them) is handled block by block; nothing else is known of the network.
-Names of parameters never change, so that a checkpoint does not depend on any of this.
+Any module with a list of `blocks` (or `stages` of them) is handled block by block; nothing else is assumed about the
+network. Parameter names never change, so checkpoints do not depend on any of this.
 """
 
 from collections.abc import Callable
@@ -33,13 +33,13 @@ from vitrail.distributed.process_group import World
 T = TypeVar("T")
 
 Sharding: TypeAlias = Literal["none", "ddp", "fsdp", "hsdp"]
-GRAPHS: Final = 4  # of one shape of tokens, at most: whole and partial micro-batches, blocks with all queries or some
+GRAPHS: Final = 4  # per shape of the tokens, at most: whole and partial micro-batches, blocks with all queries or some
 
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
-    """An objective as the step calls it. Gradients lie in the objective's own parameters, in float32; multiplied by
-    `gradient_factor` they are the sum over processes."""
+    """An objective as the step calls it. Gradients are stored in the objective's own parameters, in float32; multiplied
+    by `gradient_factor` they are the sum over processes."""
 
     module: nn.Module
     _run: nn.Module
@@ -47,12 +47,12 @@ class Parallel:
     gradient_factor: float
 
     def __call__(self, *inputs: Tensor) -> Any:
-        """What the objective returns, for the local part of the batch."""
+        """The objective's result for the local part of the batch."""
         self.world.count_collective()
         return self._run(*inputs)
 
     def micro(self, last: bool) -> AbstractContextManager[None]:
-        """Around forward and backward of one micro-batch: gradients are exchanged at the last one of a step alone."""
+        """The context for forward and backward of a micro-batch: only the last one of a step exchanges gradients."""
         if isinstance(self._run, DistributedDataParallel):
             return nullcontext() if last else self._run.no_sync()
         if isinstance(self.module, FSDPModule):
@@ -61,9 +61,9 @@ class Parallel:
 
     @torch.no_grad()
     def evaluate_with(self, question: Callable[..., T], *inputs: Tensor) -> T:
-        """`question(network, *inputs)` in the precision of training, for evaluation; of the objective's `eval_network`,
-        where it has one. Under FSDP all processes must ask together, for they all hold a part of the
-        answer."""
+        """`question(network, *inputs)` in the precision of training, for evaluation, with the objective's
+        `eval_network` if it has one. Under FSDP all processes must call it together, because each holds only a part of
+        the weights."""
         self.world.count_collective()
         whole = self._run.module if isinstance(self._run, DistributedDataParallel) else self._run
         return cast(PrecisionWrapper, whole).evaluate_with(question, *inputs)
@@ -81,8 +81,8 @@ def parallelise(
     values: Callable[[nn.Module], None] | None = None,
 ) -> Parallel:
     """Moves an objective to the world's device and makes it parallel, in place. A module without storage gets it here,
-    for the local rows only, and then `values(module)` (see meta_init.py). `variants` is how many graphs there are to
-    compile: one for each shape that its tokens come in. Optimisers come after this."""
+    for the local rows only, and is then filled by `values(module)` (see meta_init.py). `variants` is the number of
+    shapes that its tokens come in, each of which has its own compiled graph. Create optimisers after this."""
     for name, value, kinds in (("sharding", sharding, Sharding), ("precision", precision, Precision)):
         if value not in get_args(kinds):
             raise unknown_name(name, value, get_args(kinds))
@@ -90,13 +90,13 @@ def parallelise(
         raise ConfigError(f"sharding='none' is for one process, and there are {world.size}; use ddp, fsdp or hsdp")
     if any(tensor.is_meta for tensor in module.parameters()) and values is None:
         raise ValueError("the module has no storage, and nothing gives it values")
-    # In a world of one there is nothing to share out.
+    # A single process has nothing to shard.
     shards = sharding in ("fsdp", "hsdp") and world.size > 1
     low = precision in HALF
     if precision == "fp8":
         let_read_eight_bits(module, shards=shards, recompute=recompute)
     if compile:
-        # Torch compiles a piece of code for so many networks, and runs the next ones as they are, without a word.
+        # Beyond a limit, torch stops compiling a piece of code for further networks and runs them eagerly, silently.
         torch.compiler.reset()
         if variants > 1:
             limit = torch.compiler.config.recompile_limit
@@ -121,9 +121,9 @@ def parallelise(
 
 
 def let_read_eight_bits(module: nn.Module, *, shards: bool, recompute: bool) -> None:
-    """Products of the layers of an objective's networks read eight bits (models/kernels/float8_ops.py)."""
+    """Switches the layers of an objective's networks to fp8 products (models/kernels/float8_layers.py)."""
     if shards or recompute:
-        raise ConfigError("precision=fp8 goes without sharding=fsdp, sharding=hsdp and recompute; use bfloat16")
+        raise ConfigError("precision=fp8 does not support sharding=fsdp, sharding=hsdp or recompute; use bfloat16")
     for part in module.children():
         if shard_units(part):
             setattr(part, "float8", True)  # noqa: B010 (torch types a module's attributes as tensors)
@@ -138,19 +138,19 @@ def shard_blocks(module: nn.Module, mesh: DeviceMesh, precision: Precision, comp
         if compile:
             unit.compile(dynamic=False)
         fully_shard(unit, mesh=mesh, mp_policy=policy)
-    # Targets are inputs of the objective, and stay as they are.
+    # Targets are inputs of the objective and must keep their type.
     rest = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32, cast_forward_inputs=False)
     fully_shard(module, mesh=mesh, mp_policy=rest)
     for part in module.modules():
         if isinstance(part, FSDPModule):
-            # Plain sums: a division by 1 with sums forced, which gloo can do as well as NCCL.
+            # Plain sums: divide by 1 and force sum reductions, which both gloo and NCCL support.
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)
 
 
 def shard_units(module: nn.Module) -> list[nn.Module]:
-    """What is sharded, recomputed and, under FSDP, compiled piece by piece: members of every list called `blocks`, and
-    the members of those of every list called `stages`."""
+    """The units that are sharded, recomputed and, under FSDP, compiled one by one: the members of every list called
+    `blocks`, and the members of each member of every list called `stages`."""
     found: list[nn.Module] = []
     for name, part in module.named_modules():
         last = name.rpartition(".")[2] if isinstance(part, nn.ModuleList) else ""
@@ -164,12 +164,12 @@ def _mesh(world: World, sharding: Sharding) -> DeviceMesh:
         return init_device_mesh(world.device.type, (world.size,), mesh_dim_names=("shard",))
     if world.size % world.local_size:
         fact = f"{world.size} are not a multiple of the {world.local_size} here"
-        raise ConfigError(f"sharding='hsdp' needs as many processes on every node, and {fact}; use fsdp")
+        raise ConfigError(f"sharding='hsdp' needs the same number of processes on every node, and {fact}; use fsdp")
     return init_device_mesh(world.device.type, (world.nodes, world.local_size), mesh_dim_names=("replicate", "shard"))
 
 
 class FunctionalHolder(nn.Module):
-    """Calls whatever it is given; functional_call swaps the weights of what it holds meanwhile."""
+    """Calls whatever it is given, while functional_call swaps the weights of the objective that it holds."""
 
     def __init__(self, objective: nn.Module):
         super().__init__()
@@ -180,16 +180,17 @@ class FunctionalHolder(nn.Module):
 
 
 class PrecisionWrapper(nn.Module):
-    """An objective in its precision. With `cast_weights` it runs on bfloat16 copies of its float32 weights, made again
-    in each call as part of the graph, so that gradients arrive in float32; losses are the objective's own affair."""
+    """An objective in its precision. With `cast_weights` it runs on bfloat16 copies of its float32 weights, made anew
+    in each call as part of the graph, so that gradients arrive in float32. The objective decides how it computes its
+    losses."""
 
     def __init__(self, objective: nn.Module, device: torch.device, precision: Precision, *, cast_weights: bool):
         super().__init__()
         self.held = FunctionalHolder(objective)
         self.device, self.precision, self.cast_weights = device, precision, cast_weights
-        # The network, and what else of the objective is made of units: a teacher, a decoder.
+        # The network, and whatever else in the objective is made of units: a teacher, a decoder.
         found = {name: part for name, part in objective.named_children() if name == "network" or shard_units(part)}
-        self.networks = tuple(found)  # names, looked for once: `forward` is traced by a compiler
+        self.networks = tuple(found)  # names, collected once, because a compiler traces `forward`
         if precision in HALF:
             for network in found.values():
                 network.register_forward_pre_hook(_as_weights)
@@ -208,7 +209,7 @@ class PrecisionWrapper(nn.Module):
             inputs = tuple(tensor.bfloat16() if tensor.is_floating_point() else tensor for tensor in inputs)
         answer = self._call(partial(self.questioned, question), *inputs)
         if isinstance(self.held.objective, FSDPModule):
-            self.held.objective.reshard()  # no backward pass will do it
+            self.held.objective.reshard()  # no backward pass follows that would do it
         return answer
 
     def _call(self, call: Callable[..., T], *inputs: Tensor) -> T:
@@ -218,7 +219,7 @@ class PrecisionWrapper(nn.Module):
             return call(*inputs)
 
     def _low(self) -> dict[str, Tensor]:
-        """All weights, and the fixed tables of the networks, in bfloat16; the objective's own constants stay."""
+        """All weights, and the networks' fixed tables, in bfloat16; the objective's own constants keep their type."""
         tensors = [*self.held.named_parameters()]
         for name in self.networks:
             tensors += [*getattr(self.held.objective, name).named_buffers(f"objective.{name}")]
@@ -226,14 +227,14 @@ class PrecisionWrapper(nn.Module):
 
 
 def _as_weights(network: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Images in the type that the weights have just now."""
+    """Casts images to the current type of the weights."""
     dtype = next(network.parameters()).dtype
     return tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in inputs)
 
 
 def _recompute(unit: nn.Module, *, keep_weights: bool) -> None:
-    """Lets a block forget its activations and compute them again, with the same random numbers, when the backward pass
-    comes. With `keep_weights` it runs again on the very tensors that were in the place of its weights."""
+    """Makes a block discard its activations and recompute them in the backward pass, with the same random numbers. With
+    `keep_weights` it is recomputed with the very tensors that replaced its weights in the forward pass."""
     forward = unit.forward
     held = FunctionalHolder(unit)
 

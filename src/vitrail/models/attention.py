@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from vitrail.core.text import Pair
 from vitrail.models.backbone import AttentionTap, Taps
-from vitrail.models.kernels import float8_ops
-from vitrail.models.kernels.float8_ops import Float8
+from vitrail.models.kernels import float8_layers
+from vitrail.models.kernels.float8_layers import Float8
 from vitrail.models.kernels.fused_ops import (
     TensorFacts,
     can_fuse_attention,
@@ -155,7 +155,7 @@ class Attention(nn.Module):
         tokens alone, [B, k, queries, D_h]."""
         weight, bias, inner = self.qkv.weight, self.qkv.full_bias, self.qkv.inner
         if isinstance(z, Float8):
-            q, k, v = float8_ops.qkv(z, weight, bias)
+            q, k, v = float8_layers.qkv(z, weight, bias)
         elif queries is not None:
             q = F.linear(z[:, :queries].contiguous(), weight[:inner], None if bias is None else bias[:inner])
             k, v = F.linear(z, weight[inner:], None if bias is None else bias[inner:]).chunk(2, dim=-1)
@@ -215,13 +215,13 @@ class Attention(nn.Module):
         taps: Taps | None = None,
         position_bias: nn.Module | None = None,
     ) -> Tensor | Float8:
-        """All but the last product: what the heads find, side by side, in eight bits where it is given those."""
+        """Everything before the last product: the outputs of the heads, concatenated, in fp8 if the input is."""
         if not isinstance(z, Float8):
             return self._mix(z, places, queries, taps, position_bias)
         plain = self.norm is None and self._is_plain(places, queries, taps, position_bias)
         if plain and can_fuse_attention(z.full, self.qkv, self.heads):
-            return float8_ops.attention(z, self.qkv.weight, self.qkv.full_bias, self.heads)
-        return float8_ops.round_tensor(self._mix(z, places, queries, taps, position_bias))
+            return float8_layers.attention(z, self.qkv.weight, self.qkv.full_bias, self.heads)
+        return float8_layers.round_tensor(self._mix(z, places, queries, taps, position_bias))
 
     def fuses(self, z: Tensor | TensorFacts) -> bool:
         """Whether attention over all tokens, without positions of its own, is one kernel."""

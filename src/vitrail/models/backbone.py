@@ -113,7 +113,7 @@ class Backbone(nn.Module, ABC):
     blocks: nn.ModuleList  # what layers are counted by, for freezing and decay of the rate: blocks, or stages
     card: Any = None  # what travels with the weights, set by the checkpoint layer: a checkpoint.bundle.Card
     grad_checkpointing: bool = False  # whether blocks are computed again in the backward pass
-    float8: bool = False  # whether products of the layers read eight bits, where kernels can round what they read
+    float8: bool = False  # whether the products of the layers run in fp8, where the kernels support it
     # Whether the last layer computes the class token alone where the head reads no other: 7 % less work at depth 12. By
     # itself so in inference, unless a hook looks into that layer. vitrail's own training asks for it.
     class_token_only: bool | None = None
@@ -251,8 +251,8 @@ class Backbone(nn.Module, ABC):
         return []
 
     def float8_obstacle(self) -> str:
-        """Why the products of its layers cannot read eight bits, in the mode it is in; empty where they can."""
-        return "only plain ViTs do"
+        """Why the network cannot compute in fp8, in its current mode; empty if it can."""
+        return "only plain ViTs support it"
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Whether training computes each block again in the backward pass, for less memory."""

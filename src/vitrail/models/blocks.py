@@ -20,7 +20,7 @@ from vitrail.models.attention import (
     split_windows,
 )
 from vitrail.models.backbone import Taps, has_hooks
-from vitrail.models.kernels.float8_ops import MULTIPLE
+from vitrail.models.kernels.float8_layers import MULTIPLE
 from vitrail.models.kernels.fused_ops import TensorFacts, can_fuse_stream
 from vitrail.models.layers import MLP, LayerScale, StochasticDepth, make_norm
 from vitrail.models.positions.bias import build_bias
@@ -90,7 +90,7 @@ class Block(nn.Module):
         return found
 
     def float8_obstacle(self) -> str:
-        """Why its products cannot read eight bits, in the mode it is in; empty where they can."""
+        """Why the block cannot compute in fp8, in its current mode; empty if it can."""
         attention, mlp = self.attention, self.mlp
         if (type(self), type(attention), type(mlp)) != (Block, Attention, MLP):
             return "its layers are not plain ones over all tokens"

@@ -1,4 +1,4 @@
-"""What a network computes in where nothing is trained: the best that its device offers, or what is asked for."""
+"""Inference precision: the best that the device supports, or the one requested."""
 
 from typing import get_args
 
@@ -8,11 +8,11 @@ from torch import nn
 from vitrail.core.errors import ConfigError, unknown_name
 from vitrail.core.precision import HALF, Precision, PrecisionChoice
 from vitrail.models.backbone import Backbone
-from vitrail.models.kernels.float8_ops import float8_obstacle
+from vitrail.models.kernels.float8_layers import float8_obstacle
 
 
 def choose_precision(asked: PrecisionChoice, device: torch.device) -> Precision:
-    """What "auto" stands for on a device: bfloat16 on a GPU that multiplies it, float32 elsewhere."""
+    """Resolves "auto" for a device: bfloat16 on a GPU that supports it natively, float32 elsewhere."""
     if asked not in get_args(PrecisionChoice):
         raise unknown_name("precision", str(asked), get_args(PrecisionChoice))
     if asked != "auto":
@@ -21,13 +21,13 @@ def choose_precision(asked: PrecisionChoice, device: torch.device) -> Precision:
 
 
 def set_precision(network: nn.Module, precision: Precision, device: torch.device) -> None:
-    """Converts the weights of a network, in evaluation mode, that is to compute on a device."""
+    """Converts the weights of a network in evaluation mode, in place. ConfigError if it cannot run in fp8 there."""
     if precision == "fp8":
         reason = float8_obstacle(device)
         if not reason:
-            reason = network.float8_obstacle() if isinstance(network, Backbone) else "only plain ViTs do"
+            reason = network.float8_obstacle() if isinstance(network, Backbone) else "only plain ViTs support it"
         if reason:
-            raise ConfigError(f"precision=fp8 is not for this network here: {reason}; use bfloat16")
+            raise ConfigError(f"this network does not support precision=fp8 here: {reason}; use bfloat16")
     network.to(torch.bfloat16 if precision in HALF else torch.float32)
     if isinstance(network, Backbone):
         network.float8 = precision == "fp8"

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitrail.core.text import Pair
-from vitrail.models.kernels import cpu_ops, float8_ops
-from vitrail.models.kernels.float8_ops import Float8
+from vitrail.models.kernels import cpu_ops, float8_layers
+from vitrail.models.kernels.float8_layers import Float8
 from vitrail.models.kernels.fused_ops import TensorFacts, can_fuse_gelu, can_fuse_linear, fused_gelu, fused_gelu_linear
 from vitrail.models.resnet_config import ResNetConfig, same_widths
 from vitrail.models.vit_config import ViTConfig
@@ -111,13 +111,12 @@ class MLP(nn.Module):
         return self.dropout(self.contract(self._hide(z)))
 
     def hide(self, z: Tensor | Float8) -> Tensor | Float8:
-        """All but the last product, in eight bits where it is given those: [..., D] -> [..., M]."""
-        if isinstance(z, Float8):
-            plain = not self.gated and not self.quick and self.norm is None and self.expand.bias is not None
-            return (
-                float8_ops.gelu_linear(z, self.expand, self.tanh) if plain else float8_ops.round_tensor(self._hide(z))
-            )
-        return self._hide(z)
+        """Everything before the last product, in fp8 if the input is: [..., D] -> [..., M]."""
+        if not isinstance(z, Float8):
+            return self._hide(z)
+        if not self.gated and not self.quick and self.norm is None and self.expand.bias is not None:
+            return float8_layers.gelu_linear(z, self.expand, self.tanh)
+        return float8_layers.round_tensor(self._hide(z))
 
     def _hide(self, z: Tensor | Float8) -> Tensor:
         hidden = self.dropout(self.activate(z))
@@ -135,7 +134,7 @@ class MLP(nn.Module):
         if plain and isinstance(z, Tensor) and cpu_ops.can_fuse_gelu_linear(z, self.expand, self.gelu):
             return cpu_ops.gelu_linear(z, self.expand, self.tanh)
         eight = isinstance(z, Float8)
-        hidden = float8_ops.linear(z, self.expand.weight, self.expand.bias) if eight else self.expand(z)
+        hidden = float8_layers.linear(z, self.expand.weight, self.expand.bias) if eight else self.expand(z)
         if self.gated:
             gate, value = hidden.chunk(2, dim=-1)
             return F.silu(gate) * value

@@ -1,7 +1,7 @@
-"""The residual stream on its way through the layers, where kernels add and normalise it: in inference, with gradients,
-and between products that read eight bits.
+"""The residual stream as layers pass it on when kernels add to it and normalise it: in inference, with gradients, and
+between fp8 products.
 
-A layer takes one, asks it for the norm, and gives it what each branch ends with.
+A layer takes a stream, asks it for the norm, and adds the output of each branch to it.
 """
 
 from typing import NamedTuple, TypeAlias
@@ -10,26 +10,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitrail.models.kernels import float8_ops
-from vitrail.models.kernels.float8_ops import Float8
+from vitrail.models.kernels import float8_layers
+from vitrail.models.kernels.float8_layers import Float8
 from vitrail.models.kernels.fused_ops import add_product, fused_add_norm, shifted_norm
 from vitrail.models.layers import LayerScale
 
 
 class Stream(NamedTuple):
-    """The residual stream in inference, as z + shift: branches are added to z in place, by the product at the end of
-    each, and the biases of those products make up the shift [D]."""
+    """The residual stream in inference, held as z + shift: the product at the end of each branch adds to z in place,
+    and the biases of those products accumulate in the shift [D]."""
 
     z: Tensor  # [B, T, D]
-    shift: Tensor | None = None  # in float32, or in the type of z where that has more digits
+    shift: Tensor | None = None  # in float32, or in the type of z if that is more precise
 
     def normalise(self, norm: nn.Module) -> "tuple[Stream, Tensor]":
-        """The stream, and the norm of it."""
+        """The stream and its norm."""
         assert isinstance(norm, nn.LayerNorm)
         return self, shifted_norm(self.z, self.shift, norm.weight, norm.bias, norm.eps)
 
     def add(self, inner: Tensor | Float8, last: nn.Linear, scale: nn.Module) -> "Stream":
-        """With a branch that ends with the product of what is `inner` to it, times a factor for each channel."""
+        """Adds a branch: the product of `inner` with the branch's `last` layer, times a factor per channel."""
         assert isinstance(inner, Tensor)
         weight, bias = _scaled(last, scale)
         add_product(self.z.view(-1, self.z.shape[-1]), inner.reshape(-1, inner.shape[-1]), weight)
@@ -43,8 +43,8 @@ class Stream(NamedTuple):
 
 
 class TrainedStream(NamedTuple):
-    """The residual stream with gradients, as z + branch + bias: one pass sums the three and normalises the sum, and one
-    in the backward pass gives all of their gradients."""
+    """The residual stream with gradients, held as z + branch + bias: one kernel sums the three and normalises the sum,
+    and one kernel in the backward pass computes all of their gradients."""
 
     z: Tensor  # [B, T, D]
     branch: Tensor | None = None
@@ -68,8 +68,8 @@ class TrainedStream(NamedTuple):
 
 
 class Float8Stream(NamedTuple):
-    """The residual stream, with gradients or without, as z + branch + bias, between products that read eight bits: what
-    sums and normalises it rounds the norm as well."""
+    """The residual stream between fp8 products, with or without gradients, held as z + branch + bias: the kernel that
+    sums and normalises it also quantises the norm."""
 
     z: Tensor  # [B, T, D]
     branch: Tensor | None = None
@@ -78,21 +78,21 @@ class Float8Stream(NamedTuple):
     def normalise(self, norm: nn.Module) -> "tuple[Float8Stream, Float8]":
         assert isinstance(norm, nn.LayerNorm)
         if self.branch is None:
-            return self, float8_ops.round_norm(norm(self.z), norm)
-        total, normed = float8_ops.add_norm(self.z, self.branch, self.bias, norm)
+            return self, float8_layers.round_norm(norm(self.z), norm)
+        total, normed = float8_layers.add_norm(self.z, self.branch, self.bias, norm)
         return Float8Stream(total), normed
 
     def add(self, inner: Tensor | Float8, last: nn.Linear, scale: nn.Module) -> "Float8Stream":
         assert isinstance(inner, Float8)
         weight, bias = _scaled(last, scale)
-        return Float8Stream(self.z, float8_ops.linear(inner, weight), bias)
+        return Float8Stream(self.z, float8_layers.linear(inner, weight), bias)
 
     def take(self) -> Tensor:
         return TrainedStream(*self).take()
 
 
 def _scaled(layer: nn.Linear, scale: nn.Module) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias of a layer whose output is multiplied by a factor for each channel."""
+    """Weight and bias of a layer, with the factor per channel that scales its output multiplied in."""
     weight, bias = layer.weight, layer.bias
     if isinstance(scale, LayerScale):
         weight, bias = weight * scale.gamma[:, None], None if bias is None else bias * scale.gamma

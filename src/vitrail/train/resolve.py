@@ -27,7 +27,7 @@ from vitrail.evaluation.speed import training_flops
 from vitrail.models.blocks import RESIDUAL
 from vitrail.models.build import build_on_meta
 from vitrail.models.family import ModelConfig
-from vitrail.models.kernels.float8_ops import float8_obstacle
+from vitrail.models.kernels.float8_layers import float8_obstacle
 from vitrail.models.zoo import adapt_config, network_name
 from vitrail.objectives.registry import count_weights
 from vitrail.optim.config import Optim
@@ -102,7 +102,7 @@ def fit_network(run: Run, num_classes: int) -> ModelConfig:
 
 
 def check_float8(run: Run, world: World) -> None:
-    """ConfigError unless the products of the network's layers can read eight bits here, where they are to."""
+    """ConfigError if fp8 is requested and this network or device cannot compute in it."""
     if run.precision != "fp8":
         return
     if reason := float8_obstacle(world.device) or build_on_meta(run.model).float8_obstacle():
@@ -162,7 +162,7 @@ def describe_kernels(run: ResolvedRun, world: World) -> tuple[str, ...]:
         found = build_on_meta(run.model).to(torch.bfloat16).train().list_kernels(world.device)
     if run.recompute or run.sharding in ("fsdp", "hsdp"):  # a sum would be handed on between blocks
         found = [name for name in found if name != RESIDUAL]
-    found += ["rounding to eight bits"] if run.precision == "fp8" else []
+    found += ["quantising to fp8"] if run.precision == "fp8" else []
     return (f"own kernels: {join_words(found) or 'none'}",)
 
 

@@ -1,8 +1,8 @@
-"""Triton kernels of attention over at most 256 tokens, and gradients of q, k and v put side by side.
+"""Triton kernels for attention over at most 256 tokens, and for concatenating the gradients of q, k and v.
 
-Imported only where a GPU is used. Attention runs one program for each head of each image. All tokens of a head fit into
-a tile, so the softmax and the backward pass need a single pass. q, k and v are read side by side as their product left
-them, and so are their gradients written.
+Imported only where a GPU is used. Attention launches one program per head and image. All tokens of a head fit into one
+tile, so the softmax and the backward pass need a single pass. q, k and v are read in place from the output of the qkv
+product, and their gradients are written in the same layout.
 """
 
 from typing import Any, cast
@@ -16,14 +16,14 @@ from vitrail.models.kernels import ceil_divide
 from vitrail.models.kernels.float8_kernels import load_factor, store_low
 from vitrail.models.kernels.math_kernels import exp2, reciprocal
 
-# What Triton compiles is not Python: names have no types, and annotations are marks for its compiler.
+# Triton code is not ordinary Python: names have no types, and annotations address Triton's compiler.
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportUntypedFunctionDecorator=false
 # pyright: reportInvalidTypeForm=false, reportMissingImports=false, reportGeneralTypeIssues=false
 # pyright: reportPossiblyUnboundVariable=false
 
-LOG2E = 1.4426950408889634  # the exponential that a GPU has is that of 2
-ATTENTION_ROWS = 64  # queries at once in the forward pass, keys at once in the backward pass
-TILE_ROWS, TILE_COLUMNS = 8, 256  # of a tile of gradients that a program holds at once
+LOG2E = 1.4426950408889634  # GPUs compute exponentials to base 2
+ATTENTION_ROWS = 64  # queries per step of the forward pass, keys per step of the backward pass
+TILE_ROWS, TILE_COLUMNS = 8, 256  # tile of gradients that a program holds at once
 
 
 @triton.jit
@@ -32,7 +32,7 @@ def _concat_kernel(
     eight: tl.constexpr, each: tl.constexpr, tile_rows: tl.constexpr, tile_columns: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(1).to(tl.int64) * each
-    column = tl.program_id(0) * tile_columns  # of the three side by side; a tile never lies across two of them
+    column = tl.program_id(0) * tile_columns  # in the concatenation; a tile never spans two of the three
     part = column // width
     source = q
     if part == 1:
@@ -58,12 +58,12 @@ def _concat_kernel(
 
 
 def concat_qkv_grad(q: Tensor, k: Tensor, v: Tensor, each: int) -> tuple[Tensor, Tensor]:
-    """Three side by side, and sums of their columns over `each` rows: [M, D] thrice -> [M, 3D], [M/each, 3D]."""
+    """Concatenates three matrices and sums columns over every `each` rows: 3 x [M, D] -> [M, 3D], [M/each, 3D]."""
     return _concat(q, k, v, each, None)
 
 
 def concat_qkv_grad_float8(q: Tensor, k: Tensor, v: Tensor, each: int, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """The sums, and the three in eight bits."""
+    """The column sums, and the concatenation in e5m2."""
     low, sums = _concat(q, k, v, each, scale)
     return sums, low
 
@@ -84,7 +84,7 @@ def _concat(q: Tensor, k: Tensor, v: Tensor, each: int, scale: Tensor | None) ->
 
 @triton.jit
 def _load_tile(base, place, stride, column, tokens: tl.constexpr, start, tile: tl.constexpr):
-    """Rows of a matrix [T, D] from `start`, one head wide; those from T on are 0."""
+    """Loads rows of a matrix [T, D] from `start`, one head wide; rows from T on are 0."""
     row = start + tl.arange(0, tile)
     at = (place + row)[:, None] * stride + column[None, :]
     return tl.load(base + at, (row < tokens)[:, None], other=0.0)
@@ -95,7 +95,7 @@ def _attend_rows(
     qkv, out, low, logs, factor, first, column, width, scale, k, v, start,
     eight: tl.constexpr, tokens: tl.constexpr, rows: tl.constexpr, keys: tl.constexpr,
 ):  # fmt: skip
-    """The queries from `start`, with all keys at once."""
+    """Attends from the queries at `start` to all keys at once."""
     row = start + tl.arange(0, rows)
     inside = row < tokens
     q = _load_tile(qkv, first, 3 * width, column, tokens, start, rows)
@@ -142,7 +142,7 @@ def _backward_keys(
     qkv, grads, factor, first, column, width, scale, times, q, g, delta, log, dq, start,
     eight: tl.constexpr, tokens: tl.constexpr, keys: tl.constexpr, masked: tl.constexpr,
 ):  # fmt: skip
-    """The keys and values from `start`: their gradients, and that of the queries with what these add."""
+    """Writes the gradients of the keys and values at `start`, and adds their share to the gradient of the queries."""
     key = start + tl.arange(0, keys)
     there = key < tokens
     k = _load_tile(qkv + width, first, 3 * width, column, tokens, start, keys)
@@ -182,9 +182,9 @@ def _attention_backward_kernel(
     g = _load_tile(grad, first, width, column, tokens, 0, rows)
     o = _load_tile(out, first, width, column, tokens, 0, rows)
     delta = tl.sum(o.to(tl.float32) * g.to(tl.float32), 1)
-    # Where there is no row, p becomes exp2(-inf), and all that follows from it nothing.
+    # Rows past the last token get p = exp2(-inf) = 0, so they contribute nothing.
     log = tl.load(logs + tl.program_id(0).to(tl.int64) * tokens + row, inside, other=float("inf"))
-    # Every row of p sums to 1, so the gradient of the values' bias is that of the output, and the keys' has none.
+    # Every row of p sums to 1: the bias of the values gets the summed gradient of the output, that of the keys none.
     line = sums + image.to(tl.int64) * (3 * width) + column
     tl.store(line + width, tl.zeros((head,), tl.float32))
     tl.store(line + 2 * width, tl.sum(g.to(tl.float32), 0))
@@ -209,13 +209,13 @@ def _attention_backward_kernel(
 
 
 def attention(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    """[B, T, 3D] -> [B, T, D], and of each row the logarithm to base 2 of its sum of exponentials: [B, k, T]."""
+    """The output of attention, and the base-2 log-sum-exp of each row: [B, T, 3D] -> [B, T, D], [B, k, T]."""
     out, logs, _ = _attention(qkv, heads, None)
     return out, logs
 
 
 def attention_float8(qkv: Tensor, heads: int, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same, and the output in eight bits."""
+    """As `attention`, plus the output in e4m3."""
     return _attention(qkv, heads, scale)
 
 
@@ -233,14 +233,14 @@ def _attention(qkv: Tensor, heads: int, scale: Tensor | None) -> tuple[Tensor, T
 
 
 def attention_backward(qkv: Tensor, out: Tensor, grad: Tensor, logs: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    """The gradient of `qkv` from that of the output [B, T, D], and its sums over tokens: [B, T, 3D], [B, 3D]."""
+    """The gradient of `qkv`, given that of the output [B, T, D], and its sums over tokens: [B, T, 3D], [B, 3D]."""
     return _attention_backward(qkv, out, grad, logs, heads, None)
 
 
 def attention_backward_float8(
     qkv: Tensor, out: Tensor, grad: Tensor, logs: Tensor, heads: int, scale: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The sums, and the gradient in eight bits."""
+    """The sums, and the gradient in e5m2."""
     low, sums = _attention_backward(qkv, out, grad, logs, heads, scale)
     return sums, low
 
@@ -266,11 +266,11 @@ def _qkv_shape(qkv: Tensor) -> tuple[int, int, int]:
 
 
 def _tile_for(tokens: int) -> int:
-    """A tile that holds them all."""
+    """Rows of a tile that holds all tokens."""
     return max(ATTENTION_ROWS, 1 << (tokens - 1).bit_length())
 
 
 def _tail(tokens: int) -> int:
-    """A tile that holds those that are left over."""
+    """Rows of the last tile, which holds the remaining tokens; 0 if none remain."""
     rest = tokens % ATTENTION_ROWS
     return max(16, 1 << (rest - 1).bit_length()) if rest else 0

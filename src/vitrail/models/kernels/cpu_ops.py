@@ -1,7 +1,7 @@
-"""Layers of the encoder on a CPU without gradients, where oneDNN computes two steps in one pass.
+"""Encoder layers for inference on a CPU, where oneDNN computes two steps in one pass.
 
-Numbers are those of torch's own steps, to the last digits. oneDNN's pointwise functions are used on x86 processors;
-elsewhere, and where a compiler, an export or a counter of operations looks on, the plain layers run.
+Results match torch's separate steps up to rounding. oneDNN's fused pointwise functions are used on x86 processors;
+elsewhere, and under a compiler, an export or an operation counter, the plain layers run.
 """
 
 from typing import Any, Final
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-# Its operator is not public; a torch without it runs the plain layers.
+# The operator is not public; on a torch without it, the plain layers run.
 ONEDNN: Final = (
     torch.backends.mkldnn.is_available()
     and torch.backends.cpu.get_cpu_capability().startswith("AVX")
@@ -19,7 +19,7 @@ ONEDNN: Final = (
 
 
 def can_fuse_gelu_linear(z: Tensor, layer: nn.Module, gelu: nn.Module) -> bool:
-    """Whether one call can be both: inference in float32 with plain layers that nobody looks into."""
+    """Whether one call can do both: float32 inference with plain layers and no hooks."""
     if not (ONEDNN and z.device.type == "cpu" and z.dtype == torch.float32) or torch.is_grad_enabled():
         return False
     if type(layer) is not nn.Linear or type(layer.weight) is not nn.Parameter or layer.weight.dtype != z.dtype:

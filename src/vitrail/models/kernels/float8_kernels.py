@@ -1,7 +1,7 @@
-"""Triton kernels for numbers of eight bits: how large they are, what they are multiplied by, and the rounding.
+"""Triton kernels for fp8: scales, quantisation, and the transpose of quantised matrices.
 
-Imported only where a GPU is used. A scale is two float32 numbers: what the eight bits are to be multiplied by, and one
-over it, the factor before rounding. Other kernels write what they have in registers a second time with `store_low`.
+Imported only where a GPU is used. A scale is two float32 numbers: the factor that dequantises, and its reciprocal, by
+which values are multiplied before they are rounded. Other kernels write fp8 straight from registers with `store_low`.
 """
 
 from typing import Any
@@ -14,25 +14,25 @@ from torch import Tensor
 from vitrail.models.kernels import ceil_divide
 from vitrail.models.kernels.math_kernels import NVIDIA, pick_bytes
 
-# What Triton compiles is not Python: names have no types, and annotations are marks for its compiler.
+# Triton code is not ordinary Python: names have no types, and annotations address Triton's compiler.
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportUntypedFunctionDecorator=false
 # pyright: reportInvalidTypeForm=false, reportMissingImports=false, reportGeneralTypeIssues=false
 
-TURNED = 32  # words of each side of a tile that changes rows for columns
-TINY = tl.constexpr(1e-30)  # below it, everything is as good as 0
+TURNED = 32  # words per side of a tile of the transpose
+TINY = tl.constexpr(1e-30)  # the least peak: anything smaller is as good as 0
 
 
 @triton.jit
 def load_factor(scale) -> tl.tensor:
-    """What values are multiplied by before they are rounded. Loaded before anything is stored, it costs no wait."""
+    """Loads the factor applied before rounding. If it is loaded before the first store, nothing waits for it."""
     return tl.load(scale + 1)
 
 
 @triton.jit
 def store_low(low, at, values, factor, inside) -> None:
-    """Rounds to the type of `low`; what lies beyond its range becomes its largest number, and NaN stays NaN."""
+    """Scales, rounds to the type of `low` and stores. Values out of range saturate; NaN stays NaN."""
     values = values * factor
-    if not NVIDIA:  # whose instruction does this
+    if not NVIDIA:  # NVIDIA's conversion saturates by itself
         limit: tl.constexpr = 448.0 if low.dtype.element_ty == tl.float8e4nv else 57344.0  # pyright: ignore
         values = tl.clamp(values, -limit, limit, propagate_nan=tl.PropagateNan.ALL)
     tl.store(low + at, values.to(low.dtype.element_ty), inside)
@@ -52,7 +52,7 @@ def _sample_scale_kernel(
     step = tl.arange(0, tile_rows)
     row = (step * (rows // tile_rows) + (step % 2) * (rows // (2 * tile_rows))) % rows
     taken = tl.minimum(columns, tile_columns)
-    first = (step * taken) % (columns - taken + 1)  # so that in turn all columns are looked at
+    first = (step * taken) % (columns - taken + 1)  # the rows' windows cover all columns in turn
     column = first[:, None] + tl.arange(0, tile_columns)[None, :]
     at = row.to(tl.int64)[:, None] * stride + column
     values = tl.load(x + at, column < columns, other=0.0).to(tl.float32)
@@ -61,8 +61,8 @@ def _sample_scale_kernel(
 
 
 def sample_scale(x: Tensor, target: float, rows: int, most: int) -> Tensor:
-    """The scale that takes the largest value of some rows of a matrix, at most so many columns of each, to `target`:
-    [M, N] -> [2]."""
+    """The scale that maps the peak of a sample of a matrix to `target`: [M, N] -> [2]. The sample is `rows` rows, with
+    at most `most` columns of each."""
     scale = x.new_empty(2, dtype=torch.float32)
     tile = min(most, 1 << (x.shape[1] - 1).bit_length())
     kernel: Any = _sample_scale_kernel
@@ -81,8 +81,8 @@ def _norm_scale_kernel(weight, shift, scale, width, root, target, tile: tl.const
 
 
 def norm_scale(weight: Tensor, shift: Tensor, target: float) -> Tensor:
-    """The scale that takes the largest value that a norm can give to `target`: no value of D that are standardised is
-    beyond √D. [D] twice -> [2]."""
+    """The scale that maps a bound on a norm's output to `target`: [D] twice -> [2]. No entry of a standardised vector
+    of length D exceeds √D."""
     width, scale = len(weight), weight.new_empty(2, dtype=torch.float32)
     tile = 1 << (width - 1).bit_length()
     kernel: Any = _norm_scale_kernel
@@ -100,7 +100,7 @@ def _round_kernel(x, low, scale, count, block: tl.constexpr):
 
 
 def round_scaled(x: Tensor, scale: Tensor, kind: torch.dtype) -> Tensor:
-    """x times its scale, rounded."""
+    """Quantises x to `kind` with its scale."""
     low, block = torch.empty_like(x, dtype=kind), 4096
     kernel: Any = _round_kernel
     kernel[(ceil_divide(x.numel(), block),)](x, low, scale, x.numel(), block=block)
@@ -109,7 +109,7 @@ def round_scaled(x: Tensor, scale: Tensor, kind: torch.dtype) -> Tensor:
 
 @triton.jit
 def _turn_kernel(low, turned, rows, columns, padded, tile: tl.constexpr):
-    """Four bytes at a time: a word holds four columns of a row, and then four rows of a column."""
+    """Transposes four bytes at a time: a word holds four columns of a row, and then four rows of a column."""
     word = tl.arange(0, tile)
     first, left = tl.program_id(0) * tile, tl.program_id(1) * tile  # in words, as `columns` and `padded` are
     low += (4 * first).to(tl.int64) * columns + left
@@ -131,7 +131,7 @@ def _turn_kernel(low, turned, rows, columns, padded, tile: tl.constexpr):
 
 
 def turn(low: Tensor, padded: int) -> Tensor:
-    """Rows for columns, with zeros behind: [M, N] -> [N, padded]. All of both sides are multiples of 4 but M."""
+    """Transposes bytes and pads with zeros: [M, N] -> [N, padded]. N and `padded` are multiples of 4, M need not be."""
     rows, columns = low.shape
     turned = low.new_empty(columns, padded)
     grid = ceil_divide(padded // 4, TURNED), ceil_divide(columns // 4, TURNED)

@@ -1,9 +1,9 @@
-"""Layers of the encoder that touch everything once, in half precision on a GPU.
+"""Encoder layers that make a single pass over memory, in half precision on a GPU.
 
-In training, the gradient of a bias is a sum over all tokens. Left to the compiler it is a pass of its own over the
-largest tensors there are; here it falls off while the gradient is written. In inference the product at the end of a
-branch adds to the residual stream in place. The numbers are those of the plain layers, in the precision of the type.
-Everywhere else (`can_fuse_...` is false) the plain layers run.
+In training, the gradient of a bias is a sum over all tokens. The compiler would compute it in a separate pass over the
+largest tensors of the step; here it is summed while the gradient is written. In inference, the product at the end of a
+branch adds to the residual stream in place. Results match the plain layers within the precision of the type. Wherever
+`can_fuse_...` is false, the plain layers run.
 """
 
 import importlib.util
@@ -17,16 +17,16 @@ from torch.nn import functional as F
 
 TRITON = importlib.util.find_spec("triton") is not None
 MANY_ROWS = 1 << 15
-MANY_SUMS = 900 * 256  # columns times parts of 256 rows: 900 programs, about seven per multiprocessor of an H200
-TOKENS, HEADS = 256, (16, 32, 64)  # that attention in one tile takes: at most so many, and heads of these widths
-TILE_BYTES = 208 * 1024  # of shared memory, for 256 tokens of width 64
-WIDEST = 8192  # row of a residual sum that a program holds
+MANY_SUMS = 900 * 256  # columns times blocks of 256 rows: 900 programs, about seven per multiprocessor of an H200
+TOKENS, HEADS = 256, (16, 32, 64)  # limits of single-tile attention: tokens, and widths of a head
+TILE_BYTES = 208 * 1024  # of shared memory that it takes, for 256 tokens of width 64
+WIDEST = 8192  # row of a residual sum that a program can hold
 HALF = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
 class TensorFacts:
-    """What the choices below ask of a tensor, without one."""
+    """What decides which kernels apply to a tensor, without the tensor."""
 
     device: torch.device
     dtype: torch.dtype
@@ -38,7 +38,7 @@ class TensorFacts:
 
 
 def can_fuse_linear(z: Tensor | TensorFacts, layer: nn.Linear) -> bool:
-    """Whether the kernels can do it: training, half precision on a CUDA device, and rows that vector loads fit."""
+    """Whether the kernels apply: training, half precision on a CUDA device, and rows that suit vector loads."""
     if not (TRITON and z.is_cuda and layer.training and torch.is_grad_enabled()):
         return False
     half = z.dtype in HALF and layer.weight.dtype == z.dtype
@@ -47,13 +47,13 @@ def can_fuse_linear(z: Tensor | TensorFacts, layer: nn.Linear) -> bool:
 
 
 def rows_per_program(rows: int, columns: int) -> int:
-    """How many rows each program of a kernel sums: 32 where 256 would leave part of a GPU idle, else 256, because the
+    """Rows summed by each program of a kernel: 32 where 256 would leave part of the GPU idle, else 256, because the
     partial sums are read once more."""
     return 256 if rows >= MANY_ROWS or rows // 256 * columns >= MANY_SUMS else 32
 
 
 def can_fuse_attention(z: Tensor | TensorFacts, layer: nn.Linear, heads: int) -> bool:
-    """Whether attention in one tile can do it, on a card that has room for the tile."""
+    """Whether single-tile attention applies, on a GPU with enough shared memory for the tile."""
     if not can_fuse_linear(z, layer) or z.shape[1] > TOKENS:
         return False
     fits = layer.out_features // 3 // heads in HEADS
@@ -61,27 +61,27 @@ def can_fuse_attention(z: Tensor | TensorFacts, layer: nn.Linear, heads: int) ->
 
 
 def can_fuse_stream(z: Tensor | TensorFacts, layer: nn.Module, norm: nn.Module) -> bool:
-    """Whether the kernels can take what the layer, at the end of a branch, adds to the residual stream, and the norm
-    that reads it: half precision on a CUDA device, with parameters that lie there whole."""
+    """Whether the kernels can add the output of `layer`, the last of a branch, to the residual stream and compute the
+    norm that reads it: half precision on a CUDA device, with unsharded parameters."""
     if not (TRITON and z.is_cuda) or torch.is_autocast_enabled("cuda"):
         return False
     if type(layer) is not nn.Linear or type(norm) is not nn.LayerNorm or norm.bias is None or z.shape[-1] > WIDEST:
-        return False  # also where another module stands in the place of one of these
+        return False  # also if another module replaces one of these
     return z.dtype in HALF and _lies_whole(layer.weight, z) and _lies_whole(norm.weight, z)
 
 
 def can_fuse_gelu(pre: Tensor) -> bool:
-    """Whether the kernel of GELU takes it: inference in half precision on a CUDA device."""
+    """Whether the GELU kernel applies: inference in half precision on a CUDA device."""
     return TRITON and pre.is_cuda and pre.dtype in HALF and not torch.is_grad_enabled()
 
 
 def _lies_whole(parameter: Tensor, z: Tensor | TensorFacts) -> bool:
-    """Not sharded, and of the same type."""
+    """Whether a parameter is unsharded and has the type of z."""
     return type(parameter) in (nn.Parameter, Tensor) and parameter.dtype == z.dtype
 
 
 def query_shared_memory(device: int | None) -> int:
-    """Bytes that a program can have to itself on a GPU."""
+    """Bytes of shared memory that one program can use on a GPU."""
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
 
 
@@ -91,7 +91,7 @@ def fused_gelu_linear(z: Tensor, layer: nn.Linear, tanh: bool) -> Tensor:
 
 
 def fused_gelu(pre: Tensor, tanh: bool) -> Tensor:
-    """GELU without gradients, in one pass at full speed."""
+    """GELU without gradients, in one pass at memory bandwidth."""
     return gelu(pre.contiguous(), tanh)
 
 
@@ -101,14 +101,14 @@ def fused_add_norm(z: Tensor, branch: Tensor, bias: Tensor | None, norm: nn.Laye
 
 
 def fused_upscale(z: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """GELU of a transposed convolution of 2x2 pixels with stride 2, as a product: [B, h, w, D] and [D, M, 2, 2] to
+    """GELU of a 2x2 transposed convolution with stride 2, as a matrix product: [B, h, w, D] and [D, M, 2, 2] ->
     [B, 2h, 2w, M]. Without gradients."""
     pre = F.linear(z, weight.permute(2, 3, 1, 0).flatten(0, 2), bias.repeat(4))
     return gelu_spread(pre.contiguous())
 
 
 def fused_qkv(z: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """z Wᵀ + b in three equal parts, as q, k and v are: [..., D] -> [..., N/3] thrice."""
+    """z Wᵀ + b, split into q, k and v: [..., D] -> 3 x [..., N/3]."""
     return _SplitLinear.apply(z, weight, bias)
 
 
@@ -162,7 +162,7 @@ class _AddNorm(torch.autograd.Function):
 
 
 def add_norm_grads(ctx: Any, of_total: Tensor, of_normed: Tensor) -> tuple[Tensor | None, ...]:
-    """Gradients of all that `fused_add_norm` is given, from those of the sum and of its norm."""
+    """Gradients of all inputs of `fused_add_norm`, given those of the sum and of its norm."""
     total, stats, weight = ctx.saved_tensors
     grad, sums = add_norm_backward(of_total.contiguous(), of_normed.contiguous(), total, stats, weight)
     of_weight, of_shift, of_bias = sums.sum(0).to(weight.dtype).unbind(0)
@@ -188,7 +188,7 @@ class _Attend(torch.autograd.Function):
 def _linear_backward(
     ctx: Any, grad: Tensor, sums: Tensor, z: Tensor, weight: Tensor
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of input, weight and bias, from that of the output [M, N] and the partial sums of its columns."""
+    """Gradients of input, weight and bias, given the output's gradient [M, N] and partial sums of its columns."""
     of_z, of_weight, of_bias = ctx.needs_input_grad[:3]
     return (
         (grad @ weight).view(z.shape) if of_z else None,
@@ -202,7 +202,7 @@ def flat(z: Tensor) -> Tensor:
     return z.reshape(-1, z.shape[-1]).contiguous()
 
 
-# The kernels as operators, which a compiler takes as they are. On a CPU they are written out, for tests.
+# The kernels as custom operators, opaque to the compiler. On a CPU they are written out in torch, for tests.
 
 
 @torch.library.custom_op("vitrail::gelu", mutates_args=())
@@ -224,7 +224,7 @@ def _(pre: Tensor, tanh: bool) -> Tensor:
 
 @torch.library.custom_op("vitrail::gelu_spread", mutates_args=())
 def gelu_spread(pre: Tensor) -> Tensor:
-    """GELU of a pixel's four, put side by side: [B, h, w, 4M] -> [B, 2h, 2w, M]."""
+    """GELU, with the four outputs of a pixel spread over 2x2 pixels: [B, h, w, 4M] -> [B, 2h, 2w, M]."""
     from vitrail.models.kernels import gelu_kernels
 
     return gelu_kernels.gelu_spread(pre)
@@ -264,7 +264,7 @@ def _(grad: Tensor, pre: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
 def add_norm(
     z: Tensor, branch: Tensor, bias: Tensor | None, weight: Tensor, shift: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """x = z + branch + bias, LN(x), and of each row the mean and one over the deviation [M, 2]."""
+    """x = z + branch + bias, LN(x), and the mean and reciprocal standard deviation of each row [M, 2]."""
     from vitrail.models.kernels import norm_kernels
 
     return norm_kernels.add_norm(z, branch, bias, weight, shift, eps)
@@ -291,7 +291,7 @@ def _(
 
 
 def row_stats(z: Tensor) -> Tensor:
-    """Room for two numbers of each row."""
+    """An uninitialised tensor for two numbers per row."""
     return z.new_empty(count_rows(z), 2, dtype=exact(z))
 
 
@@ -299,8 +299,8 @@ def row_stats(z: Tensor) -> Tensor:
 def add_norm_backward(
     of_total: Tensor, of_normed: Tensor, total: Tensor, stats: Tensor, weight: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of the sum's parts, and partial sums [..., 3, D] of those of the norm's weight, its shift and the
-    bias."""
+    """The gradient of each summand, and partial sums [..., 3, D] for the gradients of the norm's weight, its shift and
+    the bias."""
     from vitrail.models.kernels import norm_kernels
 
     return norm_kernels.add_norm_backward(of_total, of_normed, total, stats, weight, norm_rows(total))
@@ -322,7 +322,7 @@ def _(of_total: Tensor, of_normed: Tensor, total: Tensor, stats: Tensor, weight:
 
 
 def norm_rows(total: Tensor) -> int:
-    """How many rows each program of the backward pass of a norm sums."""
+    """Rows summed by each program of a norm's backward pass."""
     return 64 if count_rows(total) >= MANY_ROWS else 16
 
 
@@ -332,7 +332,7 @@ def count_rows(z: Tensor) -> int:
 
 @torch.library.custom_op("vitrail::shifted_norm", mutates_args=())
 def shifted_norm(z: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """LN(z + shift), with a shift [D] that is exact: [..., D] -> [..., D]."""
+    """LN(z + shift), with a shift [D] in full precision: [..., D] -> [..., D]."""
     from vitrail.models.kernels import norm_kernels
 
     return norm_kernels.shifted_norm(z, shift, weight, bias, eps)
@@ -350,7 +350,7 @@ def _(z: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor, eps: float)
 
 @torch.library.custom_op("vitrail::add_product", mutates_args=("z",))
 def add_product(z: Tensor, x: Tensor, weight: Tensor) -> None:
-    """z += x Wᵀ, which costs the product nothing: [M, D], [M, N], [D, N]."""
+    """z += x Wᵀ, added by the product itself at no extra cost: [M, D], [M, N], [D, N]."""
     z.addmm_(x, weight.t())
 
 
@@ -437,5 +437,5 @@ def _merge_heads(z: Tensor) -> Tensor:
 
 
 def exact(like: Tensor) -> torch.dtype:
-    """What sums are kept in: float32, and on a CPU, where they are for tests, the type itself."""
+    """The type that sums are kept in: float32, or on a CPU, which only tests use, the tensor's own."""
     return like.dtype if like.device.type == "cpu" else torch.float32

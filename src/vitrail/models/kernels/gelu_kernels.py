@@ -1,8 +1,7 @@
-"""Triton kernels of GELU: by itself, with the gradient of the bias in front of it, and with a pixel's four put side by
-side.
+"""Triton kernels for GELU: alone, fused with the gradient of the preceding bias, and fused with 2x2 upscaling.
 
-Imported only where a GPU is used. A backward pass sums the columns of a gradient, which is the gradient of the bias,
-while the gradient is in registers; each program sums `each` rows and the caller adds up the rest.
+Imported only where a GPU is used. The backward pass sums the columns of the gradient, which gives the gradient of the
+bias, while the gradient is in registers; each program sums `each` rows and the caller adds up the partial sums.
 """
 
 from typing import Any
@@ -16,20 +15,20 @@ from vitrail.models.kernels import ceil_divide
 from vitrail.models.kernels.float8_kernels import load_factor, store_low
 from vitrail.models.kernels.math_kernels import exp2, reciprocal
 
-# What Triton compiles is not Python: names have no types, and annotations are marks for its compiler.
+# Triton code is not ordinary Python: names have no types, and annotations address Triton's compiler.
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportUntypedFunctionDecorator=false
 # pyright: reportInvalidTypeForm=false, reportMissingImports=false, reportGeneralTypeIssues=false
 # pyright: reportPossiblyUnboundVariable=false
 
-TILE_ROWS, TILE_COLUMNS = 8, 256  # of a tile that a program holds at once: 16 values a thread
+TILE_ROWS, TILE_COLUMNS = 8, 256  # tile that a program holds at once: 16 values per thread
 
 
 @triton.jit
 def _gelu_parts(x, tanh: tl.constexpr):
-    """Φ(x), or what stands for it, and its slope.
+    """Φ(x), or its tanh approximation, and its slope.
 
-    The exact one is by Abramowitz and Stegun's 7.1.26, whose error is below 1.5e-7: one exponential for both, in a few
-    instructions, where the library's error function would keep the kernel from reading at full speed.
+    The exact form uses formula 7.1.26 of Abramowitz and Stegun, with an error below 1.5e-7. One exponential serves
+    both, in a few instructions; the library's error function would keep the kernel from reading at full speed.
     """
     if tanh:
         cdf = reciprocal(1 + exp2(-2.302208198 * (x + 0.044715 * x * x * x)))
@@ -113,16 +112,16 @@ def gelu(pre: Tensor, tanh: bool) -> Tensor:
 
 
 def gelu_float8(pre: Tensor, tanh: bool, scale: Tensor) -> Tensor:
-    """The same in eight bits."""
+    """GELU in e4m3."""
     low = torch.empty_like(pre, dtype=torch.float8_e4m3fn)
-    block = 1024  # eight values a thread, so that what is stored lies where it was loaded
+    block = 1024  # eight values per thread, so that each thread stores the values that it loaded
     kernel: Any = _gelu_kernel
     kernel[(ceil_divide(pre.numel(), block),)](pre, low, scale, pre.numel(), tanh=tanh, eight=True, block=block)
     return low
 
 
 def gelu_spread(pre: Tensor) -> Tensor:
-    """GELU of a pixel's four, put side by side: [B, h, w, 4M] -> [B, 2h, 2w, M]."""
+    """GELU, with the four outputs of a pixel spread over 2x2 pixels: [B, h, w, 4M] -> [B, 2h, 2w, M]."""
     images, rows, columns, width = pre.shape
     out, run = pre.new_empty(images, 2 * rows, 2 * columns, width // 4), width // 2
     block = min(1 << (run - 1).bit_length(), 2048)
@@ -132,13 +131,13 @@ def gelu_spread(pre: Tensor) -> Tensor:
 
 
 def gelu_backward(grad: Tensor, pre: Tensor, tanh: bool, each: int) -> tuple[Tensor, Tensor]:
-    """The gradient of what GELU was given, and sums of its columns over `each` rows: [M, N] twice -> [M, N] and
+    """The gradient of GELU's input, and sums of its columns over every `each` rows: [M, N] twice -> [M, N] and
     [M/each, N]."""
     return _gelu_backward(grad, pre, tanh, each, None)
 
 
 def gelu_backward_float8(grad: Tensor, pre: Tensor, tanh: bool, each: int, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """The sums, and the gradient in eight bits."""
+    """The sums, and the gradient in e5m2."""
     low, sums = _gelu_backward(grad, pre, tanh, each, scale)
     return sums, low
 

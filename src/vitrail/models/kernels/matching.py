@@ -1,8 +1,8 @@
-"""Assignments of least cost on a GPU: each problem is one program, which loops by itself, so nobody waits for the host.
+"""Minimum-cost assignment on a GPU: one program solves each problem in its own loop, so nothing waits for the host.
 
-Imported only where a GPU is used. The algorithm is that of shortest augmenting paths (Jonker and Volgenant 1987; Crouse
-2016): targets come one by one, and each takes the path of least reduced cost to a column that is free. Everything that
-belongs to a column (its price, who owns it, the owner's price) lies in registers; costs are read row by row.
+Imported only where a GPU is used. The algorithm is shortest augmenting paths (Jonker and Volgenant 1987; Crouse 2016):
+targets are assigned one by one, each along the path of least reduced cost to a free column. The state of a column (its
+price, its owner, the owner's price) stays in registers; costs are read row by row.
 """
 
 from typing import Any, cast
@@ -12,11 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# What Triton compiles is not Python: names have no types, and annotations are marks for its compiler.
+# Triton code is not ordinary Python: names have no types, and annotations address Triton's compiler.
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportUntypedFunctionDecorator=false
 # pyright: reportInvalidTypeForm=false, reportMissingImports=false, reportGeneralTypeIssues=false
 
-WARP_COLUMNS = 128  # up to here one warp does it, and its sums need no shared memory
+WARP_COLUMNS = 128  # up to here one warp suffices, and its reductions need no shared memory
 
 
 @triton.jit
@@ -28,14 +28,14 @@ def _match_kernel(costs, present, out, targets: tl.constexpr, queries: tl.conste
     count = tl.program_id(0) * 0
     for row in range(targets):
         count += tl.load(present + row).to(tl.int32)
-    there = column < tl.maximum(count, queries)  # a column past the queries, at no cost: the target stays without one
+    there = column < tl.maximum(count, queries)  # columns past the queries are free: their targets stay unmatched
     price = tl.zeros((wide,), tl.float32)
     owner = tl.zeros((wide,), tl.int32) - 1
     owner_price = tl.zeros((wide,), tl.float32)
     for row in range(targets):
         wanted = tl.load(present + row).to(tl.int32)
         shortest = tl.zeros((wide,), tl.float32) + float("inf")
-        before = tl.zeros((wide,), tl.int32) - 1  # the column from which each is reached; -1 for the row itself
+        before = tl.zeros((wide,), tl.int32) - 1  # the previous column on the path to each; -1 for the row itself
         closed = tl.zeros((wide,), tl.int32)
         current = row + 0 * count
         current_price = tl.sum(price, 0) * 0.0
@@ -70,7 +70,7 @@ def _match_kernel(costs, present, out, targets: tl.constexpr, queries: tl.conste
 
 
 def match(costs: Tensor, present: Tensor) -> Tensor:
-    """The query of each target, or -1: costs float32 [P, N, Q] and which targets there are [P, N] to int64 [P, N]."""
+    """The query of each target, or -1: float32 costs [P, N, Q] and a mask of present targets [P, N] -> int64 [P, N]."""
     problems, targets, queries = costs.shape
     out = torch.full((problems, targets), -1, dtype=torch.int64, device=costs.device)
     if problems and targets:

@@ -1,7 +1,7 @@
-"""Exponential, reciprocal and choice of bytes as an NVIDIA GPU has them: one instruction each. The first two take
-subnormal numbers for 0.
+"""Exponential, reciprocal and byte permutation as single instructions of an NVIDIA GPU. The first two flush subnormal
+numbers to 0.
 
-Triton's own are several. They stand in where there are no such instructions, and in Triton's interpreter.
+Triton's own versions take several instructions. They are used on other GPUs and in Triton's interpreter.
 """
 
 import os
@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-# What Triton compiles is not Python: names have no types, and annotations are marks for its compiler.
+# Triton code is not ordinary Python: names have no types, and annotations address Triton's compiler.
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportUntypedFunctionDecorator=false
 # pyright: reportInvalidTypeForm=false, reportMissingImports=false, reportGeneralTypeIssues=false
 
@@ -39,7 +39,7 @@ def reciprocal(x) -> Any:
 
 @triton.jit
 def pick_bytes(a, b, which: tl.constexpr) -> Any:
-    """A word of four bytes of two others, by the digits of `which` from the last: 0 to 3 of a, 4 to 7 of b."""
+    """Picks four bytes from two words, by the digits of `which` from the last: 0 to 3 from a, 4 to 7 from b."""
     if NVIDIA:
         chosen: tl.constexpr = which
         out = tl.inline_asm_elementwise(

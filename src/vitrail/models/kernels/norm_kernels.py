@@ -1,4 +1,4 @@
-"""Triton kernels of the residual stream: the sums and norms between the branches of layers.
+"""Triton kernels for the residual stream: the sums and norms between the branches of the layers.
 
 Imported only where a GPU is used. Each program holds whole rows, so everything is read once.
 """
@@ -13,17 +13,17 @@ from torch import Tensor
 from vitrail.models.kernels import ceil_divide
 from vitrail.models.kernels.float8_kernels import load_factor, store_low
 
-# What Triton compiles is not Python: names have no types, and annotations are marks for its compiler.
+# Triton code is not ordinary Python: names have no types, and annotations address Triton's compiler.
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportUntypedFunctionDecorator=false
 # pyright: reportInvalidTypeForm=false, reportMissingImports=false, reportGeneralTypeIssues=false
 # pyright: reportPossiblyUnboundVariable=false
 
-NORM_VALUES = 2048  # of the rows that a program holds at once
+NORM_VALUES = 2048  # values in the rows that a program holds at once
 
 
 @triton.jit
 def _measure(x, there, width, eps) -> tuple[tl.tensor, tl.tensor]:
-    """The mean of each row, and one over its deviation."""
+    """The mean and reciprocal standard deviation of each row."""
     mean = tl.sum(x, 1) / width
     centred = tl.where(there[None, :], x - mean[:, None], 0.0)
     return mean, 1 / tl.sqrt(tl.sum(centred * centred, 1) / width + eps)
@@ -31,7 +31,7 @@ def _measure(x, there, width, eps) -> tuple[tl.tensor, tl.tensor]:
 
 @triton.jit
 def _load_scale(weight, shift, column, there) -> tuple[tl.tensor, tl.tensor]:
-    """What a norm's columns are multiplied by, and what is added to them."""
+    """Loads a norm's weight and shift."""
     times = tl.load(weight + column, there, other=0.0).to(tl.float32)[None, :]
     plus = tl.load(shift + column, there, other=0.0).to(tl.float32)[None, :]
     return times, plus
@@ -55,7 +55,7 @@ def _add_norm_kernel(
         x += tl.load(bias + column, there, other=0.0).to(tl.float32)[None, :]
     x = x.to(total.dtype.element_ty)
     tl.store(total + at, x, inside)
-    x = x.to(tl.float32)  # the norm is that of the sum as it is handed on
+    x = x.to(tl.float32)  # the norm is that of the sum as stored, after rounding
     mean, over = _measure(x, there, width, eps)
     tl.store(stats + 2 * row, mean, row < rows)
     tl.store(stats + 2 * row + 1, over, row < rows)
@@ -69,15 +69,15 @@ def _add_norm_kernel(
 def add_norm(
     z: Tensor, branch: Tensor, bias: Tensor | None, weight: Tensor, shift: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """x = z + branch + bias, LN(x), and of each row the mean and one over the deviation: [..., D] twice -> [..., D]
-    twice and [M, 2]."""
+    """x = z + branch + bias, LN(x), and the mean and reciprocal standard deviation of each row: [..., D] twice ->
+    [..., D] twice and [M, 2]."""
     return _add_norm(z, branch, bias, weight, shift, eps, None)
 
 
 def add_norm_float8(
     z: Tensor, branch: Tensor, bias: Tensor | None, weight: Tensor, shift: Tensor, eps: float, scale: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same, with LN(x) in eight bits."""
+    """As `add_norm`, with LN(x) in e4m3."""
     return _add_norm(z, branch, bias, weight, shift, eps, scale)
 
 
@@ -124,7 +124,7 @@ def _add_norm_backward_kernel(
         x = tl.load(total + at, inside, other=0.0).to(tl.float32)
         g = tl.load(of_normed + at, inside, other=0.0).to(tl.float32)
         handed = tl.load(of_total + at, inside, other=0.0).to(tl.float32)
-        standard = (x - mean[:, None]) * over[:, None]  # times 0 where there is no column: g is 0 there
+        standard = (x - mean[:, None]) * over[:, None]  # past the last column it is multiplied by g = 0
         slope = g * times
         along, level = tl.reduce((slope * standard, slope), 1, _add_pairs)
         grad = handed + over[:, None] * (slope - (level / width)[:, None] - standard * (along / width)[:, None])
@@ -141,8 +141,8 @@ def _add_norm_backward_kernel(
 def add_norm_backward(
     of_total: Tensor, of_normed: Tensor, total: Tensor, stats: Tensor, weight: Tensor, each: int
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of the sum's parts, and sums over `each` rows of those of the norm's weight, its shift and the bias:
-    [..., D] thrice -> [..., D] and [M/each, 3, D]."""
+    """The gradient of each summand, and sums over every `each` rows for the gradients of the norm's weight, its shift
+    and the bias: 3 x [..., D] -> [..., D] and [M/each, 3, D]."""
     out = torch.empty_like(total)
     rows, width, tile_rows, tile_columns, warps = _norm_tiles(total)
     tile_rows, warps = _narrow(tile_rows, warps)
@@ -187,12 +187,12 @@ def shifted_norm(z: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor, 
 
 
 def _norm_tiles(z: Tensor) -> tuple[int, int, int, int, int]:
-    """Rows, columns, both of a tile, and the warps that hold one."""
+    """Rows and columns of the tensor and of a tile, and the warps per tile."""
     width = z.shape[-1]
     columns = 1 << (width - 1).bit_length()
     return z.numel() // width, width, max(1, NORM_VALUES // columns), columns, 4 if columns <= NORM_VALUES else 8
 
 
 def _narrow(tile_rows: int, warps: int) -> tuple[int, int]:
-    """A tile of half as many values a thread, where more is held of each."""
+    """A tile with half as many values per thread, for kernels that hold more for each value."""
     return (tile_rows // 2, warps) if tile_rows > 1 else (1, min(2 * warps, 16))
