@@ -3,9 +3,9 @@
     python bench/attention.py                                   # the sizes of ViT-B/16, ViT-L/16 and a ViT at 32 px
     TRITON_INTERPRET=1 python bench/attention.py --device cpu --sizes 2x9x2 --passes 1     # the times mean nothing here
 
-A size is images x tokens x heads, with heads of width 64, in bfloat16. Torch's backward pass gives three gradients,
-which have to be concatenated for the product before them: `join` is our fastest way to do that. Errors are those of the
-gradients relative to float64, on the first images.
+A size is images x tokens x heads, with heads of width 64, in bfloat16. Torch's backward pass returns three gradients,
+which must be concatenated for the qkv product: `join` is our fastest way to do that. Errors are those of the gradients
+relative to float64, on the first images.
 """
 
 import argparse

@@ -1,12 +1,13 @@
-"""Oxford-IIIT Pets segmented in closed form: least squares on the patch tokens of a network that stays as it is.
+"""Oxford-IIIT Pets segmented in closed form: least squares on the patch tokens of a frozen network.
 
     python bench/closed_form_segmentation.py --data FOLDER --weights deit_tiny_patch16_224.safetensors
     python bench/closed_form_segmentation.py ... --images 300 --image-size 320
 
 FOLDER holds pets_trainval.tar and pets_test.tar: KEY.webp (or .jpg) and KEY.trimap.png, where 1 is the pet, 2 the
-background and 3 the border. Twice: the pet with its border against the background, and with the border ignored. Prints
-the IoU of the pet over all pixels of the test images, as the network sees them, with an interval by resampling images,
-and the seconds of the sums and the solution, apart from those of the network.
+background and 3 the border. There are two variants: the pet with its border against the
+background, and with the border ignored. Prints the IoU of the pet over all pixels of the test images, as the network
+sees them, with an interval from resampling images, and the seconds that the sums and the solution take, apart from the
+network's.
 """
 
 import argparse
@@ -34,7 +35,7 @@ def main() -> int:
     parser.add_argument("--data", type=Path, required=True, help="the folder with the two tar files")
     parser.add_argument("--weights", required=True, help="a ViT: a file, or NAME:TAG")
     parser.add_argument("--image-size", type=int, default=224)
-    parser.add_argument("--images", type=int, default=0, help="of each split; 0 for all")
+    parser.add_argument("--images", type=int, default=0, help="images of each split; 0 for all")
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()

@@ -1,13 +1,13 @@
-"""Inference on a CPU: vitrail next to timm, each as it is, compiled, and in ONNX Runtime, with the same weights.
+"""Inference on a CPU: vitrail next to timm, each eager, compiled, and in ONNX Runtime, with the same weights.
 
     python -m bench.cpu_inference                                   # ViT-Ti/16, S/16 and B/16
     python -m bench.cpu_inference --models vit_b_16 --batches 1 8 --threads 4 --turns 20
 
-Each runner has a process of its own, so that no thread pool is awake while another one works, and processes take turns:
-a turn is some batches, of which the first is not counted. A ratio is the runner's median time divided by that of timm
+Each runner has its own process, so that no thread pool spins while another one works. The processes take turns; a turn
+is a few batches, the first of which does not count. A ratio is the runner's median time divided by that of timm
 compiled, and by that of timm in ONNX Runtime: below 1, the runner is faster. Weights are random and imported from timm;
-images are crops of the bundled one. ONNX files are vitrail's own export, which `vitrail predict` and `vitrail serve`
-take in the place of weights, and torch's export of timm's network. Commands keep the memory they free; so do runners.
+images are crops of the bundled one. The ONNX files are vitrail's own export, which `vitrail predict` and `vitrail
+serve` run instead of weights, and torch's export of timm's network. Like vitrail's commands, runners keep freed memory.
 """
 
 import argparse
@@ -41,9 +41,9 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", default=["vit_ti_16", "vit_s_16", "vit_b_16"], choices=TIMM)
     parser.add_argument("--runners", nargs="+", default=list(RUNNERS), choices=RUNNERS)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of each process")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="threads of each process")
     parser.add_argument("--turns", type=int, default=10)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each turn, at least")
+    parser.add_argument("--seconds", type=float, default=1.0, help="minimum duration of a turn")
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     return parser.parse_args(words)
 

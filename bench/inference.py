@@ -10,9 +10,10 @@
 
 Both networks have the same weights (imported from timm) and process the same images (crops of the bundled one),
 alternating batch by batch, so that other load on the machine affects both. Memory is the increase in peak memory of a
-fresh process that only builds one network and runs one batch. With --fp8 products of vitrail's layers read eight bits,
-those of timm's do not, and memory is that of the type given. With --graphs both are compiled and run as CUDA graphs
-(mode="reduce-overhead"), and vitrail's network is timed once more as `Predictor` runs it: recorded without a compiler.
+fresh process that only builds one network and runs one batch. With --fp8, the products of vitrail's layers run in
+fp8, those of timm's do not, and memory is measured in the type given. With --graphs, both are compiled and run as CUDA
+graphs (mode="reduce-overhead"), and vitrail's network is timed once more as `Predictor` runs it: recorded, not
+compiled.
 A ratio below 1 means that vitrail is faster or smaller.
 """
 
@@ -210,8 +211,8 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--graphs", action="store_true", help="compile to CUDA graphs, and record without a compiler")
-    parser.add_argument("--fp8", action="store_true", help="let products of vitrail's layers read eight bits, on a GPU")
+    parser.add_argument("--graphs", action="store_true", help="compile to CUDA graphs; also record uncompiled")
+    parser.add_argument("--fp8", action="store_true", help="run the products of vitrail's layers in fp8, on a GPU")
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--weights", help=argparse.SUPPRESS)

@@ -1,17 +1,17 @@
-"""Where the time of a step goes: what its products and its memory traffic need at the least, and what kernels took.
+"""Where the time of a step goes: the least that its products and memory traffic need, and what the kernels took.
 
     python -m bench.limit                                     # B/16, L/16 and H/14, training and inference, on a GPU
     python -m bench.limit --models L/16 --only training --batch 128
     python -m bench.limit --device cpu --models Ti/16 --depth 2 --image-size 32 --batch 4 --compile off --side 512
 
-Three tables. The machine: its rate at a square bfloat16 product (the ceiling) and its bandwidth, from a copy. The step,
-by kind of kernel: operations and bytes, the milliseconds that they need at those two rates, whichever is longer, and
-the milliseconds that the kernels of that kind took, from torch's profiler. The products, each shape by itself: what
-share of the ceiling it reaches forward, and for the gradients of its input and of its weight.
+Prints three tables. The machine: its rate for a square bfloat16 product (the ceiling) and its bandwidth, from a copy.
+The step, by kind of kernel: operations and bytes, the milliseconds that they need at those two rates, whichever is
+longer, and the milliseconds that the kernels of that kind took, from torch's profiler. The products, shape by shape:
+the share of the ceiling that each reaches in the forward pass, and for the gradients of its input and its weight.
 
-Operations are those of vitrail's own step, which computes the class token alone in the last layer. Bytes are what a
-kernel of that kind has to read and write once if nothing else is fused into it; a step may need fewer. In training,
-attention computes its logits twice, which the least does not count. bench/training.py says how a step is built.
+Operations are those of vitrail's own step, which computes only the class token in the last layer. Bytes are what a
+kernel of that kind must read and write once if nothing else is fused into it; a step may need fewer. In training,
+attention computes its logits twice, which the least does not count. bench/training.py describes how a step is built.
 """
 
 import argparse
@@ -262,9 +262,9 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--depth", type=int, help="number of layers, instead of the network's own")
     parser.add_argument("--compile", default="default", help="a mode of torch.compile, or off")
-    parser.add_argument("--side", type=int, default=8192, help="of the square product that gives the ceiling")
+    parser.add_argument("--side", type=int, default=8192, help="side of the square product that gives the ceiling")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each of five measurements of a step")
+    parser.add_argument("--seconds", type=float, default=1.0, help="duration of each of five measurements of a step")
     parser.add_argument("--out", type=Path, help="also write the numbers to this file, as JSON")
     args = parser.parse_args(words)
     print(f"{machine(args.device)}; AdamW with clipping at {OPTIM.clip:g}")

@@ -1,10 +1,10 @@
-"""Matching queries with segments, next to scipy in the same run: milliseconds, and how many times as fast.
+"""Matching of queries with segments compared with scipy in the same run: milliseconds, and how many times as fast.
 
     python bench/mask_matching.py                  # on a GPU if there is one, else on the CPU
     python bench/mask_matching.py --device cpu
 
-For scipy the costs come to the host first, as they must in a training step; its time includes that. Every assignment is
-compared with scipy's. Costs are those of random pairs, and of pairs that all prefer the same few queries, as they do at
+For scipy the costs are first copied to the host, as they must be in a training step; its time includes the copy. Every
+assignment is compared with scipy's. The costs are random, or such that all targets prefer the same few queries, as at
 the start of training.
 """
 

@@ -4,7 +4,7 @@
     python bench/pets_segmentation.py ... --seeds 0 --steps 20 --images 64 --device cpu       # a CPU, a few minutes
 
 FOLDER holds pets_trainval.tar and pets_test.tar: KEY.webp (or .jpg) and KEY.trimap.png, where 1 is the pet, 2 the
-background and 3 the border. Every seed is a plain `vitrail finetune --decoder eomt` in a process of its own, all of
+background and 3 the border. Every seed is a plain `vitrail finetune --decoder eomt` in its own process, all of
 them at once on one GPU. The other network, trained at the same time, is FPN-ResNet34 of segmentation_models_pytorch,
 where that is installed, with the settings of its own example (Adam at 2e-4, cosine decay, Dice loss, batch 32, images
 at 256 px) and flips; its encoder starts from random values, since public weights would have to be downloaded. Both are
@@ -66,10 +66,10 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="where masks, runs and results go")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--image-size", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=0, help="of fine-tuning; 0 for the recipe's own")
+    parser.add_argument("--steps", type=int, default=0, help="steps of fine-tuning; 0 for the recipe's own")
     parser.add_argument("--set", nargs="*", default=[], help="more settings of the runs")
     parser.add_argument("--fpn-epochs", type=int, nargs="*", default=[10, 30])
-    parser.add_argument("--images", type=int, default=0, help="of each split; 0 for all")
+    parser.add_argument("--images", type=int, default=0, help="images of each split; 0 for all")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     return parser.parse_args(words)
 

@@ -1,12 +1,12 @@
-"""The same training in several precisions: loss at the end, test accuracy and images a second, seed by seed.
+"""The same training in several precisions: final loss, test accuracy and images per second, seed by seed.
 
     python -m bench.precisions --data pets:FOLDER                            # ViT-S/16, 2,000 steps, three seeds
     python -m bench.precisions --data pets:FOLDER --recipe cifar10 --model ViT-L/16 --steps 300 --seeds 0
     python -m bench.precisions --smoke --out /tmp/precisions                 # a CPU, a minute
 
-A seed has the same first weights, images and augmentation in every precision. The loss is the mean over the last tenth
-of the steps. Every training is a plain `vitrail pretrain` in a process of its own, --at-once of them at a time on one
-GPU, so that images a second are comparable only with --at-once 1; the same command again resumes them. Writes
+A seed has the same initial weights, images and augmentation in every precision. The loss is the mean over the last
+tenth of the steps. Every training is a plain `vitrail pretrain` in its own process, --at-once of them at a time on one
+GPU, so images per second are comparable only with --at-once 1; running the same command again resumes them. Writes
 results.json and table.md next to the runs.
 """
 

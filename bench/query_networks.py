@@ -4,11 +4,11 @@
     python bench/query_networks.py --sizes S --inference-batch 8 --train-batch 8
     python bench/query_networks.py --device cpu --sizes tiny --image-size 64 --turns 1 --steps 1 --compile off
 
-Both are DINOv2-type ViTs with four registers and four query blocks, compiled. Inference is of annealed networks, in
+Both are DINOv2-type ViTs with four registers and four query blocks, compiled. Inference runs annealed networks, in
 bfloat16 without gradients. A step is forward, matching and loss at every query block, backward and fused AdamW in
-bfloat16 (autocast for both), on images of some ten segments each that are on the device; masked attention is on, as at
-the start of training. `difference` is the largest one between the two networks' masks, relative, in float32 and
-uncompiled. transformers matches on the host, with scipy.
+bfloat16 (autocast for both), on images of about ten segments each that are on the device; masked attention is on, as
+at the start of training. `difference` is the largest relative difference between the two networks' masks, in float32
+and uncompiled. transformers matches on the host, with scipy.
 """
 
 import argparse
@@ -45,9 +45,9 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--inference-batch", type=int, default=32)
     parser.add_argument("--train-batch", type=int, default=16)
     parser.add_argument("--turns", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=5, help="of each turn")
+    parser.add_argument("--steps", type=int, default=5, help="steps per turn")
     parser.add_argument("--only", choices=("inference", "training"))
-    parser.add_argument("--profile", action="store_true", help="also print the kernels of one call that take longest")
+    parser.add_argument("--profile", action="store_true", help="also print the slowest kernels of one call")
     parser.add_argument("--compile", default="default", help="a mode of torch.compile, or off")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, help="also write the numbers to this file, as JSON")

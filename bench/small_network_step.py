@@ -4,7 +4,7 @@
     python bench/small_network_step.py --together 3 --ways graphs         # the same with three runs sharing the card
     python bench/small_network_step.py --recipe quick-cifar10 --ways off --device cpu --steps 4 --rounds 2
 
-Each mode has its own process, and they take turns, so that a slow moment of the machine affects all of them. With
+Each mode has its own process, and processes take turns, so that a slow moment of the machine affects all of them. With
 `--together N` each mode is N processes that train at the same time, and the slowest one is reported. The images are
 random.
 """

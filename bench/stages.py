@@ -4,10 +4,11 @@
     python -m bench.stages --sizes 16,24,32 --patches 8,4 --epochs 100
     python -m bench.stages --smoke --out /tmp/stages                                # a CPU, a minute
 
-Every entry of --sizes and --patches is a run like the plain one, but with these stages, each for an equal share of the
-steps; besides, the plain run is trained with fewer steps, --fewer of them, so that it costs about what the stages cost.
-Every training is a plain `vitrail pretrain` in a process of its own, --at-once of them at a time on one GPU, so minutes
-compare only within one call; the same command again resumes them. Writes results.json and table.md next to the runs.
+Every entry of --sizes and --patches is a run like the plain one, but in these stages, each for an equal share of the
+steps. The plain run is also trained with fewer steps (the shares in --fewer), so that it costs about as much as the
+stages do. Every training is a plain `vitrail pretrain` in its own process, --at-once of them at a time on one GPU, so
+minutes are comparable only within one call; running the same command again resumes them. Writes results.json and
+table.md next to the runs.
 """
 
 import argparse
@@ -41,8 +42,8 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--recipe", default="cifar10")
     parser.add_argument("--data", default="", help="a source, or a folder of sheets; by default the recipe's own")
     parser.add_argument("--out", type=Path, default=Path("runs/stages"))
-    parser.add_argument("--sizes", nargs="*", default=["16,24,32", "16,32"], help="image sizes, with commas")
-    parser.add_argument("--patches", nargs="*", default=["8,4"], help="patch sizes, with commas")
+    parser.add_argument("--sizes", nargs="*", default=["16,24,32", "16,32"], help="comma-separated image sizes")
+    parser.add_argument("--patches", nargs="*", default=["8,4"], help="comma-separated patch sizes")
     parser.add_argument("--fewer", type=float, nargs="*", default=[0.6], help="shares of the steps, for plain runs")
     parser.add_argument("--epochs", type=float, default=40)
     parser.add_argument("--warmup", type=int, default=1000)

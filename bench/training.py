@@ -8,10 +8,10 @@
 A step is forward, loss, backward, clipping by the global norm and fused AdamW with float32 master weights, on images
 that are on the device as bytes. Both networks start from the same weights (imported from timm) and use the same
 objective, precision, optimiser and compiler; only the code of the network differs. `bfloat16` computes in bfloat16
-throughout, with the parameters cast once per step; `fp8` is the same with vitrail's products in eight bits, next to
+throughout, with the parameters cast once per step; `fp8` is the same with vitrail's products in fp8, next to
 timm in bfloat16; `autocast` keeps the residual stream and the norms in float32, as timm's own training script does. The
-loss column is the difference between the two first losses relative to timm's, and shows that the networks are the same,
-or how far eight bits are off. TFLOP/s are nominal for both: 6 FLOPs per multiply-accumulate of the whole network.
+loss column is the difference between the two first losses relative to timm's; it shows that the networks are the same,
+or how far off fp8 is. TFLOP/s are nominal for both: 6 FLOPs per multiply-accumulate of the whole network.
 Memory is what a step adds to parameters and moments at its peak. Compiling takes most of the time: with `--lock FILE
 --among N`, N benchmarks can share a card, compile at the same time, and measure one after another once all are ready.
 """

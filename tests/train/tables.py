@@ -74,7 +74,7 @@ MEANINGS = {
     "epochs": "length of the run; 0 if `steps` is given",
     "average": "Polyak's factor, 0.9999 in the paper; 0 for none",
     "seed": "seed of everything random; `--seed` sets it",
-    "precision": "auto: float32 on a CPU, bfloat16 on a GPU; fp8: [eight bits](#accumulation-memory-and-precision)",
+    "precision": "auto: float32 on a CPU, bfloat16 on a GPU; fp8: [products in fp8](#accumulation-memory-and-precision)",
     "compile": "`torch.compile`; auto: on a GPU; graphs: a step is recorded as a CUDA graph; auto: a small one; "
     "recorded: without compiling",
     "recompute": "recompute activations in the backward pass: less memory, about a third more work",

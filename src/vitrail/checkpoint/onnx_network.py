@@ -1,11 +1,11 @@
-"""A network in an ONNX file of `vitrail export`, run by ONNX Runtime on the CPU.
+"""A network in an ONNX file written by `vitrail export`, run by ONNX Runtime on the CPU.
 
-Predictions, scores and `vitrail serve` take it in the place of weights. On a CPU it is often faster than torch.
+Prediction, scoring and `vitrail serve` accept it instead of weights. On a CPU it is often faster than torch.
 
     network = OnnxNetwork(Path("photos.onnx"))
     network(images)  # normalised images [B, C, H, W] -> logits [B, K]
 
-The file says by itself what it takes, what its classes are called and what its images are prepared like.
+The file itself describes its input, its class names and its preprocessing.
 """
 
 import importlib.util
@@ -23,20 +23,20 @@ from vitrail.core.errors import ConfigError, MismatchedWeights
 from vitrail.models.query_output import Output, QueryOutput, map_output
 
 SUFFIX: Final = ".onnx"
-REMEDY: Final = "take the weights that it was exported from"
-DESCRIPTION: Final = ("config", "labels", "provenance")  # without these it is somebody else's file
+REMEDY: Final = "use the weights that it was exported from"
+DESCRIPTION: Final = ("config", "labels", "provenance")  # a file without these was not written by vitrail
 
 
 class OnnxSession:
-    """A loaded file: [B, C, H, W] -> [B, K], [B, K, H, W] or a `QueryOutput`. `threads=0` leaves their
-    number to the runtime."""
+    """A loaded file: [B, C, H, W] -> [B, K], [B, K, H, W] or a `QueryOutput`. With `threads=0` the runtime
+    chooses the number of threads."""
 
     def __init__(self, path: Path, *, threads: int = 0):
         import onnxruntime
 
         options: Any = onnxruntime.SessionOptions()
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
-        options.log_severity_level = 3  # what is wrong comes as an exception; its remarks are not for the user
+        options.log_severity_level = 3  # errors are raised as exceptions; warnings are not for the user
         options.intra_op_num_threads = threads
         self.inner: Any = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         self.input = str(self.inner.get_inputs()[0].name)
@@ -52,7 +52,7 @@ class OnnxSession:
 
 
 class OnnxNetwork(nn.Module):
-    """What predictors and scores ask of a network. It has as many threads as torch has when the file is opened."""
+    """An ONNX file as a network to predict and score with. It uses as many threads as torch has when it is opened."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -60,17 +60,17 @@ class OnnxNetwork(nn.Module):
             raise ConfigError(f"{path}: an ONNX file needs onnxruntime to run: pip install 'vitrail[export]'")
         try:
             self.session = OnnxSession(path, threads=torch.get_num_threads())
-        except Exception as error:  # the runtime's own types, of which it has many
+        except Exception as error:  # the runtime has many exception types of its own
             raise MismatchedWeights(f"{path}: ONNX Runtime cannot load it: {str(error).splitlines()[0]}") from None
         self.config, self.card = read_metadata(path, self.session.metadata)
         self.precision = self.session.metadata.get("quantisation", "float32")
         self.hash = sha256(path.read_bytes()).hexdigest()
         self.takes_bytes = self.session.input == "pixels"
-        # Stands for the weights, which are the runtime's: their number and their type.
+        # A placeholder for the weights, which belong to the runtime: it has their number and type.
         self.weights = nn.Parameter(torch.empty(self.config.parameters, device="meta"), requires_grad=False)
 
     def forward(self, images: Tensor) -> Output:
-        """Of normalised images, wherever they lie."""
+        """Takes normalised images on any device."""
         given = images.to("cpu", torch.float32)
         if self.takes_bytes:
             mean, std = self.card.preprocessing.channel_tensors(torch.device("cpu"))
@@ -79,8 +79,8 @@ class OnnxNetwork(nn.Module):
 
     @property
     def features_obstacle(self) -> str:
-        """Why there are no features; empty where the file has no head, and nothing else."""
-        return f"an ONNX file has what its head puts out alone; {REMEDY}" if self.config.classes else ""
+        """Why there are no features; empty if the file has no head, so that features are its output."""
+        return f"an ONNX file only gives the output of its head; {REMEDY}" if self.config.classes else ""
 
     def features(self, images: Tensor) -> Tensor:
         if obstacle := self.features_obstacle:
@@ -93,9 +93,9 @@ class OnnxNetwork(nn.Module):
         raise ConfigError(f"an ONNX file has no tokens; {REMEDY}")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "OnnxNetwork":
-        """Of what `to` and the like change, nothing: it computes on the CPU, in the types of the file."""
+        """Ignores `to` and the like: the file computes on the CPU, in its own types. A change of type is refused."""
         if fn(torch.zeros(1)).dtype != torch.float32:
-            raise ConfigError("an ONNX file computes in the types it was written with; leave the precision out")
+            raise ConfigError("the precision of an ONNX file is fixed at export; do not give one")
         return self
 
 
@@ -104,18 +104,18 @@ def is_onnx(weights: object) -> bool:
 
 
 def open_onnx(weights: str | Path, *, image_size: object = None, patch: object = None) -> OnnxNetwork:
-    """The network of a file, at the size that it was written for."""
+    """The network of a file, at the size that it was exported with."""
     if image_size is not None or patch is not None:
         name, option = ("image size", "--image-size") if patch is None else ("patch size", "--patch")
-        raise ConfigError(f"{weights}: the {name} of an ONNX file is settled; export it again with {option}")
+        raise ConfigError(f"{weights}: the {name} of an ONNX file is fixed at export; export it again with {option}")
     return OnnxNetwork(Path(weights)).eval()
 
 
 def read_metadata(path: Path, metadata: dict[str, str]) -> tuple[Any, Any]:
-    """Config and card."""
+    """The config and card stored in a file's metadata."""
     if missing := [name for name in DESCRIPTION if name not in metadata]:
         lacks = ", ".join(missing)
-        raise MismatchedWeights(f"{path}: its metadata lack {lacks}; ONNX files of `vitrail export` can be run")
+        raise MismatchedWeights(f"{path}: its metadata lacks {lacks}; only files written by `vitrail export` can run")
     try:
         found = {name: json.loads(text) for name, text in metadata.items() if name not in ("vitrail", "quantisation")}
         return parse_description(found)

@@ -38,14 +38,14 @@ def cpu_quota() -> float | None:
     return None
 
 
-KEPT: Final = 1 << 30  # bytes at the end of the heap
+KEPT: Final = 1 << 30  # bytes of free memory at the end of the heap
 MALLOC_SETTINGS: Final = ("GLIBC_TUNABLES", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 
 
 def keep_freed_memory() -> bool:
-    """Lets this process keep the memory that it frees for what it allocates next, where the C library is glibc and its
-    environment does not say otherwise. glibc gives large blocks back to the system at once, and every batch on a CPU
-    asks for the same ones again, page by page."""
+    """Makes this process keep freed memory for its next allocations, if the C library is glibc and none of glibc's own
+    variables is set. By default glibc returns large blocks to the system at once, and every batch on a CPU requests
+    the same ones again, page by page. Returns whether it took effect."""
     if sys.platform != "linux" or any(name in os.environ for name in MALLOC_SETTINGS):
         return False
     try:

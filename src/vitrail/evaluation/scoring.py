@@ -1,4 +1,4 @@
-"""The network to score, the images that count, and what a task is given to score the one on the other.
+"""The network to score, the images that count, and what a task's evaluation works with.
 
     outcome = setting.run(metric, targets)        # every image once
     EvaluationOutcome(outputs="21 classes of pixels", lead=..., measures=(...,))
@@ -57,10 +57,10 @@ class Subject:
     network: Model
     preprocessing: Preprocessing
     device: torch.device
-    facts: Mapping[str, Any]  # for a result: the weights as they are in the file, whatever size and dtype they run in
-    patch: int | None = None  # where it is another than that of the file
-    precision: Precision = "float32"  # that it computes in
-    numbers: str = ""  # of an ONNX file, which has a precision of its own
+    facts: Mapping[str, Any]  # for a result: the weights as stored in the file, whatever size and dtype they run in
+    patch: int | None = None  # if it differs from the file's
+    precision: Precision = "float32"  # of inference
+    numbers: str = ""  # the precision of an ONNX file, which is its own
 
     @property
     def labels(self) -> tuple[str, ...] | None:
@@ -86,7 +86,7 @@ def make_subject(
     precision: PrecisionChoice = "float32",
 ) -> Subject:
     """The network of a bundle on its device, resized if an image size, a patch size or channels are given, in the
-    precision that is asked for."""
+    requested precision."""
     chosen = choose_precision(precision, device)
     resized = replace_head_and_resize(bundle, image_size=image_size, patch=patch, channels=channels)
     network = network_of(resized)
@@ -106,7 +106,7 @@ def make_onnx_subject(
     patch: int | None,
     precision: PrecisionChoice = "auto",
 ) -> Subject:
-    """The network of an ONNX file. Images are prepared on the device, and go to the CPU from there."""
+    """The network of an ONNX file. Images are prepared on the device and then moved to the CPU, where it runs."""
     found = open_onnx(name, image_size=image_size, patch=patch)
     if precision != "auto":
         set_precision(found, precision, device)  # refuses all but float32

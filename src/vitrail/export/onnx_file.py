@@ -1,14 +1,14 @@
-"""ONNX: the network as a file that needs no PyTorch, with what a program has to know in its metadata.
+"""ONNX: the network as a file that runs without PyTorch, with all that a program needs to know in its metadata.
 
     to_onnx("mine.safetensors", "mine.onnx")
 
 The input is `image`, normalised float32 [batch, C, height, width]; with `preprocessing` it is `pixels`, bytes. The
-output is `logits`, [batch, K] or, of a head that reads every patch, [batch, K, height, width]; or `features` where
-there is no head. Queries have two: `classes`, [batch, Q, K + 1], and `masks`, [batch, Q, rows, columns]. The metadata
-hold JSON: `preprocessing`, `labels`, `config` and `provenance`, and `task` where it is not classification; and
-`vitrail`, the version.
+output is `logits`: [batch, K], or [batch, K, height, width] for a head that reads every patch. Without a head it is
+`features`. A network with queries has two outputs: `classes`, [batch, Q, K + 1], and `masks`, [batch, Q, rows,
+columns]. The metadata holds JSON: `preprocessing`, `labels`, `config` and `provenance`, and `task` if it is not
+classification; and `vitrail`, the version.
 
-ONNX Runtime, as it comes: the CPU, all of its default optimisations.
+Files are checked in ONNX Runtime on the CPU, with its default optimisations.
 """
 
 import ast
@@ -39,15 +39,15 @@ from vitrail.models.query_output import QueryOutput
 LIBRARIES: Final = ("onnx", "onnxscript", "onnxruntime")
 
 
-OPSETS: Final = (18, 23)  # that torch writes and the runtimes of the day read
-LARGEST: Final = 2**31 - 2**26  # bytes that one file of this format can have; weights beyond go next to it
+OPSETS: Final = (18, 23)  # that torch writes and current runtimes read
+LARGEST: Final = 2**31 - 2**26  # bytes that a single ONNX file can hold; larger weights are stored next to it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OnnxOptions:
-    """`fixed_size` keeps the image at the network's own size where it could be left open; `preprocessing` puts the
-    normalisation of bytes into the graph; `int8` quantises; `least_agreement` is the share of given images to which
-    the int8 file must say what the network says."""
+    """`fixed_size` keeps the image at the network's own size where it could be dynamic; `preprocessing` puts the
+    normalisation of bytes into the graph; `int8` quantises; `least_agreement` is the share of the given images on which
+    the int8 file must agree with the network."""
 
     fixed_size: bool = False
     preprocessing: bool = False
@@ -70,8 +70,8 @@ def to_onnx(
     image_size: int | Pair | None = None,
     scoring_images: ExportImages | None = None,
 ) -> ExportResult:
-    """Writes the network as ONNX and runs it in ONNX Runtime next to the network before the file gets its name. With
-    `scoring_images` both are scored on them, and convolutions can be quantised."""
+    """Writes the network as ONNX and compares it, in ONNX Runtime, with the network before the file gets its name.
+    With `scoring_images`, both are scored on them, and convolutions can be quantised."""
     if missing := [name for name in LIBRARIES if importlib.util.find_spec(name) is None]:
         raise ExportRefused(f"--to onnx needs {', '.join(missing)}: pip install 'vitrail[export]'")
     options, target = options or OnnxOptions(), Path(target)
@@ -120,7 +120,7 @@ def is_large(bundle: Bundle) -> bool:
 
 
 def write_onnx(bundle: Bundle, path: Path, options: OnnxOptions, sizes: ImageSizes) -> None:
-    """The graph without what torch knows of this machine, with its metadata."""
+    """Writes the graph with its metadata, and without any trace of this machine."""
     import onnx
 
     config, pixels = bundle.config, options.preprocessing
@@ -134,10 +134,10 @@ def write_onnx(bundle: Bundle, path: Path, options: OnnxOptions, sizes: ImageSiz
         done: Any = torch.onnx.export(program, dynamo=True, verbose=False, **names)
     found, model = int(done.model.opset_imports[""]), done.model_proto
     if found != options.opset:
-        raise ExportFailed(f"torch wrote opset {found} where {options.opset} was asked for; leave --opset out")
+        raise ExportFailed(f"torch wrote opset {found} instead of {options.opset}; leave --opset out")
     name_axes(model, sizes)
     name_nodes(model)
-    # Traces with paths in them, and shapes that the runtime finds by itself.
+    # Stack traces, which contain paths, and shapes that the runtime infers by itself.
     del model.graph.value_info[:], model.graph.metadata_props[:], model.metadata_props[:]
     for thing in (*model.graph.node, *model.graph.input, *model.graph.output, *model.graph.initializer):
         thing.doc_string = ""
@@ -153,13 +153,13 @@ def write_onnx(bundle: Bundle, path: Path, options: OnnxOptions, sizes: ImageSiz
 
 
 def name_outputs(program: ExportedProgram) -> list[str]:
-    """What the graph gives: `logits`, or the `classes` and `masks` of queries."""
+    """The names of the graph's outputs: `logits`, or the `classes` and `masks` of queries."""
     count = len(program.graph_signature.user_outputs)
     return ["logits"] if count == 1 else list(QueryOutput._fields)
 
 
 def name_axes(model: Any, sizes: ImageSizes) -> None:
-    """Words for the open axes, in the place of the tracer's numbers. The masks of queries have axes of their own."""
+    """Names the dynamic axes, instead of the tracer's numbers. The masks of queries have axes of their own."""
     words: dict[int, str] = {0: "batch"}
     if sizes.any:
         words |= {2: "height", 3: "width"}
@@ -175,7 +175,7 @@ def name_axes(model: Any, sizes: ImageSizes) -> None:
 
 
 def name_nodes(model: Any) -> None:
-    """After the layer that a node is of, "blocks.0.mlp.contract/MatMul", where torch says so."""
+    """Names each node after its layer, "blocks.0.mlp.contract/MatMul", if torch records it."""
     seen: dict[str, int] = {}
     for node in model.graph.node:
         scopes = next((prop.value for prop in node.metadata_props if prop.key == "pkg.torch.onnx.name_scopes"), "[]")
@@ -188,7 +188,7 @@ def name_nodes(model: Any) -> None:
 def make_int8_file(
     bundle: Bundle, plain: Path, path: Path, options: OnnxOptions, images: ExportImages | None, done: ExportResult
 ) -> ExportResult:
-    """The int8 file from the float one, run, scored and timed next to it."""
+    """Quantises the float file; runs, scores and times the int8 file next to it."""
     name, image, pixels = done.target.name, bundle.config.image, options.preprocessing
     notes = int8.quantise(plain, path, bundle, images, pixels=pixels)
     session, references = OnnxSession(path), {image: make_reference(bundle, image, pixels=pixels)}

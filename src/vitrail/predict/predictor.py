@@ -1,13 +1,12 @@
-"""`Predictor`: weights in, and something that says what is on an image.
+"""`Predictor`: a network that is ready to predict from images.
 
     predictor = vitrail.Predictor("model.safetensors")
     predictor("cat.jpg").label                    # "cat"
     predictor(["a.jpg", "b.jpg"], topk=3)         # a Prediction for each
-    predictor.features(images)                  # [N, D]: what the last layer reads
+    predictor.features(images)                  # [N, D]: the input of the last layer
     predictor.tokens(images)                    # [N, rows, columns, D]: a vector for each patch
 
-What a prediction is depends on the task that the weights were trained for. A predictor holds nothing that changes, so
-threads may share one.
+The type of a prediction depends on the task that the weights were trained for. Threads may share a predictor.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -58,30 +57,29 @@ TOPK: Final = 5
 
 
 class View(NamedTuple):
-    """What a network is shown of one image: uint8 [3, H, W], and where in the image these pixels come from."""
+    """What a network sees of one image: uint8 [3, H, W], and where in the image these pixels come from."""
 
     pixels: Tensor
     geometry: Geometry
 
 
 class Predictor(Generic[PredictionT]):
-    """A network with its preprocessing and the names of its classes, ready for images.
+    """A network with its preprocessing and class names, ready for images.
 
-    What it gives for an image is what the task of the weights makes of the network's outputs: of a classifier a
-    `Prediction`. Type checkers take every predictor for a classifier's; of another task name its type, as in
+    The task of the weights decides what it returns for an image: a classifier returns a `Prediction`. Type checkers
+    assume a classifier; for another task, annotate the type, as in
     `predictor: Predictor[PredictedMask] = Predictor("model.safetensors")`.
 
-    `weights` are a network, or any weights that vitrail reads: a file, a folder, a run's folder, public ones as
-    NAME:TAG, or the name of weights that come with the package; or an ONNX file that vitrail wrote, which ONNX Runtime
-    runs on the CPU. `image_size` resizes positions, `patch` kernels, too;
-    `labels` name the classes where the weights do not, or otherwise; `precision` is what it computes in: of itself
-    ("auto") bfloat16 on a GPU and float32 elsewhere for weights by name, and for a network the type that it has. The
-    network is given `batch` images at a time;
-    with `urls` a string that is an http(s) address is fetched. The `threshold` is the probability from which classes of
-    a multi-label network are chosen (0.5), or the score from which objects (0.5) and segments of panoptic maps (0.8)
-    are there. With `windows` a network of segmentation slides over each image, resized until its shorter side fits
-    ("fit") or in its own pixels ("full"). A network that is passed is itself put on the device, in evaluation mode,
-    unless it is resized."""
+    `weights` is a network or any weights that vitrail reads: a file, a folder, a run folder, public weights as
+    NAME:TAG, or the name of bundled weights. It may also be an ONNX file that vitrail wrote, which ONNX Runtime runs on
+    the CPU. `image_size` resizes the positions, `patch` the kernels as well. `labels` names the classes and overrides
+    the names in the weights. `precision` is the inference precision; "auto" is bfloat16 on a GPU and float32 elsewhere
+    for weights given by name, and for a network the type that it has. The network runs on `batch` images at a time.
+    With `urls`, a string that is an http(s) address is fetched. `threshold` is the probability from which classes of a
+    multi-label network are chosen (0.5), or the score from which objects (0.5) and segments of panoptic maps (0.8) are
+    kept. With `windows`, a segmentation network slides over each image, resized until its shorter side fits ("fit") or
+    at its own size ("full"). A network that is passed is itself moved to the device and put in evaluation mode, unless
+    it is resized."""
 
     def __init__(
         self,
@@ -143,7 +141,7 @@ class Predictor(Generic[PredictionT]):
             raise ConfigError(f"{len(names)} labels for {self.network.config.classes} classes")
         return names
 
-    # Images in, answers out.
+    # Images in, predictions out.
 
     @overload
     def __call__(self, pictures: "ImageInput", topk: int | None = None) -> PredictionT: ...
@@ -152,14 +150,14 @@ class Predictor(Generic[PredictionT]):
     def __call__(
         self, pictures: "ImageInput | Iterable[ImageInput]", topk: int | None = None
     ) -> PredictionT | list[PredictionT]:
-        """What the network says of one image; of several, a list. Of a classifier these are the `topk` (5) likeliest
-        classes. What is not an image raises BadImage."""
+        """The prediction for one image, or a list for several. For a classifier these are the `topk` (5) likeliest
+        classes. Anything that is not an image raises BadImage."""
         answers = list(self.stream(pictures, topk))
         return answers[0] if is_one(pictures) else answers
 
     def stream(self, pictures: "ImageInput | Iterable[ImageInput]", topk: int | None = None) -> Iterator[PredictionT]:
-        """Predictions one by one, for more images than fit into memory: two batches of them are held at
-        once, read ahead of what is asked for."""
+        """Predictions one by one, for more images than fit into memory: images are read ahead, two batches of them at
+        most."""
         self.options(topk)
         for views in self._batches(pictures):
             if self.windows is not None:
@@ -169,24 +167,24 @@ class Predictor(Generic[PredictionT]):
             yield from self.interpret(outputs, [view.geometry for view in views], topk)
 
     def features(self, pictures: "ImageInput | Iterable[ImageInput]") -> Tensor:
-        """What the last layer reads: float32 [N, D] on the CPU. Of a ViT the representation y (Eq. 4), through the
-        hidden layer where there is one; of a ResNet the pooled map."""
+        """The input of the last layer: float32 [N, D] on the CPU. For a ViT this is the representation y (Eq. 4), after
+        the hidden layer if there is one; for a ResNet it is the pooled map."""
         return self._gather(pictures, "features", self.network.features)
 
     def tokens(self, pictures: "ImageInput | Iterable[ImageInput]") -> Tensor:
-        """A vector for each patch behind the last layer and norm: float32 [N, rows, columns, D] on the CPU. Of a ResNet
-        the last feature map."""
+        """A vector for each patch after the last layer and norm: float32 [N, rows, columns, D] on the CPU. For a ResNet
+        this is the last feature map."""
         return self._gather(pictures, "tokens", lambda x: self.network.patch_map(x).permute(0, 2, 3, 1))
 
-    # The steps, for callers that batch themselves: prepare in threads, stack, one call of the network for many.
+    # The single steps, for callers that do their own batching: prepare in threads, stack, run the network once.
 
     def prepare(self, picture: "ImageInput") -> Tensor:
-        """One image, resized and cropped as the weights want it: uint8 [3, H, W]."""
+        """One image, resized and cropped as the weights need it: uint8 [3, H, W]."""
         return self.view(picture).pixels
 
     def view(self, picture: "ImageInput") -> View:
-        """One image, resized and cropped as the weights want it, and what was done to it; with `windows` all of it, for
-        `slide`."""
+        """One image, resized and cropped as the weights need it, with the geometry of that; with `windows` the whole
+        image, for `slide`."""
         image = image_from(picture, urls=self.urls)
         try:
             upright = upright_rgb(image)
@@ -200,14 +198,14 @@ class Predictor(Generic[PredictionT]):
         return View(pixels, self.preprocessing.geometry(whole))
 
     def slide(self, view: View) -> PredictedMask:
-        """The classes of one image's pixels by sliding windows, of what `view` gave."""
+        """The class of each pixel of one image by sliding windows, given its `view`."""
         windows, window = self.windows or SlidingWindows(), self.preprocessing.image
         segment = lambda views: to_dense(self.outputs(views), window)  # noqa: E731
         mask = segment_windows(segment, view.pixels, view.geometry.whole, windows, window, self.batch)
         return PredictedMask(mask, self.labels)
 
     def normalise(self, batch: Tensor) -> Tensor:
-        """Prepared images, uint8 [N, 3, H, W], to what the network takes, on its device and in its type."""
+        """Prepared images, uint8 [N, 3, H, W], as the network takes them: normalised, on its device and in its type."""
         self._check_prepared(batch)
         return self._normalise(batch)
 
@@ -221,15 +219,15 @@ class Predictor(Generic[PredictionT]):
         return normalise_pixels(batch.to(self.device, non_blocking=True), *self._channels).to(self._type)
 
     def logits(self, batch: Tensor) -> Tensor:
-        """Prepared images to what the network puts out: uint8 [N, 3, H, W] -> float32 [N, K] on the CPU, and
-        [N, K, H, W] where the task is about pixels. A network with queries has `outputs` instead."""
+        """The network's outputs for prepared images: uint8 [N, 3, H, W] -> float32 [N, K] on the CPU, or [N, K, H, W]
+        for classes of pixels. A network with queries has `outputs` instead."""
         found = self.outputs(batch)
         if not isinstance(found, Tensor):
-            raise ConfigError("this network has queries, each with a class and a mask; take Predictor.outputs")
+            raise ConfigError("this network has queries, each with a class and a mask; use Predictor.outputs")
         return found
 
     def outputs(self, batch: Tensor) -> Output:
-        """As `logits`, for a network of any kind: of one with queries classes [N, Q, K + 1] and masks [N, Q, h, w]."""
+        """As `logits`, for any network; one with queries gives classes [N, Q, K + 1] and masks [N, Q, h, w]."""
         if not self.labels:
             remedy = "take its features, give it a head with `vitrail fit`, or fine-tune it"
             raise ConfigError(f"this network has no classes to name; {remedy}")
@@ -238,13 +236,13 @@ class Predictor(Generic[PredictionT]):
     def interpret(
         self, outputs: Output, views: Sequence[Geometry], topk: int | None = None, threshold: float | None = None
     ) -> Sequence[PredictionT]:
-        """What `outputs`, such as [N, K, ...], say of N images, of which the network was shown these views."""
+        """Predictions from the `outputs`, such as [N, K, ...], for N images that the network saw in these views."""
         found = self.task.predict(outputs, views, self.options(topk, threshold))
         return cast("Sequence[PredictionT]", found)
 
     def probabilities(self, batch: Tensor) -> Tensor:
         """Prepared images to the probability of each class: uint8 [N, 3, H, W] -> float32 [N, K] on the CPU. Rows sum
-        to 1 (softmax), unless the weights are multi-label: then each class is by itself (sigmoid)."""
+        to 1 (softmax), unless the weights are multi-label: then each class has its own probability (sigmoid)."""
         self._check_classifies("probabilities")
         logits = self.logits(batch)
         return logits.sigmoid() if self.multi_label else logits.softmax(-1)
@@ -256,8 +254,8 @@ class Predictor(Generic[PredictionT]):
     def rank_classes(
         self, probabilities: Tensor, topk: int | None = None, threshold: float | None = None
     ) -> list[Prediction]:
-        """Rows [N, K] as predictions; of equally likely classes the one with the smaller number comes first. Of a
-        multi-label network all classes at or above the threshold are chosen, however many that are."""
+        """Predictions from rows [N, K]; of equally likely classes the one with the smaller index comes first. For a
+        multi-label network all classes at or above the threshold are chosen, however many there are."""
         self._check_classifies("ranked")
         return rank_classes(probabilities, self.options(topk, threshold))
 
@@ -267,7 +265,7 @@ class Predictor(Generic[PredictionT]):
         return f"Predictor({kind}, {format_size(self.preprocessing.image)} px, {outputs}, {self.device})"
 
     def _compute(self, name: str, read: Callable[[Tensor], Output], batch: Tensor) -> Output:
-        """What is read of prepared images, on the CPU."""
+        """Applies `read` to prepared images; the result is on the CPU."""
         self._check_prepared(batch)
 
         def compute(pixels: Tensor) -> Output:
@@ -280,7 +278,7 @@ class Predictor(Generic[PredictionT]):
         return map_output(compute(batch), to_host)
 
     def options(self, topk: int | None = None, threshold: float | None = None) -> PredictionOptions:
-        """How outputs become predictions, as this predictor has it where nothing else is asked for."""
+        """How outputs become predictions; whatever is not given is this predictor's default."""
         if topk is not None and "topk" not in self.task.prediction_options(multi_label=self.multi_label):
             raise ConfigError(f"topk={topk} is for classification, and these weights are for {self.task.name}")
         if topk is not None and topk < 1:
@@ -291,7 +289,7 @@ class Predictor(Generic[PredictionT]):
 
     def _check_classifies(self, method: str) -> None:
         if not isinstance(self.task, ClassificationTask):
-            kind = f"these weights are for {self.task.name}; take `outputs` and `interpret`"
+            kind = f"these weights are for {self.task.name}; use `outputs` and `interpret`"
             raise ConfigError(f"Predictor.{method} is for classification, and {kind}")
 
     def _batches(self, pictures: "ImageInput | Iterable[ImageInput]") -> Iterator[list[View]]:
@@ -314,12 +312,12 @@ class Predictor(Generic[PredictionT]):
 
 
 def to_host(tensor: Tensor) -> Tensor:
-    """In float32 on the CPU: a tensor like any other, which one may train on."""
+    """Copies to float32 on the CPU: an ordinary tensor, not an inference tensor, so it can be trained on."""
     return tensor.to("cpu", torch.float32, copy=True)
 
 
 def load_network(weights: str | Path | Model, image_size: int | Pair | None, patch: int | Pair | None) -> Model:
-    """The network itself, or that of weights by name, at another size where that is asked for."""
+    """The network itself, or that of weights given by name, resized if a size is given."""
     if is_onnx(weights):
         return cast("Model", open_onnx(cast("str | Path", weights), image_size=image_size, patch=patch))
     if isinstance(weights, str | Path):
@@ -330,4 +328,4 @@ def load_network(weights: str | Path | Model, image_size: int | Pair | None, pat
     return weights
 
 
-predictor = Predictor  # the same under the name of what it returns; without a name the bundled weights
+predictor = Predictor  # an alias, named after what the call returns; without arguments, the bundled weights

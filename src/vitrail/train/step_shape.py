@@ -1,7 +1,7 @@
-"""The patch and image sizes that a network is trained at, where they differ from step to step: drawn for every step
-(FlexiViT), or in stages, few tokens first, because what is learnt early can be learnt from fewer.
+"""Patch and image sizes that vary from step to step: drawn for every step (FlexiViT), or in stages with few tokens
+first, because what is learnt early can be learnt from fewer tokens.
 
-They depend on the step alone, so they are the same in every process, and whenever the run resumes.
+They depend only on the step and the seed, so they are the same in every process and after a resume.
 """
 
 import itertools
@@ -23,7 +23,7 @@ from vitrail.train.config import Run
 
 
 def patch_at(run: Run, step: int) -> int | None:
-    """The patch size of a step; none where it is the network's own."""
+    """The patch size of a step; None for the network's own."""
     if not run.patches:
         return None
     if run.patch_order == "listed":
@@ -36,12 +36,12 @@ def draw_patch(patches: Sequence[int], seed: int, step: int) -> int:
 
 
 def stage_of(listed: Sequence[int], step: int, steps: int) -> int:
-    """Each for an equal share of the steps."""
+    """The entry for a step: each has an equal share of the steps, in order."""
     return listed[min(step * len(listed) // steps, len(listed) - 1)]
 
 
 def list_stages(run: Run) -> list[range]:
-    """The steps of each stage; all of them where there are none."""
+    """The steps of each stage; a single range without stages."""
     listed = run.sizes or (run.patches if run.patch_order == "listed" else ())
     count = max(len(listed), 1)
     ends = [-(-stage * run.steps // count) for stage in range(count + 1)]
@@ -49,7 +49,7 @@ def list_stages(run: Run) -> list[range]:
 
 
 def resize_batch(batch: Batch, run: Run) -> Batch:
-    """The batch at the image size of its step."""
+    """Resizes a batch to the image size of its step."""
     if not run.sizes:
         return batch
     side = stage_of(run.sizes, batch.step, run.steps)
@@ -57,7 +57,7 @@ def resize_batch(batch: Batch, run: Run) -> Batch:
 
 
 def resize_pixels(pixels: Tensor, side: int) -> Tensor:
-    """Bytes [B, 3, H, W] -> [B, 3, side, side], without aliasing."""
+    """Resizes bytes with antialiasing: [B, 3, H, W] -> [B, 3, side, side]."""
     if tuple(pixels.shape[2:]) == (side, side):
         return pixels
     resized = F.interpolate(pixels.float(), (side, side), mode="bilinear", antialias=True)
@@ -65,7 +65,7 @@ def resize_pixels(pixels: Tensor, side: int) -> Tensor:
 
 
 def check_step_shapes(run: Run) -> None:
-    """ConfigError unless the network can be trained at every one of the patch or image sizes."""
+    """ConfigError unless the network can be trained at each of the patch or image sizes."""
     if run.patch_order == "listed" and not run.patches:
         raise ConfigError("patch_order=listed needs the patch sizes; give patches=8,4, or leave it out")
     for name, listed, check in (("patches", run.patches, check_patches), ("sizes", run.sizes, check_sizes)):
@@ -107,7 +107,7 @@ def check_sizes(run: Run) -> None:
 
 
 def describe_step_shapes(run: Run) -> str:
-    """For the summary of a run; empty where all steps are alike."""
+    """For the summary of a run; empty if all steps have the same sizes."""
     if run.sizes:
         return f", images of {', then '.join(map(str, run.sizes))} px"
     if run.patches and run.patch_order == "listed":
