@@ -1,4 +1,4 @@
-"""Targets of instance and panoptic segmentation: the segments of an image, as each view shows them."""
+"""Targets for instance and panoptic segmentation: the segments of an image, transformed with each view."""
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -17,20 +17,20 @@ from vitrail.data.dataset import ImageDataset
 from vitrail.data.sized_annotations import read_sized_segments
 from vitrail.data.targets import Geometry, Target, Targets, TargetSegments
 
-BITS: Final = 8  # segments to a plane
+BITS: Final = 8  # segments per plane
 
 
 class ViewSegments(NamedTuple):
-    """The n segments that a view shows, at least a pixel of each."""
+    """The n segments that are visible in a view, each with at least one pixel."""
 
-    planes: NDArray[np.uint8]  # as in `TargetSegments` [n / 8, rounded up, H, W]
+    planes: NDArray[np.uint8]  # packed as in `TargetSegments`: [n / 8, rounded up, H, W]
     classes: Tensor  # int64 [n]
     crowd: Tensor  # bool [n]
 
 
 class SegmentTargets(Targets):
-    """The segments of every view, as `TargetSegments`. Those that a view does not show are dropped, and with
-    `things_only` those of stuff: then classes are numbered as the things among them."""
+    """The segments of every view, as `TargetSegments`. Segments outside the view are dropped. With `things_only` stuff
+    is dropped as well, and class indices count things only."""
 
     moves, fill = True, 0
 
@@ -39,7 +39,7 @@ class SegmentTargets(Targets):
 
     def check(self, source: ImageDataset) -> None:
         if not source.segment_classes:
-            raise DataError("these data have no segments; give annotations in COCO's or YOLO's format")
+            raise DataError("these data have no segments; provide annotations in COCO, YOLO or Pascal VOC format")
         if source.boxes_only:
             raise DataError("these data have boxes but no masks; segmentation needs polygons or masks")
 
@@ -70,14 +70,14 @@ class SegmentTargets(Targets):
 
 
 def decode_planes(segments: Segments) -> NDArray[np.uint8]:
-    """The masks, eight to a plane [N / 8, rounded up, H, W]."""
+    """Decodes the masks and packs them, eight per plane: [N / 8, rounded up, H, W]."""
     height, width = segments.size
     columns = join_planes([decode(mask).T for mask in segments.masks or ()], (width, height))
     return np.ascontiguousarray(columns.transpose(0, 2, 1))
 
 
 def join_planes(masks: Sequence[NDArray[np.integer | np.bool_]], size: Pair) -> NDArray[np.uint8]:
-    """Eight masks [H, W] of 0 and 1 to a plane."""
+    """Packs binary masks [H, W], eight per plane."""
     planes = np.zeros((-(-len(masks) // BITS), *size), np.uint8)
     for at, mask in enumerate(masks):
         planes[at // BITS] |= mask.view(np.uint8) << np.uint8(at % BITS)
@@ -85,7 +85,7 @@ def join_planes(masks: Sequence[NDArray[np.integer | np.bool_]], size: Pair) -> 
 
 
 def keep_things(found: Segments, classes: Sequence[SegmentClass]) -> Segments:
-    """The segments of things, with their classes numbered as the things among `classes`."""
+    """Keeps the segments of things; their class indices then count only the things among `classes`."""
     things = np.array([one.thing for one in classes], np.bool_)
     if things.all():
         return found
@@ -96,30 +96,30 @@ def keep_things(found: Segments, classes: Sequence[SegmentClass]) -> Segments:
 
 
 def round_up_places(count: int) -> int:
-    """8, 16, 32, ...: few different sizes, so that a compiled step meets few shapes."""
+    """Rounds up to 8, 16, 32, ..., so that a compiled training step sees few different shapes."""
     return BITS * 1 << max(-(-count // BITS) - 1, 0).bit_length()
 
 
 def unpack_planes(planes: Tensor) -> Tensor:
-    """Masks of segments from their planes: uint8 [..., N / 8, H, W] -> uint8 0 or 1 [..., N, H, W]."""
+    """Unpacks planes to binary masks: uint8 [..., N / 8, H, W] -> uint8 0 or 1 [..., N, H, W]."""
     shifts = torch.arange(BITS, dtype=torch.uint8, device=planes.device)[:, None, None]
     return ((planes[..., None, :, :] >> shifts) & 1).flatten(-4, -3)
 
 
 def pack_masks(masks: Tensor) -> Tensor:
-    """The planes of masks, whose number is a multiple of eight: [..., N, H, W] -> uint8 [..., N / 8, H, W]."""
+    """Packs masks into planes; N is a multiple of eight: [..., N, H, W] -> uint8 [..., N / 8, H, W]."""
     shifts = torch.arange(BITS, dtype=torch.uint8, device=masks.device)[:, None, None]
     return (masks.to(torch.uint8).unflatten(-3, (-1, BITS)) << shifts).sum(-3, dtype=torch.uint8)
 
 
 def drop_unseen(target: TargetSegments) -> TargetSegments:
-    """The same without the segments that have no pixel; the places of the others stay."""
+    """Clears the segments that have no pixels; the others keep their places."""
     seen = torch.stack([((target.planes >> bit) & 1).flatten(-2).amax(-1) for bit in range(BITS)], -1).flatten(-2) > 0
     return TargetSegments(target.planes, target.classes.masked_fill(~seen, -1), target.crowd & seen)
 
 
 def add_places(target: TargetSegments, places: int) -> TargetSegments:
-    """The same with as many places as asked for, which are at least its own."""
+    """Pads a target to the given number of places, which is not below its own."""
     more = places - target.classes.shape[1]
     planes = pad(target.planes, (0, 0, 0, 0, 0, more // BITS))
     return TargetSegments(planes, pad(target.classes, (0, more), value=-1), pad(target.crowd, (0, more)))

@@ -24,13 +24,13 @@ from vitrail.core.text import Pair
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.sized_annotations import read_sized_mask
 
-TIE: Final = 1e-7  # pixels: a centre that lies this near to an edge of pixels belongs to the later one
+TIE: Final = 1e-7  # in pixels: a centre this close to a pixel boundary belongs to the later pixel
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Geometry:
-    """A box of an upright image of size `whole` (top, left, height, width, perhaps in fractions of pixels) becomes
-    `inner` pixels, gets borders of `pad` (left, top, right, bottom) pixels, and is mirrored with them where `flip`."""
+    """How a view is made: a box (top, left, height, width, not necessarily whole pixels) of an upright image of size
+    `whole` is resized to `inner`, padded by `pad` (left, top, right, bottom) pixels and, with `flip`, mirrored."""
 
     whole: Pair
     box: tuple[float, float, float, float]
@@ -40,19 +40,18 @@ class Geometry:
 
     @property
     def size(self) -> Pair:
-        """Of the view."""
+        """The size of the view."""
         left, top, right, bottom = self.pad
         return (top + self.inner[0] + bottom, left + self.inner[1] + right)
 
     def mask(self, mask: Tensor, fill: int) -> Tensor:
-        """Values of pixels [..., H, W] as the view shows them [..., h, w]: those nearest to the centres of its pixels,
-        and `fill` in the borders."""
+        """Maps pixel values [..., H, W] to the view [..., h, w] by nearest neighbour; padding gets `fill`."""
         down, across = (torch.from_numpy(self._sources(axis).copy()).to(mask.device) for axis in (0, 1))
         found = mask.index_select(-2, down.clamp(min=0)).index_select(-1, across.clamp(min=0))
         return found.masked_fill((down < 0)[:, None] | (across < 0), fill)
 
     def points(self, points: Tensor) -> Tensor:
-        """x, y [..., 2] in the image to x, y in the view; they may lie outside of it."""
+        """Maps points [..., 2] (x, y) of the image to the view; they may lie outside it."""
         top, left, height, width = self.box
         scale = torch.tensor([self.inner[1] / width, self.inner[0] / height], dtype=torch.float64)
         moved = (points.double() - torch.tensor([left, top], dtype=torch.float64)) * scale
@@ -62,8 +61,8 @@ class Geometry:
         return moved.to(points.dtype if points.is_floating_point() else torch.float32)
 
     def boxes(self, boxes: Tensor) -> Tensor:
-        """Left, top, right, bottom [..., 4] in the image to the same in the view, clipped to what it shows of the
-        image; a box that it does not show comes out empty."""
+        """Maps boxes [..., 4] (left, top, right, bottom) of the image to the view, clipped to the visible part of the
+        image. A box outside the view becomes empty."""
         moved = self.points(boxes.unflatten(-1, (2, 2)))
         (left, top, right, bottom), (height, width) = self.pad, self.size
         if self.flip:
@@ -72,7 +71,7 @@ class Geometry:
         return torch.cat([corner.clamp(low, high) for corner in (moved.amin(-2), moved.amax(-2))], -1)
 
     def _sources(self, axis: int) -> NDArray[np.int64]:
-        """For each row (axis 0) or column (1) of the view, the one of the image that is nearest; -1 in the borders."""
+        """The nearest image row (axis 0) or column (axis 1) for each of the view's; -1 in the padding."""
         first, length, inner = self.box[axis], self.box[axis + 2], self.inner[axis]
         centres = first + (2 * np.arange(inner) + 1) * length / (2 * inner)
         found = np.floor(centres + TIE).astype(np.int64).clip(0, self.whole[axis] - 1)
@@ -82,7 +81,7 @@ class Geometry:
 
 
 class TargetSegments(NamedTuple):
-    """The segments of B views, N places each: as many as fit the image with the most, rounded up.
+    """The segments of B views, with N places each: enough for the view with the most segments, rounded up.
 
     A byte of `planes` holds one pixel of eight segments: bit i of plane j is segment 8j + i."""
 
@@ -95,65 +94,65 @@ Target: TypeAlias = Tensor | TargetSegments  # of a batch of views
 
 
 def map_target(target: Target, change: Callable[[Tensor], Tensor]) -> Target:
-    """The target with each of its tensors changed."""
+    """Applies a function to each tensor of a target."""
     return change(target) if isinstance(target, Tensor) else TargetSegments(*map(change, target))
 
 
-IGNORED: Final = 255  # of a mask: a pixel that counts for nothing, in losses and in scores
+IGNORED: Final = 255  # the ignore index of masks: such pixels count neither in losses nor in scores
 
 
 class Targets:
-    """Either one tensor a batch (`batch`), or places in the image that follow the crops and flips of each view
-    (`moves`; then `read`, `view` and `stack`). A loader process gets a copy."""
+    """What the loader yields with the images. Targets are either one tensor per batch (`batch`) or, with `moves`,
+    spatial: they follow the crops and flips of each view (`read`, `view`, `stack`). Each loader process gets a copy."""
 
     moves: ClassVar[bool] = False
-    # Of those that are values of pixels, the value of borders: whole batches can be moved on a device then.
+    # The padding value of targets that are pixel values; with it, whole batches can be transformed on a device.
     fill: ClassVar[int | None] = None
 
     def check(self, source: ImageDataset) -> None:
-        """DataError where a source does not have them."""
+        """DataError if a source does not have these targets."""
 
     def batch(self, source: ImageDataset, samples: NDArray[np.int64]) -> Tensor:
-        """Those of the samples [B, ...], where they do not move."""
+        """The targets of the samples [B, ...], if they do not move."""
         raise NotImplementedError(f"{type(self).__name__}.batch")
 
     def read(self, source: ImageDataset, sample: int, size: Pair) -> Any:
-        """Those of one sample, whose upright image has `size`: read once for all its views. BadImage where they
-        cannot be used, which makes the sample unreadable."""
+        """Reads the target of one sample, whose upright image has `size`, once for all its views. BadImage if it cannot
+        be used, which makes the sample unreadable."""
         raise NotImplementedError(f"{type(self).__name__}.read")
 
     def view(self, target: Any, geometry: Geometry) -> Any:
-        """What `read` gave, as one view shows it."""
+        """Transforms what `read` returned to one view."""
         raise NotImplementedError(f"{type(self).__name__}.view")
 
     def stack(self, views: Sequence[Any], size: Pair) -> Target:
-        """Those of a batch of views of `size`, each of which is what `view` gave, or None where there is no image."""
+        """Collates the results of `view` for a batch of views of `size`; None stands for a missing image."""
         blank = self.blank(size)
         return torch.stack([blank if view is None else view for view in views])
 
     def blank(self, size: Pair) -> Tensor:
-        """What stands where a view of `size` has no image, for targets that are one tensor a view."""
+        """The placeholder for a missing image of `size`, for targets that are one tensor per view."""
         raise NotImplementedError(f"{type(self).__name__}.blank")
 
 
 class ClassTargets(Targets):
-    """The classes of whole images: int64 [B], or [B, M], filled up with -1, where samples have several."""
+    """The classes of whole images: int64 [B]; with several per sample [B, M], padded with -1."""
 
     def batch(self, source: ImageDataset, samples: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(source.labels.rows(samples))
 
 
-CLASS_LABELS: Final = ClassTargets()  # what sources and loaders give unless asked for something else
+CLASS_LABELS: Final = ClassTargets()  # the default of sources and loaders
 
 
 class MaskTargets(Targets):
-    """The class of every pixel: uint8 [B, H, W], with IGNORED where there is none."""
+    """The class of every pixel: uint8 [B, H, W]; IGNORED where there is none."""
 
     moves, fill = True, IGNORED
 
     def check(self, source: ImageDataset) -> None:
         if not source.pixel_classes:
-            raise DataError("these data have no masks; put a PNG of class indices next to every image")
+            raise DataError("these data have no masks; provide a PNG of class indices for every image")
 
     def read(self, source: ImageDataset, sample: int, size: Pair) -> Tensor:
         return torch.from_numpy(read_sized_mask(source, sample, size))

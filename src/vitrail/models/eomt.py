@@ -1,7 +1,7 @@
 """EoMT (Kerssies et al. 2025, "Your ViT is Secretly an Image Segmentation Model"): queries in a ViT's last blocks.
 
-Where they stand in front of all tokens, the encoder does what other designs have a decoder for. Behind it is a small
-head.
+The encoder's last blocks process queries and patches together and so take the place of a decoder; only a small head
+follows.
 """
 
 from functools import partial

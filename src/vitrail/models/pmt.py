@@ -1,7 +1,7 @@
-"""PMT (2026): queries in a few blocks behind an encoder, which may be frozen, and on several of its layers.
+"""PMT (2026): queries in a few blocks of their own, which read several layers of an encoder that may be frozen.
 
-All that is not the encoder's is `head`. Where nothing in the encoder learns, it runs without gradients, and keeps
-nothing for a backward pass.
+Everything outside the encoder is in `head`. If no parameter of the encoder is trained, it runs without gradients and
+stores no activations for a backward pass.
 """
 
 from typing import ClassVar, cast
@@ -30,7 +30,7 @@ class PMT(QueryViT):
 
     @property
     def is_encoder_frozen(self) -> bool:
-        """Whether no parameter outside the head learns."""
+        """Whether no parameter outside the head is trained."""
         return not any(p.requires_grad for name, p in self.named_parameters() if not name.startswith("head."))
 
     def prepare(self, images: Tensor, grid: Pair) -> tuple[Tensor, Tensor | None]:
@@ -41,7 +41,7 @@ class PMT(QueryViT):
         return self.head.add_queries(z), self.head.rotary(grid, z)
 
     def run_encoder(self, images: Tensor) -> list[Tensor]:
-        """The tokens of the tapped layers, each behind the encoder's last norm: [B, T, D]."""
+        """The tokens of the tapped layers, each after the encoder's final norm: [B, T, D]."""
         z, first = self.embed(images), 0
         levels: list[Tensor] = []
         other, rotation = self._other_grid(images), self.compute_rotation(z, self._grid(images))

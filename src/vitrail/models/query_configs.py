@@ -1,7 +1,7 @@
-"""Networks whose queries answer with classes and masks, as frozen data: EoMT and PMT around any Vision Transformer.
+"""Configurations of networks whose queries predict classes and masks: EoMT and PMT on any Vision Transformer.
 
-EoMT (Kerssies et al. 2025) puts queries in front of all tokens in the last blocks of the encoder itself. PMT gives the
-features of an encoder, which may be frozen, to a few blocks of its own that hold the queries. No torch.
+EoMT (Kerssies et al. 2025) prepends queries to the tokens in the last blocks of the encoder itself. PMT feeds features
+of an encoder, which may be frozen, to a few blocks of its own that process the queries. No torch.
 """
 
 import math
@@ -20,14 +20,14 @@ QueryKind: TypeAlias = Literal["eomt", "pmt"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueryConfig(ViTConfig):
-    """What EoMT and PMT share: Q queries, each with one of K classes or none, and a mask.
+    """The shared fields of EoMT and PMT: Q queries, each with a mask and one of K classes or "no object".
 
-    Masks are `upscale` times twice as fine as the patches. In the last `masked_blocks` query blocks inference uses
-    masked attention, as training does there before it is annealed; with 0 it needs no mask, and is the quicker for it.
-    `pool` is what `features` of an image are, which queries have no part in.
+    Masks have 2**upscale times the resolution of the patch grid. Inference uses masked attention in the last
+    `masked_blocks` query blocks, as training does before annealing; with 0 it uses none and is faster. `pool` applies
+    to `features`, which do not involve the queries.
     """
 
-    design: ClassVar[str]  # what people call it
+    design: ClassVar[str]  # its usual name
 
     head: Literal["none", "linear", "tanh", "patches", "distilled", "queries"] = "queries"
     queries: int = 100
@@ -41,11 +41,11 @@ class QueryConfig(ViTConfig):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be 1 or more")
         if self.upscale < 0:
-            raise ConfigError(f"upscale={self.upscale} must be 0 or more: how often masks become twice as fine")
+            raise ConfigError(f"upscale={self.upscale} must be 0 or more; each doubles the resolution of masks")
         if not 0 <= self.masked_blocks <= self.query_blocks:
             raise ConfigError(f"masked_blocks={self.masked_blocks} must lie between 0 and query_blocks")
         if self.pool == "map" or self.projection or self.neck or not self.norm_final:
-            raise ConfigError("queries read the last norm's tokens: no pool='map', projection or neck; norm_final=True")
+            raise ConfigError("queries need norm_final=True, and no pool='map', projection or neck")
 
     @property
     def has_queries(self) -> bool:
@@ -59,12 +59,12 @@ class QueryConfig(ViTConfig):
 
     @property
     def tapped(self) -> tuple[int, ...]:
-        """The layers, counted from 0, whose tokens the head reads before its queries do."""
+        """The encoder layers, from 0, whose tokens are the input of the head's own blocks."""
         return ()
 
     @property
     def head_blocks(self) -> ViTConfig | None:
-        """The config of blocks that the head has of its own."""
+        """The config of the head's own blocks; None if it has none."""
         return None
 
     @property
@@ -82,7 +82,7 @@ class QueryConfig(ViTConfig):
         return [*self.encoder.card_rows, *((name, str(value)) for name, value in own.items())]
 
     def settle(self, changes: dict[str, Any]) -> None:
-        """The head stays; the rest as in any ViT."""
+        """Keeps the head; everything else is settled as in any ViT."""
         changes.setdefault("head", "queries")
         ViTConfig.settle(self, changes)
 
@@ -106,7 +106,7 @@ class QueryConfig(ViTConfig):
 @register_config
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EoMTConfig(QueryConfig):
-    """Queries in front of all tokens, through the last `query_blocks` blocks of the encoder."""
+    """Queries in front of the tokens in the last `query_blocks` blocks of the encoder."""
 
     family: ClassVar[str] = "eomt"
     design: ClassVar[str] = "EoMT"
@@ -114,10 +114,10 @@ class EoMTConfig(QueryConfig):
     def __post_init__(self) -> None:
         QueryConfig.__post_init__(self)
         if self.query_blocks > self.depth:
-            raise ConfigError(f"query_blocks={self.query_blocks} is more than the depth={self.depth} of the encoder")
+            raise ConfigError(f"query_blocks={self.query_blocks} must be at most the depth={self.depth} of the encoder")
         if self.attention == "axial" or self.position == "relative" or self.entry != "stem":
             what = "axial attention" if self.attention == "axial" else f"position={self.position!r} in its blocks"
-            raise ConfigError(f"queries have no place in the grid that {what} runs over; take family='pmt'")
+            raise ConfigError(f"queries have no position in the grid that {what} needs; use family='pmt'")
 
     def walk(self) -> Iterator[CostStep]:
         return walk_eomt(self)
@@ -126,8 +126,9 @@ class EoMTConfig(QueryConfig):
 @register_config
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PMTConfig(QueryConfig):
-    """The tokens of `levels` layers, evenly spaced up to the last, each through a norm and a small MLP and summed, then
-    `query_blocks` blocks of the head's own, of the encoder's kind and width, with the queries in front."""
+    """The tokens of `levels` encoder layers, evenly spaced up to the last, each pass through a norm and a small MLP and
+    are summed. `query_blocks` blocks of the head, of the encoder's kind and width, then process them with the queries
+    in front."""
 
     family: ClassVar[str] = "pmt"
     design: ClassVar[str] = "PMT"
@@ -152,8 +153,8 @@ class PMTConfig(QueryConfig):
 
     @property
     def head_blocks(self) -> ViTConfig:
-        """Plain pre-norm blocks with rotary positions: the encoder's, or unit coordinates where it has none that are
-        not learned layer by layer."""
+        """Plain pre-norm blocks with rotary positions: those of the encoder or, if it has none or learns them per
+        layer, rotary positions of unit coordinates."""
         rotary = self.rotary if self.rotary is not None and not self.rotary.mixed else Rotary(coordinates="unit")
         plain: dict[str, Any] = {"position": "none", "position_grid": None, "position_bias": "none", "windows": None}
         plain |= {"attention": "full", "placement": None, "norm_order": "pre", "layer_scale": 0.0, "rotary": rotary}
@@ -168,9 +169,9 @@ KINDS: dict[str, type[QueryConfig]] = {"eomt": EoMTConfig, "pmt": PMTConfig}
 
 
 def query_config(config: ModelConfig, kind: QueryKind, classes: int, **changes: Any) -> QueryConfig:
-    """A network with queries around a ViT: its blocks and positions, without its head. Of a network of that kind, the
-    same with other classes. `changes` are fields of it; masks are a quarter of the image's size unless they say
-    otherwise, or half of it where patches are smaller than eight pixels."""
+    """Turns a ViT into a network with queries: keeps its blocks and positions, drops its head. If it is of this kind
+    already, only the classes change. `changes` override fields. By default masks have at most a quarter of the image's
+    resolution, exactly so for patches of 8, 16 or 32 pixels, or more if patches are below 8 pixels."""
     if kind not in KINDS:
         raise unknown_name("kind of network with queries", kind, KINDS)
     wanted = KINDS[kind]
@@ -178,7 +179,7 @@ def query_config(config: ModelConfig, kind: QueryKind, classes: int, **changes: 
         return replace(config, **{"classes": classes, **changes})
     vit = vit_config(config.encoder or config, f"a network with queries ({kind})")
     if type(vit) is not ViTConfig:
-        raise ConfigError(f"family {vit.family!r} has blocks of its own, which {wanted.design} does not know")
+        raise ConfigError(f"{wanted.design} does not support the blocks of family {vit.family!r}; use a plain ViT")
     own: dict[str, Any] = {field.name: getattr(vit, field.name) for field in fields(ViTConfig)}
     pool = vit.pool if vit.pool != "map" else "token" if vit.class_token else "mean"
     own |= {"head": "queries", "classes": classes, "projection": 0, "neck": 0, "norm_final": True, "pool": pool}

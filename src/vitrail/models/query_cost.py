@@ -1,5 +1,5 @@
-"""What a network with queries costs, in closed form (vit_cost.py says how): the encoder's steps, with queries in front
-in some blocks, and the predictions. No torch."""
+"""The cost of a network with queries in closed form (see vit_cost.py): the encoder, the blocks with queries, and the
+predictions. No torch."""
 
 import math
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ def walk_pmt(c: "PMTConfig") -> Iterator[CostStep]:
 
 
 def _predict(c: "QueryConfig") -> Iterator[CostStep]:
-    """Classes and masks, once, and once more for each block of masked attention."""
+    """The prediction of classes and masks: once at the end, and once for each block with masked attention."""
     q, d, k, times = c.queries, c.width, c.classes + 1, 1 + c.masked_blocks
     rows, columns = c.grid
     yield CostStep("head: logits of classes", (q, k), (d + 1) * k, times * q * d * k)
@@ -57,8 +57,8 @@ def _predict(c: "QueryConfig") -> Iterator[CostStep]:
 
 
 def query_activation_bytes(c: "QueryConfig", width: int, *, recompute: bool) -> int:
-    """The encoder's, as if it were trained; queries in the blocks that have them; and one prediction before each of
-    these and one behind the last, whose finer patches are most of it: four maps for every doubling."""
+    """The activation bytes of the encoder, as if it were trained, of the queries in their blocks, and of a prediction
+    before each of these blocks and after the last. Its upscaled patches dominate: four maps for every doubling."""
     encoder = vit_activation_bytes(c.encoder, width, recompute=recompute)
     t, d, q, blocks = c.tokens, c.width, c.queries, c.head_blocks
     if blocks is None:

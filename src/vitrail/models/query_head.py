@@ -1,4 +1,4 @@
-"""From tokens to the classes and masks of queries, as EoMT does it."""
+"""Predicts the classes and masks of queries from tokens, as in EoMT."""
 
 from collections.abc import Sequence
 from typing import Final, cast
@@ -19,8 +19,8 @@ DRAWN: Final = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)
 
 
 class Upscale(nn.Module):
-    """A map twice as fine: a transposed convolution, GELU, a 3x3 convolution of each channel, LN over the channels.
-    [B, D, H, W] -> [B, D, 2H, 2W]."""
+    """Doubles the resolution of a map: a transposed convolution, GELU, a depthwise 3x3 convolution, and LN over the
+    channels. [B, D, H, W] -> [B, D, 2H, 2W]."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -34,13 +34,13 @@ class Upscale(nn.Module):
             finer = fused_upscale(patches.movedim(1, -1), expand.weight, cast(Tensor, expand.bias)).movedim(-1, 1)
         else:
             finer = F.gelu(expand(patches))
-        # A view of the kernel: the gradient is then laid out as the weight is, and DDP has nothing to warn of.
+        # Through a view of the kernel its gradient has the strides of the weight, so DDP does not warn.
         kernel = kernel.flatten(1).view(kernel.shape)
         return self.norm(F.conv2d(finer, kernel, padding=1, groups=len(kernel)))
 
 
 class MaskMLP(nn.Module):
-    """What a query looks for in the patches: three linear layers with GELU in between. [B, Q, D] -> [B, Q, D]."""
+    """Maps queries to mask embeddings: three linear layers with GELU in between. [B, Q, D] -> [B, Q, D]."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -52,8 +52,8 @@ class MaskMLP(nn.Module):
 
 
 class QueryHead(nn.Module):
-    """The queries, and what makes a class and a mask of each: the classifier has K + 1 rows, of which the last stands
-    for no object; a mask is the product of what the query looks for with the upscaled patches."""
+    """The queries, and the layers that predict a class and a mask for each. The classifier has K + 1 outputs; the last
+    one is "no object". Mask logits are the dot products of a query's mask embedding with the upscaled patches."""
 
     def __init__(self, config: QueryConfig):
         super().__init__()
@@ -64,18 +64,18 @@ class QueryHead(nn.Module):
         self.upscale = nn.ModuleList(Upscale(config.width) for _ in range(config.upscale))
 
     def initialise(self) -> None:
-        """As in EoMT: queries of deviation 1, and torch's own values for the rest."""
+        """Initialises as EoMT does: queries with standard deviation 1, the rest with torch's defaults."""
         nn.init.normal_(self.queries)
         for part in (self.classifier, *self.mask.modules(), *self.upscale.modules()):
             if isinstance(part, DRAWN):
                 part.reset_parameters()
 
     def add_queries(self, z: Tensor) -> Tensor:
-        """[B, T, D] -> [B, Q + T, D]."""
+        """Prepends the queries: [B, T, D] -> [B, Q + T, D]."""
         return torch.cat([self.queries.to(z.dtype).expand(z.shape[0], -1, -1), z], dim=1)
 
     def forward(self, z: Tensor, grid: Pair) -> QueryOutput:
-        """Queries, prefix and patches behind a norm, [B, Q + T, D] -> classes [B, Q, K + 1] and masks [B, Q, h, w]."""
+        """Normalised queries, prefix and patches [B, Q + T, D] -> classes [B, Q, K + 1] and masks [B, Q, h, w]."""
         queries = z[:, : self.queries.shape[0]]
         patches = z[:, self.prefix :].transpose(1, 2).unflatten(2, grid)
         for finer in self.upscale:
@@ -85,9 +85,9 @@ class QueryHead(nn.Module):
 
 
 class Lateral(nn.Module):
-    """One level of the encoder for the sum of all: a norm and an MLP with a residual. The norm is LN over the channels
-    of each token: batch norm, which the authors have, would make an image depend on those it is computed with, and
-    processes disagree about its statistics."""
+    """Transforms one level of the encoder before the levels are summed: a norm, then an MLP with a residual. The norm
+    is LN over the channels of each token. With batch norm, which the authors use, the result for an image would depend
+    on the rest of its batch, and statistics would differ between processes."""
 
     def __init__(self, config: QueryConfig):
         super().__init__()
@@ -101,7 +101,7 @@ class Lateral(nn.Module):
 
 
 class DecoderHead(QueryHead):
-    """PMT's: laterals, blocks with the queries in front, and a norm of its own."""
+    """PMT's head: laterals, blocks with the queries in front, and a final norm."""
 
     def __init__(self, config: PMTConfig):
         super().__init__(config)
@@ -119,6 +119,6 @@ class DecoderHead(QueryHead):
                 part.reset_parameters()
 
     def join(self, levels: Sequence[Tensor]) -> Tensor:
-        """The sum of all levels, [B, T, D] each."""
+        """Sums all levels, [B, T, D] each, after their laterals."""
         joined = [lateral(z) for lateral, z in zip(self.laterals, levels, strict=True)]
         return torch.stack(joined).sum(dim=0)

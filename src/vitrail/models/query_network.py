@@ -1,7 +1,7 @@
 """A Vision Transformer with queries: images to a class and a mask for each query.
 
-Every query block may use masked attention: a query then sees only patches inside the mask that is predicted of it
-before the block. Training anneals this away, block by block; without it inference is a plain encoder with more tokens.
+Every query block may use masked attention: a query then attends only to the patches inside the mask predicted for it
+before the block. Training anneals this away, block by block; inference is then a plain encoder with a few more tokens.
 """
 
 from abc import abstractmethod
@@ -24,35 +24,36 @@ from vitrail.models.vit_config import ViTConfig
 class QueryViT(ViT):
     """Images to classes and masks: [B, C, H, W] -> QueryOutput of [B, Q, K + 1] and [B, Q, h, w].
 
-    `features`, `patch_map`, `forward_features` and intermediates are those of the encoder without queries."""
+    `features`, `patch_map`, `forward_features` and intermediates come from the encoder without queries."""
 
     config: QueryConfig
     head: QueryHead
 
     @abstractmethod
     def make_head(self, config: ViTConfig) -> QueryHead:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The queries and what predicts from them, all that is not the encoder's."""
+        """Builds the queries and the layers that predict from them: everything outside the encoder."""
 
     @abstractmethod
     def prepare(self, images: Tensor, grid: Pair) -> tuple[Tensor, Tensor | None]:
-        """What the first query block reads, [B, Q + T, D], and the rotary positions of all query blocks."""
+        """The input of the first query block, [B, Q + T, D], and the rotary positions of all query blocks."""
 
     @abstractmethod
     def run_block(self, block: int, z: Tensor, grid: Pair, rotation: Tensor | None, hidden: Tensor | None) -> Tensor:
-        """A query block, counted from 0: [B, Q + T, D] -> [B, Q + T, D]. Queries do not see what is `hidden` from them,
-        [B, Q, N]."""
+        """Runs a query block, counted from 0: [B, Q + T, D] -> [B, Q + T, D]. Queries do not attend to the patches that
+        are `hidden` from them, [B, Q, N]."""
 
     @abstractmethod
     def normalise(self, z: Tensor) -> Tensor:
-        """The norm in front of predictions."""
+        """Applies the norm before a prediction."""
 
     def forward(self, images: Tensor) -> QueryOutput:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Classes and masks behind the last block; the last `masked_blocks` query blocks use masked attention."""
+        """Predicts classes and masks after the last block. The last `masked_blocks` query blocks use masked
+        attention."""
         return self._predict_layers(images, None, every=False)[-1]
 
     def forward_layers(self, images: Tensor, masked: Tensor | None = None) -> list[QueryOutput]:
-        """Classes and masks before each query block and behind the last. `masked` [B, query_blocks, Q] says which
-        queries see their own mask alone in which block; without it none does."""
+        """Predicts classes and masks before each query block and after the last. `masked` [B, query_blocks, Q] selects
+        the queries that use masked attention in each block; without it none do."""
         return self._predict_layers(images, masked, every=True)
 
     def _predict_layers(self, images: Tensor, masked: Tensor | None, *, every: bool) -> list[QueryOutput]:
@@ -76,24 +77,24 @@ class QueryViT(ViT):
         return cast(QueryOutput, self.head(self.normalise(z), grid))
 
     def set_masked_blocks(self, count: int) -> None:
-        """In how many of the last query blocks inference uses masked attention; saved weights say it."""
+        """Sets in how many of the last query blocks inference uses masked attention. Saved weights record it."""
         self.config = replace(self.config, masked_blocks=count)
 
     def features(self, images: Tensor) -> Tensor:
-        """The representation of an image by the encoder, which queries have no part in: [B, C, H, W] -> [B, D]."""
+        """The encoder's representation of images, without queries: [B, C, H, W] -> [B, D]."""
         return self.represent(images)
 
     def forward_head(self, features: Tensor, pre_logits: bool = False, image_size: Pair | None = None) -> Tensor:
         if not pre_logits:
-            raise ConfigError(f"{self.config.title} answers from its query blocks; call the network itself")
+            raise ConfigError(f"{self.config.title} predicts from its query blocks; call the network itself")
         return (
             self.project(self.norm(pool(features, self.config))) if self.config.norm_after_pool else self.pool(features)
         )
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A new zero-initialised layer of classes; queries and masks stay."""
+        """Replaces the classifier by a zero-initialised one; queries and the mask layers stay."""
         if global_pool is not None:
-            raise ConfigError(f"global_pool={global_pool!r}: {self.config.title} pools nothing")
+            raise ConfigError(f"global_pool={global_pool!r}: {self.config.title} does not pool; leave it out")
         changed = replace(self.config, classes=num_classes)
         self.config = changed  # pyright: ignore[reportIncompatibleVariableOverride]
         like = self.head.classifier.weight
@@ -107,7 +108,7 @@ class QueryViT(ViT):
 
 
 def find_hidden(masks: Tensor, grid: Pair) -> Tensor:
-    """The patches that are outside each query's mask: logits [B, Q, h, w] -> [B, Q, N]."""
+    """Finds the patches outside each query's mask: logits [B, Q, h, w] -> bool [B, Q, N]."""
     if tuple(masks.shape[2:]) != tuple(grid):
         masks = F.interpolate(masks, grid, mode="bilinear", align_corners=False)
     return (masks.detach() <= 0).flatten(2)

@@ -1,5 +1,5 @@
-"""How the features of an encoder become an answer per pixel: one linear layer, queries in its last blocks (EoMT), or
-queries next to an encoder that stays as it is (PMT).
+"""Chooses the decoder that turns an encoder's features into masks: one linear layer, queries in the encoder's last
+blocks (EoMT), or queries in blocks of their own on a frozen encoder (PMT).
 
 decoder = choose_decoder("", task, bundle.config)
 run = with_queries(run, decoder, "panoptic", classes=133, segments=40)
@@ -27,13 +27,13 @@ OBJECTIVES: Final[dict[str, type[MaskQueries]]] = {
 
 LEAST_QUERIES: Final = 20
 MOST_QUERIES: Final = {"segmentation": 100, "instances": 200, "panoptic": 200}
-QUERIES_EACH: Final = 5  # for each segment of the image that has the most
-LOOKED_AT: Final = 256  # images whose segments are counted
+QUERIES_EACH: Final = 5  # per segment of the image with the most segments
+LOOKED_AT: Final = 256  # most images whose segments are counted
 
 
 def choose_decoder(asked: str, task: Task, config: ModelConfig, settings: Sequence[str] = ()) -> Decoder:
-    """How features become an answer per pixel: as asked for; else as the weights do it, if they have queries already;
-    else linear for classes of pixels and eomt for segments. ConfigError for what contradicts itself."""
+    """Chooses a decoder: the one `asked` for; else that of the weights, if they have queries; else linear for semantic
+    segmentation and eomt for instances and panoptic maps. ConfigError if the request contradicts itself."""
     if asked not in ("", *get_args(Decoder)):
         raise unknown_name("--decoder", asked, get_args(Decoder))
     if task.name not in OBJECTIVES:
@@ -47,7 +47,7 @@ def choose_decoder(asked: str, task: Task, config: ModelConfig, settings: Sequen
         raise ConfigError(f"--decoder {asked} and --set {named[0]} both choose what is learnt; leave one out")
     frozen = [text for text in settings if text.partition("=")[0].strip() == "optim.freeze"]
     if asked == "pmt" and frozen and frozen[0].partition("=")[2].strip() != "all":
-        raise ConfigError(f"--decoder pmt keeps the encoder as it is, and --set {frozen[0]} trains it; use eomt")
+        raise ConfigError(f"--decoder pmt freezes the encoder, but --set {frozen[0]} trains it; use eomt")
     if asked:
         return find_decoder(asked)
     if config.has_queries:
@@ -60,22 +60,22 @@ def find_decoder(name: str) -> Decoder:
 
 
 def count_segments(source: ImageDataset, limit: int = LOOKED_AT) -> int:
-    """The most segments of one image, of some that lie evenly; 0 where none can be read."""
+    """The most segments in one image, among `limit` evenly spaced ones; 0 if none can be read."""
     most = 0
     for index in np.linspace(0, len(source) - 1, min(limit, len(source))).astype(int).tolist():
         try:
             most = max(most, len(source.segments(index)))
-        except (DataError, OSError):  # the run will say so
+        except (DataError, OSError):  # the run reports it
             continue
     return most
 
 
 def with_queries(run: Run, decoder: QueryKind, task: str, classes: int, segments: int) -> Run:
-    """A run with the network and the objective of a decoder, eomt or pmt; the encoder of PMT is frozen. A network that
-    has such queries keeps what it is, but for the classes."""
+    """Gives a run the network and the objective of a decoder, eomt or pmt. A network with this decoder already is kept,
+    except for its classes. The encoder of PMT is frozen."""
     model = run.model
     if model.family != decoder:
-        most = classes if task == "segmentation" else segments  # a mask of classes has at most one segment of each
+        most = classes if task == "segmentation" else segments  # at most one segment per class
         model = query_config(model, decoder, classes, queries=choose_queries(task, most))
     objective = run.objective if isinstance(run.objective, OBJECTIVES[task]) else OBJECTIVES[task]()
     run = replace(run, model=adapt_config(model, classes=classes), objective=objective)
@@ -83,6 +83,7 @@ def with_queries(run: Run, decoder: QueryKind, task: str, classes: int, segments
 
 
 def choose_queries(task: str, segments: int) -> int:
-    """Five for each segment of the image that has the most, within bounds; all that are usual if that is unknown."""
+    """Five queries per segment of the image with the most segments, within bounds; the upper bound if that number is
+    unknown."""
     most = MOST_QUERIES[task]
     return most if segments < 1 else min(max(QUERIES_EACH * segments, LEAST_QUERIES), most)

@@ -1,9 +1,9 @@
-"""What `vitrail finetune WEIGHTS DATA` does for classes of pixels, instances and panoptic maps: queries that read the
-encoder's patches (EoMT), or an encoder that stays as it is (PMT).
+"""Defaults of `vitrail finetune WEIGHTS DATA` for segmentation with queries: in the encoder's last blocks (EoMT), or on
+a frozen encoder (PMT).
 
 run = choose_dense_defaults(config, preprocessing, dense, weights="dinov3.safetensors", source="photos/")
 
-The settings are those that EoMT's authors publish, fitted to small sets and to short runs.
+The settings are those published by EoMT's authors, adapted to small sets and short runs.
 """
 
 from dataclasses import dataclass, replace
@@ -37,8 +37,8 @@ OPTIM: Final = Optim(kind="adamw", lr=1e-4, weight_decay=0.05, clip=0.01, layer_
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DenseData:
-    """What the choices follow from: how many images and classes there are, the most segments of an image, and whether
-    a split for choosing the best weights exists."""
+    """The facts that the defaults depend on: the numbers of images and classes, the most segments in an image, and
+    whether there is a val split."""
 
     task: str
     samples: int
@@ -57,21 +57,22 @@ def choose_dense_defaults(
     source: str,
     image_size: int | Pair | None = None,
 ) -> Run:
-    """The run for weights of a config and preprocessing, and data with masks; the decoder is eomt or pmt.
+    """Chooses the run for weights with this config and preprocessing on data with masks; the decoder is eomt or pmt.
 
     - Image size: the weights' own, unless one is given.
     - Held out: as for classification, 10 % of train without a val split, and nothing below 20 images.
-    - Batch: EoMT's 16; on few images the power of two that leaves 16 steps to an epoch, at least 4.
+    - Batch: EoMT's 16; for few images a power of two that leaves about 16 steps per epoch, at least 4.
     - Length: EoMT's 31 epochs, at most 90,000 steps (12 epochs of COCO) and at least 2,000: queries learn slowly.
-    - Optimiser: EoMT's AdamW at 1e-4, weight decay 0.05, layer decay 0.8, clipping at 0.01 (with AdamW that evens out
-      the steps, whose size it does not change), polynomial decay with power 0.9.
-    - Warm-up: EoMT's 500 steps of the head and then 1,000 of the encoder, at most 5 and 10 % of the run.
-    - Queries: five for each segment of the image that has the most, 20 to 200; of semantic masks five for each class,
-      20 to 100.
-    - Augmentation: flips, the image at 0.1 to 2 times its size, padded or cut; for semantic masks 0.5 to 2 times, and
-      the jitter of colours. Scored are whole images, padded; for semantic masks as the weights were."""
+    - Optimiser: EoMT's AdamW at 1e-4, weight decay 0.05, layer decay 0.8, polynomial decay with power 0.9, and clipping
+      at 0.01; since AdamW is invariant to the scale of gradients, clipping only equalises the steps.
+    - Warm-up: EoMT's 500 steps for the head, then 1,000 for the encoder, at most 5 and 10 % of the run.
+    - Queries: five per segment of the image with the most segments, 20 to 200; for semantic masks five per class, 20 to
+      100.
+    - Augmentation: flips, and the image at 0.1 to 2 times its size, padded or cropped; for semantic masks 0.5 to 2
+      times, and colour jitter.
+    - Scores: on whole images, padded; for semantic masks with the weights' own preprocessing, without a crop."""
     if dense.samples < 2 or dense.classes < 1:
-        raise ConfigError(f"{dense.samples} images of {dense.classes} classes: there must be 2 images and a class")
+        raise ConfigError(f"{dense.samples} images of {dense.classes} classes; give at least 2 images and 1 class")
     image = config.image if image_size is None else pair(image_size)
     dev = 0.0 if dense.has_val or dense.samples < FEW else DEV
     count = dense.samples - round(dense.samples * dev)
@@ -98,7 +99,7 @@ def choose_dense_defaults(
 
 
 def fit_whole(preprocessing: Preprocessing) -> Preprocessing:
-    """Whole images at their own aspect, padded: what things are is told by their shape."""
+    """Keeps images whole and pads them, because the aspect ratio of an object helps to recognise it."""
     return replace(preprocessing, resize=None, fit="pad")
 
 
@@ -109,7 +110,7 @@ def choose_dense_batch(count: int) -> int:
 
 
 def choose_dense_schedule(steps: int, *, frozen: bool) -> Schedule:
-    """Both warm-ups, one after the other, and EoMT's decay; a frozen encoder needs none."""
+    """Warms up the head, then the encoder unless it is frozen, and decays as EoMT does."""
     head, encoder = choose_dense_warmup(steps)
     return Schedule(decay="poly", warmup=head, encoder_warmup=0 if frozen else encoder)
 
@@ -117,7 +118,7 @@ def choose_dense_schedule(steps: int, *, frozen: bool) -> Schedule:
 def explain_dense_choices(
     run: Run, config: ModelConfig, dense: DenseData, picture: Pair | None, *, count: int, given: bool
 ) -> tuple[str, ...]:
-    """The choices of `choose_dense_defaults`, a line each, with what they follow from and how to have it otherwise."""
+    """Explains the choices of `choose_dense_defaults`: one line each, with the reason and how to change it."""
     image, steps, model = run.augmentation.size, run.steps or round(run.epochs * count / run.batch), run.model
     size = "as asked for" if given else "the weights' own; change it with --image-size"
     if image != config.image:
@@ -135,7 +136,7 @@ def explain_dense_choices(
         "pmt": f"decoder pmt: {queries} queries with {pluralise(blocks, 'block')} of their own, on a frozen encoder",
     }
     known = dense.segments and dense.task != "segmentation"
-    most = f" (up to {dense.segments} segments an image)" if known else ""
+    most = f" (up to {dense.segments} segments per image)" if known else ""
     warmup = f"{pluralise(schedule.warmup, 'step')} of warm-up"
     if schedule.encoder_warmup:
         warmup = f"warm-up of {schedule.warmup} steps for the head, then {schedule.encoder_warmup} for the encoder"
@@ -144,7 +145,7 @@ def explain_dense_choices(
     crop = run.augmentation.crop
     seen = f"images at {crop.scale[0]:g} to {crop.scale[1]:g} times their size" if isinstance(crop, ScaleJitter) else ""
     flip = "flips; --set augmentation.flip=0 if left and right differ" if run.augmentation.flip else "no flips"
-    colours = ", jitter of colours" if run.augmentation.policy is not None else ""
+    colours = ", colour jitter" if run.augmentation.policy is not None else ""
     return (
         f"{how.get(model.family, model.title)}{most}; change it with --decoder or --set model.queries=N",
         f"image size {format_size(image)}: {size}",

@@ -1,7 +1,7 @@
-"""Panoptic segmentation from scratch, on generated scenes of overlapping shapes before a sky and a ground (EoMT).
+"""Panoptic segmentation from scratch, on generated scenes of overlapping shapes in front of sky and ground (EoMT).
 
-The encoder is pre-trained nowhere, so it and the queries learn at one rate, from the first step on. Masks start as
-attention masks of the queries, which is annealed away (Appendix of EoMT); inference needs none.
+The encoder is not pre-trained, so it and the queries share one learning rate from the first step on. Training starts
+with masked attention and anneals it away (EoMT, appendix); inference uses none.
 """
 
 from dataclasses import replace
@@ -53,7 +53,7 @@ def demo_scenes() -> Run:
 
     Seeds 0 and 1 reach 82.6 and 80.1 % PQ on the 1,000 test scenes."""
     run, image = scenes_panoptic(), pair(64)
-    # Convolutions learn what shapes of a few pixels are sooner than plain patches do.
+    # Convolutions learn shapes of a few pixels faster than plain patches do.
     stem = ResNetConfig(
         image=image, blocks=(3,), factor=0.5, groups=4, classes=0, unit="postactivation", pool_padding="infinity"
     )

@@ -92,12 +92,12 @@ class TaskPrediction(Protocol):
 
 
 class PredictionSet(Protocol):
-    """One file about the predictions for many images."""
+    """Collects the predictions for many images in one file."""
 
     name: str
 
     def add(self, image: str, prediction: Any, files: Mapping[str, str]) -> None:
-        """Takes in an image, by its name, with the names of the files that were written for it, by what they are."""
+        """Adds the prediction for an image. `files` are the names of the files written for it, by kind."""
         ...
 
     def to_bytes(self) -> bytes:
@@ -107,8 +107,9 @@ class PredictionSet(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PredictionOptions:
-    """How outputs become predictions: their names, how many classes are listed, the threshold of a multi-label network
-    (of segments: from which score they are shown), and which classes are things. A task uses what it needs."""
+    """How outputs become predictions: their names, how many classes are listed, the threshold (the lowest probability
+    of a class of a multi-label network, or the lowest score of a segment), and which classes are things. A task uses
+    what it needs."""
 
     names: tuple[str, ...]
     topk: int = 5
@@ -136,7 +137,7 @@ class Task(ABC):
     extras: ClassVar[tuple[Criterion, ...]] = ()  # further numbers of a score, and how they are shown
     mixes: ClassVar[bool] = False  # whether the targets of two images can be mixed (mixup, CutMix)
     has_classes: ClassVar[bool] = False  # whether outputs [B, K, ...] are logits of K exclusive classes
-    threshold: ClassVar[float] = 0.5  # of `PredictionOptions`, where nobody says another
+    threshold: ClassVar[float] = 0.5  # default of `PredictionOptions.threshold`
     slides: ClassVar[bool] = False  # whether networks can be scored by sliding windows
     has_closed_form: ClassVar[bool] = False  # whether least squares on frozen features also solves it
 
@@ -202,11 +203,11 @@ class Task(ABC):
     def check_windows(self, how: ScoringOptions, about: Subject) -> None:
         """ConfigError for sliding windows that do not apply to these weights."""
         if how.windows is not None and not self.slides:
-            fact = f"--windows {how.windows} is for classes of pixels"
+            fact = f"--windows {how.windows} is for semantic segmentation (classes of pixels)"
             raise ConfigError(f"{fact}; the task of {about.name} is {self.name}")
 
     def score(self, setting: EvaluationSetting, outputs: int) -> Any:
-        """A `TaskScore` of a network with so many outputs."""
+        """The `TaskScore` of a network with this number of outputs."""
         card = get_card(setting.about.network)
         return setting.run(self.metric_for(card, outputs, setting.world.device, extremes=EXTREMES), self.targets)
 
@@ -260,8 +261,8 @@ class Task(ABC):
         return source, ()
 
     def agreement(self, outputs: Output, other: Output) -> Tensor | None:
-        """The share of equal predictions of two outputs [B, K, ...] for each image [B]; None without classes. Of
-        queries: of the pixels whose class is the same."""
+        """The share of equal predictions of two outputs [B, K, ...] for each image [B]; None for a task without
+        classes. Outputs of queries are compared by the semantic class of each pixel."""
         if not self.has_classes:
             return None
         outputs, other = (to_dense(one) for one in (outputs, other))
@@ -314,7 +315,8 @@ class Task(ABC):
         return None
 
     def collect(self, options: PredictionOptions) -> "PredictionSet | None":
-        """What becomes one file about all images of a folder, next to a file for each; None without one."""
+        """Collects the predictions for a folder of images in one file, besides those of each image; None if the task
+        has no such file."""
         return None
 
 

@@ -1,1 +1,1 @@
-"""Annotations of parts of images: segments, boxes, and the run-length encoding of masks."""
+"""Segments, bounding boxes, and the run-length encoding of masks."""

@@ -1,8 +1,8 @@
-"""The segments of one image as JSON, as tar shards hold them in KEY.segments.json; and their classes.
+"""Reads and writes the segments of one image as JSON (KEY.segments.json in a tar shard), and their classes.
 
     {"size": [480, 640], "segments": [{"class": 3, "box": [10.5, 20, 300, 400.25], "counts": "eRZ3..."}]}
 
-The counts are COCO's text of a run-length encoded mask; boxes alone have none. A crowd says so.
+`counts` is a mask in COCO's compressed run-length encoding; it is absent in a set of boxes. A crowd has "crowd": true.
 """
 
 import json
@@ -18,10 +18,10 @@ FAULTS = (ValueError, KeyError, TypeError, RecursionError, OverflowError, Attrib
 
 
 class SegmentKinds(NamedTuple):
-    """What a set of segments says of all of them."""
+    """What holds for all segments of a data set."""
 
     classes: tuple[SegmentClass, ...]
-    overlap: bool  # whether they may
+    overlap: bool  # whether segments may overlap
     boxes_only: bool
 
     def to_dict(self) -> dict[str, Any]:
@@ -30,19 +30,19 @@ class SegmentKinds(NamedTuple):
 
 
 def read_kinds(text: str) -> SegmentKinds:
-    """What `SegmentKinds.to_dict` gives as JSON. ValueError where it is something else."""
+    """Parses the JSON of `SegmentKinds.to_dict`. ValueError if it is malformed."""
     try:
         data = json.loads(text)
         classes = tuple(SegmentClass(str(one["name"]), bool(one["thing"])) for one in data["classes"])
         if not classes:
-            raise ValueError("it names no class")
+            raise ValueError("it lists no classes")
         return SegmentKinds(classes, bool(data["overlap"]), bool(data["boxes_only"]))
     except FAULTS as error:
         raise ValueError(describe_error(error)) from None
 
 
 def format_segments(found: Segments) -> str:
-    """The segments as JSON."""
+    """Formats the segments of an image as JSON."""
     rows = list[dict[str, Any]]()
     for at, (number, box, crowd) in enumerate(zip(found.classes, found.boxes, found.crowd, strict=True)):
         row: dict[str, Any] = {"class": int(number), "box": [int(side) if side == int(side) else side for side in box]}
@@ -52,7 +52,7 @@ def format_segments(found: Segments) -> str:
 
 
 def parse_segments(text: bytes, kinds: SegmentKinds) -> Segments:
-    """What `format_segments` gives. BadImage where it is something else."""
+    """Parses the JSON of `format_segments`. BadImage if it is malformed."""
     try:
         data = json.loads(text)
         height, width = (int(side) for side in data["size"])
@@ -61,8 +61,8 @@ def parse_segments(text: bytes, kinds: SegmentKinds) -> Segments:
         boxes = np.array([[float(side) for side in row["box"]] for row in rows], np.float64).reshape(len(rows), 4)
         crowd = np.array([bool(row.get("crowd", False)) for row in rows], np.bool_)
         if classes.size and not 0 <= int(classes.min()) <= int(classes.max()) < len(kinds.classes):
-            raise ValueError(f"class {int(classes.max())}, but there are {len(kinds.classes)}")
+            raise ValueError(f"class {int(classes.max())}, but there are {len(kinds.classes)} classes")
         masks = None if kinds.boxes_only else tuple(read_counts((height, width), row["counts"]) for row in rows)
     except FAULTS as error:
-        raise BadImage(f"its segments are damaged ({describe_error(error)})") from None
+        raise BadImage(f"the segments are damaged ({describe_error(error)})") from None
     return Segments(size=(height, width), classes=classes, boxes=boxes, crowd=crowd, masks=masks)

@@ -1,11 +1,11 @@
-"""Run-length encoded masks, as COCO defines them: runs of zeros and ones in turn, down the columns, zeros first.
+"""Run-length encoded masks in COCO's format: alternating runs of zeros and ones in column-major order, zeros first.
 
-    rle = read_counts((480, 640), annotation["counts"])  # text or a list, as COCO's files have them
+    rle = read_counts((480, 640), annotation["counts"])  # compressed text, or a list of runs
     decode(rle), rle.area, find_box(rle), write_counts(rle)
     merge([one, other]), overlap(found, truth, crowd)
 
-Masks from files come from `make_rle`, which refuses runs that do not add up; the others have sound ones. Runs of length
-0 other than the first are taken out, so that a mask has one encoding.
+Masks from files pass through `make_rle`, which refuses runs that do not add up to the size of the mask. Runs of length
+0 are removed, except for the first, so every mask has exactly one encoding.
 """
 
 from collections.abc import Sequence
@@ -18,14 +18,15 @@ from numpy.typing import NDArray
 from vitrail.core.errors import BadImage
 from vitrail.core.text import Pair, format_size
 
-MOST_PIXELS: Final = 178_956_970  # of a mask, as of an image
-LONGEST: Final = 7  # letters of one number in text: 35 bits
-LOWEST, HIGHEST = 48, 111  # letters that occur in such a text
-BITS, SIGN, MORE = 5, 0x10, 0x20  # of a letter: its value, the sign in the last letter, and whether another one follows
+MOST_PIXELS: Final = 178_956_970  # in a mask; the limit for images is the same
+LONGEST: Final = 7  # most characters of a number in compressed text: 35 bits
+LOWEST, HIGHEST = 48, 111  # range of character codes in compressed text
+BITS, SIGN, MORE = 5, 0x10, 0x20  # of a character: value bits, sign bit (of the last one), and continuation bit
 
 
 class Rle(NamedTuple):
-    """A mask [H, W]: lengths of runs, column by column, which add up to H * W. The first is of zeros and may be 0."""
+    """A mask [H, W] as run lengths in column-major order, which add up to H * W. The first run is of zeros; its length
+    may be 0."""
 
     size: Pair
     counts: NDArray[np.int64]
@@ -37,7 +38,7 @@ class Rle(NamedTuple):
 
 
 def encode(mask: NDArray[Any]) -> Rle:
-    """A mask [H, W] of booleans, or of numbers of which any but 0 counts."""
+    """Encodes a mask [H, W] of booleans, or of numbers where anything but 0 is inside."""
     flat = np.asarray(mask, np.bool_).ravel(order="F")
     if not flat.size:
         return Rle((mask.shape[0], mask.shape[1]), np.zeros(0, np.int64))
@@ -47,18 +48,18 @@ def encode(mask: NDArray[Any]) -> Rle:
 
 
 def decode(rle: Rle) -> NDArray[np.bool_]:
-    """The mask [H, W]."""
+    """Decodes to a mask [H, W]."""
     values = np.arange(len(rle.counts)) % 2 == 1
     return np.repeat(values, rle.counts).reshape(rle.size, order="F")
 
 
 def encode_values(values: NDArray[np.integer], kinds: int) -> list[Rle]:
-    """The masks of the values 0 to `kinds` - 1 in a map [H, W], in one pass; other values belong to none."""
+    """Encodes a mask for each value from 0 to `kinds` - 1 in a map [H, W], in one pass. Other values are skipped."""
     return encode_runs(find_runs(values), kinds)
 
 
 class Runs(NamedTuple):
-    """Runs of equal values in a map [H, W], down its columns: those places from `starts` to before `ends`."""
+    """Runs of equal values in a map [H, W], as column-major indices from `starts` up to but not including `ends`."""
 
     size: Pair
     starts: NDArray[np.int64]
@@ -67,13 +68,14 @@ class Runs(NamedTuple):
 
 
 def find_runs(values: NDArray[np.integer]) -> Runs:
+    """Finds the runs of equal values in a map [H, W]."""
     size, flat = (values.shape[0], values.shape[1]), values.ravel(order="F")
     starts = np.concatenate([[0], np.flatnonzero(flat[1:] != flat[:-1]) + 1])
     return Runs(size, starts, np.append(starts[1:], flat.size), flat[starts])
 
 
 def encode_runs(runs: Runs, kinds: int) -> list[Rle]:
-    """As `encode_values`, of runs."""
+    """Does what `encode_values` does, given the runs of a map."""
     order = np.argsort(runs.values, kind="stable")
     bounds = np.searchsorted(runs.values[order], np.arange(kinds + 1))
     some = (order[first:last] for first, last in pairwise(bounds.tolist()))
@@ -81,8 +83,8 @@ def encode_runs(runs: Runs, kinds: int) -> list[Rle]:
 
 
 def from_toggles(size: Pair, places: NDArray[np.integer]) -> Rle:
-    """The mask that starts with zeros and changes at each of the places, in order; a change at a place an even number
-    of times is none."""
+    """Encodes the mask that starts with zeros and toggles at each of the column-major indices in `places`. Toggles at
+    the same index cancel in pairs."""
     total = size[0] * size[1]
     values, times = np.unique(places, return_counts=True)
     changes = values[(times % 2 == 1) & (values < total)]
@@ -90,12 +92,12 @@ def from_toggles(size: Pair, places: NDArray[np.integer]) -> Rle:
 
 
 def toggles(rle: Rle) -> NDArray[np.int64]:
-    """The places at which a mask changes."""
+    """The column-major indices at which a mask toggles."""
     return np.cumsum(rle.counts[:-1])
 
 
 def make_rle(size: Pair, counts: Any) -> Rle:
-    """A mask of runs from a file. BadImage where they are no whole numbers from 0, or do not add up to H * W."""
+    """Builds a mask from runs that a file gives. BadImage unless they are whole numbers from 0 that add up to H * W."""
     total = size[0] * size[1]
     if not (min(size) >= 1 and total <= MOST_PIXELS):
         raise BadImage(f"a mask of {format_size(size)} pixels; it has 1 to {MOST_PIXELS:,}")
@@ -107,7 +109,7 @@ def make_rle(size: Pair, counts: Any) -> Rle:
         raise BadImage("the runs of a mask are not a list of whole numbers")
     if int(runs.min()) < 0:
         raise BadImage(f"a run of {int(runs.min())} pixels in a mask; runs have 0 or more")
-    # Each is bounded before they are added, so that the sum cannot wrap around.
+    # The longest run is checked before the runs are added, so the sum cannot overflow.
     longest = int(runs.max())
     covered = longest if longest > total else int(runs.astype(np.int64).sum())
     if covered != total:
@@ -116,7 +118,7 @@ def make_rle(size: Pair, counts: Any) -> Rle:
 
 
 def read_counts(size: Pair, counts: Any) -> Rle:
-    """A mask from what COCO calls counts: a list of runs, or the text that packs one. BadImage where it is not one."""
+    """Builds a mask from COCO's `counts`: a list of runs, or its compressed text. BadImage if it is neither."""
     if not isinstance(counts, str | bytes):
         return make_rle(size, counts)
     try:
@@ -136,13 +138,13 @@ def read_counts(size: Pair, counts: Any) -> Rle:
     places = np.arange(len(parts)) - np.repeat(starts, lengths)
     values = np.add.reduceat((parts & (MORE - 1)) << (BITS * places), starts)
     values -= np.where(parts[ends] & SIGN, np.int64(1) << (BITS * lengths), 0)
-    values[1::2] = np.cumsum(values[1::2])  # from the fourth on they are differences to the last but one
+    values[1::2] = np.cumsum(values[1::2])  # from the fourth on: differences from the run two before
     values[2::2] = np.cumsum(values[2::2])
     return make_rle(size, values)
 
 
 def write_counts(rle: Rle) -> str:
-    """The text that packs the runs of a mask."""
+    """Compresses the runs of a mask to COCO's text."""
     left = rle.counts.copy()
     left[3:] -= rle.counts[1:-2]
     letters = np.zeros((len(left), LONGEST), np.int64)
@@ -160,30 +162,30 @@ def write_counts(rle: Rle) -> str:
 
 
 def merge(masks: Sequence[Rle]) -> Rle:
-    """The pixels that are in any of the masks, one or more of one size."""
+    """The union of one or more masks of the same size."""
     if len(masks) == 1:
         return masks[0]
     size = masks[0].size
     if any(mask.size != size for mask in masks):
-        raise BadImage(f"masks of {format_size(size)} and of other sizes cannot be merged")
+        raise BadImage(f"masks of {format_size(size)} and of other sizes cannot be merged; all need the same size")
     places = np.concatenate([toggles(mask) for mask in masks])
     steps = np.concatenate([1 - 2 * (np.arange(len(mask.counts) - 1) % 2) for mask in masks])
     order = np.argsort(places, kind="stable")
     places, depth = places[order], np.cumsum(steps[order])
-    last = np.append(places[1:] != places[:-1], True)[: len(places)]  # of several changes at one place
+    last = np.append(places[1:] != places[:-1], True)[: len(places)]  # the last of several toggles at one index
     places, covered = places[last], depth[last] > 0
     return from_toggles(size, places[covered != np.concatenate([[False], covered[:-1]])[: len(covered)]])
 
 
 def find_box(rle: Rle) -> tuple[float, float, float, float]:
-    """Left, top, right and bottom of the pixels of a mask; all 0 where it has none."""
+    """The bounding box of a mask: left, top, right, bottom; all 0 if the mask is empty."""
     bounds = np.cumsum(rle.counts)
     starts, ends = bounds[0:-1:2], bounds[1::2]
     starts, ends = starts[: len(ends)], ends - 1  # the first and the last pixel of each run
     if not len(ends):
         return (0.0, 0.0, 0.0, 0.0)
     height = rle.size[0]
-    if bool((starts // height != ends // height).any()):  # a run that goes on in the next column
+    if bool((starts // height != ends // height).any()):  # a run continues in the next column
         top, bottom = 0, height - 1
     else:
         top, bottom = int((starts % height).min()), int((ends % height).max())
@@ -191,15 +193,15 @@ def find_box(rle: Rle) -> tuple[float, float, float, float]:
 
 
 def overlap(found: Sequence[Rle], truth: Sequence[Rle], crowd: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
-    """Intersection over union of M masks with N others [M, N]; of those that are a crowd, over the area of the found
-    one, as in COCO's evaluation. 0 where nothing is in common."""
+    """IoU [M, N] of M predicted masks with N ground-truth masks. For a crowd the intersection is divided by the area of
+    the prediction, as in COCO's evaluation."""
     out = np.zeros((len(found), len(truth)))
     if not out.size:
         return out
     sizes = {mask.size for mask in (*found, *truth)}
     if len(sizes) > 1:
         one, other = sorted(sizes)[:2]
-        raise BadImage(f"masks of {format_size(one)} and of {format_size(other)} cannot be compared")
+        raise BadImage(f"masks of {format_size(one)} and {format_size(other)} cannot be compared; all need one size")
     bounds = [pad_pairs(toggles(mask), mask.size[0] * mask.size[1]) for mask in found]
     places, starts = np.concatenate(bounds), np.cumsum([0, *map(len, bounds)])
     signs = 2 * (np.arange(len(places)) % 2) - 1
@@ -208,7 +210,7 @@ def overlap(found: Sequence[Rle], truth: Sequence[Rle], crowd: NDArray[np.bool_]
         ends = np.cumsum(mask.counts)
         ones = np.cumsum(np.where(np.arange(len(mask.counts)) % 2, mask.counts, 0))
         at = np.searchsorted(ends, places, side="left").clip(0, len(ends) - 1)
-        # Pixels of the mask before each place: all of the runs up to its own, less what of that one lies behind.
+        # Pixels of the mask before each index: those of all runs up to its own, less the rest of that run.
         before = ones[at] - np.where(at % 2, ends[at] - places, 0)
         sums = np.concatenate([[0], np.cumsum(before * signs)])
         common = sums[starts[1:]] - sums[starts[:-1]]
@@ -218,5 +220,5 @@ def overlap(found: Sequence[Rle], truth: Sequence[Rle], crowd: NDArray[np.bool_]
 
 
 def pad_pairs(places: NDArray[np.int64], end: int) -> NDArray[np.int64]:
-    """Changes of a mask as starts and ends of its runs of ones in turn."""
+    """Toggles as alternating starts and ends of the runs of ones; `end` closes the last run."""
     return np.append(places, end) if len(places) % 2 else places

@@ -1,4 +1,4 @@
-"""The annotated segments of an image: the class, the mask and the box of each, whatever format they were read from."""
+"""The annotated segments of an image, whatever their file format: class, mask and bounding box of each."""
 
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -11,7 +11,8 @@ from vitrail.data.annotations.rle import Rle, decode
 
 
 class SegmentClass(NamedTuple):
-    """A class of segments. Things are counted one by one; of stuff (sky, road) an image has one segment at most."""
+    """A class of segments. Things are countable: each object is a segment. Stuff (sky, road) has at most one segment in
+    an image."""
 
     name: str
     thing: bool = True
@@ -19,13 +20,15 @@ class SegmentClass(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Segments:
-    """The N segments of an image of `size` (height, width), in the order of their file. `masks` is None where there
-    are boxes alone. Masks may overlap unless the format rules it out (panoptic). A `crowd` segment marks many objects
-    that are not told apart: it neither is learnt nor counts as missed."""
+    """The N segments of an image of `size` (height, width), in file order.
+
+    `masks` is None if the annotations are boxes only. Masks may overlap unless the format rules it out (panoptic). A
+    `crowd` segment covers a group of objects that are not annotated one by one; it is neither a training target nor a
+    miss in evaluation."""
 
     size: Pair
-    classes: NDArray[np.int64]  # [N], numbers of `segment_classes`
-    boxes: NDArray[np.float64]  # [N, 4]: left, top, right, bottom, in pixels from the image's corner
+    classes: NDArray[np.int64]  # [N], indices into `segment_classes`
+    boxes: NDArray[np.float64]  # [N, 4]: left, top, right, bottom, in pixels from the top left corner
     crowd: NDArray[np.bool_]  # [N]
     masks: tuple[Rle, ...] | None
 
@@ -33,18 +36,18 @@ class Segments:
         return len(self.classes)
 
     def decode(self) -> NDArray[np.bool_]:
-        """The masks [N, H, W]."""
+        """Decodes the masks to [N, H, W]."""
         assert self.masks is not None
         return np.stack([decode(mask) for mask in self.masks]) if self.masks else np.zeros((0, *self.size), np.bool_)
 
 
-IGNORED: Final = 255  # of a map of classes: a pixel that counts for nothing
-MOST_CLASSES: Final = 255  # that a map of bytes can tell apart
+IGNORED: Final = 255  # the ignore index of a class map
+MOST_CLASSES: Final = 255  # that a uint8 class map can hold
 
 
 def paint_objects(segments: Segments) -> NDArray[np.uint8]:
-    """The class of every pixel [H, W] plus one, 0 where no object is. Smaller objects cover larger ones; pixels of a
-    crowd that no object covers are ignored."""
+    """Paints objects into a class map [H, W]: class + 1, or 0 for background. Smaller objects cover larger ones. Crowd
+    pixels that no object covers are ignored."""
     canvas = np.zeros(segments.size, np.uint8)
     areas = [mask.area for mask in segments.masks or ()]
     for crowd in (True, False):
@@ -55,7 +58,7 @@ def paint_objects(segments: Segments) -> NDArray[np.uint8]:
 
 
 def paint_panoptic(segments: Segments) -> NDArray[np.uint8]:
-    """The class of every pixel [H, W]; those without a segment, and those of a crowd, are ignored."""
+    """Paints panoptic segments into a class map [H, W]. Pixels without a segment and crowd pixels are ignored."""
     canvas = np.full(segments.size, IGNORED, np.uint8)
     for at, mask in enumerate(segments.masks or ()):
         if not segments.crowd[at]:
@@ -64,6 +67,6 @@ def paint_panoptic(segments: Segments) -> NDArray[np.uint8]:
 
 
 def clip_boxes(boxes: NDArray[np.float64], size: Pair) -> NDArray[np.float64]:
-    """Left, top, right, bottom [N, 4], with what lies outside of the image cut off; such a box comes out empty."""
+    """Clips boxes [N, 4] (left, top, right, bottom) to the image. A box wholly outside becomes empty."""
     height, width = size
     return np.clip(boxes, 0.0, np.array([width, height, width, height], np.float64))

@@ -1,19 +1,19 @@
-"""COCO's json: boxes, polygons and run-length masks of objects.
+"""Reads COCO's json: boxes, polygons and run-length encoded masks of objects.
 
     annotations/instances_train2017.json  train2017/  annotations/instances_val2017.json  val2017/
-    train/_annotations.coco.json  train/a.jpg  valid/...      as Roboflow writes it
-    one.json  images/a.jpg                                    the json itself may be the source
+    train/_annotations.coco.json  train/a.jpg  valid/...      Roboflow's layout
+    one.json  images/a.jpg                                    the json itself is the source
 
-Images are looked for next to the json, up to two folders above it, and in the folders there. Classes are numbered in
-the order of the ids of the categories. Where no annotation has a mask the set is one of boxes. The file is read once,
-when the set is opened; polygons are kept as whole fifths of pixels, all that painting looks at.
+Images are searched next to the json, up to two folders above it, and in the folders there. Classes are ordered by
+category id. If no annotation has a mask, the set has boxes only. The file is read once, when the set is opened;
+polygons are stored in fifths of a pixel, the precision of rasterisation.
 
-What is wrong with the file as a whole (not json, a part that is missing, ids of images or categories or names of
-categories that repeat) is an error at once. An annotation with an unknown category, a number that is not finite, fewer
-than three points, runs that do not add up, a mask of another size, or without a mask where others have one makes its
-image unreadable. Annotations of images that the file does not list, and those wholly outside of their image, are
-skipped and counted, as are empty boxes; ids of annotations that repeat are counted and kept. A category without
-annotations that is only the parent of others is left out.
+A fault of the file as a whole (not json, a missing part, repeated image ids, category ids or category names) is an
+immediate error. An annotation makes its image unreadable if its category is unknown, a number is not finite, a polygon
+has fewer than three points, runs do not add up, the mask has another size than the image, or it has no mask while
+others do. Annotations of images that the file does not list, annotations wholly outside their image, and empty boxes
+are skipped and counted. Annotations with a repeated id are counted but kept. A category without annotations that is
+only the supercategory of others is left out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ from vitrail.data.readers.find_annotations import find_json
 
 
 class CocoFiles(AnnotatedFiles):
-    """Images with the objects that a json describes."""
+    """Images with the objects of a COCO json."""
 
     def __init__(self, root: str, names: Sequence[str], image_sizes: NDArray[np.int64], objects: ObjectTable) -> None:
         super().__init__(root, names)
@@ -62,35 +62,35 @@ class CocoFiles(AnnotatedFiles):
         return Segments(size=size, classes=classes, boxes=boxes, crowd=crowd, masks=masks)
 
     def read_mask(self, at: int, size: Pair) -> Rle:
-        """The mask of an annotation."""
+        """Builds the mask of an annotation."""
         table = self.objects
         first, end = map(int, table.pieces[at])
         parts = [table.values[table.parts[part] : table.parts[part + 1]] for part in range(first, end)]
         if table.kinds[at] == NOTHING:
-            raise BadImage("an annotation without a segmentation, while others have one; give it a polygon or a mask")
+            raise BadImage("an annotation has no segmentation, while others have one; add a polygon or a mask")
         if table.kinds[at] == RUNS:
             return make_rle(size, parts[0])
         return fill_polygons([part.reshape(-1, 2) for part in parts], size)
 
 
 def read(path: Path) -> dict[str, ImageDataset]:
-    """The splits of a json, or of a folder that has them, all with the same classes."""
+    """Reads the splits of a json, or of a folder of them, all with the same classes."""
     files = find_json(path, "coco")
     root = path if path.is_dir() else path.parent
     return open_splits(root, {split: (file, parse_json(file)) for split, file in files.items()})
 
 
 def open_splits(root: Path, contents: Mapping[str, tuple[Path, Any]]) -> dict[str, ImageDataset]:
-    """The splits of files that are parsed already."""
+    """Opens the splits of files that are already parsed."""
     parsed = {split: parse_images(file, content) for split, (file, content) in contents.items()}
     opened: dict[str, CocoFiles] = {}
     for split, (file, _) in contents.items():
         found = parsed[split]
         if any("segments_info" in one for one in found.annotations[:1]):
-            raise DataError(f"{file} has panoptic annotations; write panoptic:{root}")
+            raise DataError(f"{file} has panoptic annotations; use panoptic:{root}")
         folder = find_image_folder(file.parent, found.names, name_words(file))
         if folder is None:
-            fact = f"{file}: no file {found.names[0]} next to it, above it or in a folder there"
+            fact = f"{file}: its first image, {found.names[0]}, is not next to it, above it or in a folder there"
             raise SourceNotFound(f"{fact}; put the images into {file.parent / 'images'}")
         builder = TableBuilder(found)
         source = CocoFiles(str(root), relate_names(root, folder, found.names), found.sizes, builder.build())
@@ -105,6 +105,6 @@ def open_splits(root: Path, contents: Mapping[str, tuple[Path, Any]]) -> dict[st
 
 
 def name_words(file: Path) -> list[str]:
-    """Names that the folder of the images may have: instances_train2017.json -> train2017, instances_train2017."""
+    """Likely names of the image folder: instances_train2017.json -> train2017, instances_train2017."""
     stem = file.stem.lower()
     return [stem.rpartition("_")[2], stem]

@@ -1,4 +1,4 @@
-"""What all of COCO's json files share: images, categories and annotations, checked as far as the whole file goes."""
+"""Parses what all of COCO's json files share: images, categories and annotations. Checks the file as a whole."""
 
 import json
 from collections.abc import Sequence
@@ -14,32 +14,33 @@ from vitrail.data.annotations.rle import MOST_PIXELS
 from vitrail.data.annotations.segments import SegmentClass
 from vitrail.data.readers.annotated import check_file_name, clean_name, read_bytes, refuse_repeated
 
-ID_DIGITS: Final = 18  # of an id in text
+ID_DIGITS: Final = 18  # most digits of an id that is text
 
 
 class CocoImages(NamedTuple):
-    """The images and the categories of a file, and the rest of it."""
+    """The images, categories and annotations of a file."""
 
     names: list[str]
-    sizes: NDArray[np.int64]  # [N, 2] height, width; 0 where the file does not say
-    places: dict[int | str, int]  # of images, by id
-    categories: dict[int | str, int]  # numbers by id
+    sizes: NDArray[np.int64]  # [N, 2] height, width; 0 if the file does not state them
+    places: dict[int | str, int]  # image id -> index in `names`
+    categories: dict[int | str, int]  # category id -> index in `classes`
     classes: list[SegmentClass]
     annotations: list[Any]
 
 
 def parse_json(path: Path) -> Any:
-    """The content of a json. DataError where it is not one."""
+    """Parses a json file. DataError if it is malformed."""
     data = read_bytes(path)
     try:
         return json.loads(data)
     except (ValueError, RecursionError, MemoryError) as error:
-        remedy = "the file is cut or damaged; copy or export it again"
+        remedy = "the file is truncated or damaged; copy or export it again"
         raise DataError(f"{path}: {describe_error(error)}; {remedy}") from None
 
 
 def parse_id(value: object) -> int | str | None:
-    """The id of an image or a category: a number, or a text, which counts as a number where it is one."""
+    """Parses the id of an image, category or annotation: a number or a text; numeric text counts as a number. None for
+    anything else."""
     if isinstance(value, bool):
         return None
     if isinstance(value, str):
@@ -50,11 +51,11 @@ def parse_id(value: object) -> int | str | None:
 
 
 def list_part(path: Path, content: Any, part: str) -> list[Any]:
-    """A list of objects in the file."""
+    """Returns a list of objects from the file, such as its images. DataError if it is missing or malformed."""
     found = cast(Any, content.get(part)) if isinstance(content, dict) else None
     if not isinstance(found, list):
         what = f"{part!r} is {type(found).__name__}" if found is not None else f"there is no {part!r}"
-        raise DataError(f"{path}: {what}; COCO's json has lists of images, annotations and categories")
+        raise DataError(f"{path}: {what}; a COCO json needs lists of images, annotations and categories")
     for at, one in enumerate(cast(list[Any], found)):
         if not isinstance(one, dict):
             raise DataError(f"{path}: {part}[{at}] is {repr(one)[:60]}, not an object")
@@ -62,7 +63,7 @@ def list_part(path: Path, content: Any, part: str) -> list[Any]:
 
 
 def parse_images(path: Path, content: Any) -> CocoImages:
-    """The images and the categories of a file, checked."""
+    """Parses and checks the images and categories of a file."""
     images, annotations = list_part(path, content, "images"), list_part(path, content, "annotations")
     names: list[str] = []
     places: dict[int | str, int] = {}
@@ -71,8 +72,8 @@ def parse_images(path: Path, content: Any) -> CocoImages:
         where = f"{path}: images[{at}]"
         number = parse_id(image.get("id"))
         if number is None or number in places:
-            fact = "it repeats" if number is not None else "it is a number or a text"
-            raise DataError(f"{where} has the id {repr(image.get('id'))[:60]}; {fact}; give every image one of its own")
+            fact = "which is not unique" if number is not None else "which is not a number or text"
+            raise DataError(f"{where} has the id {repr(image.get('id'))[:60]}, {fact}; give every image a unique id")
         places[number] = at
         names.append(check_file_name(image.get("file_name"), where))
         size = [image.get("height"), image.get("width")]
@@ -80,14 +81,14 @@ def parse_images(path: Path, content: Any) -> CocoImages:
             if not all(
                 isinstance(side, int | float) and 1 <= side <= MOST_PIXELS and side == int(side) for side in size
             ):
-                raise DataError(f"{where}: height and width are {repr(size)[:80]}; they are whole numbers from 1")
+                raise DataError(f"{where}: height and width are {repr(size)[:80]}; they must be whole numbers from 1")
             sizes[at] = size
             if int(sizes[at].prod()) > MOST_PIXELS:
                 raise DataError(
-                    f"{where}: {format_size((int(size[0]), int(size[1])))} are beyond {MOST_PIXELS:,} pixels"
+                    f"{where}: {format_size((int(size[0]), int(size[1])))} is above the limit of {MOST_PIXELS:,} pixels"
                 )
     if not names:
-        raise DataError(f"{path}: no images: its list of them is empty")
+        raise DataError(f"{path}: no images: the list is empty")
     classes, categories = parse_categories(path, list_part(path, content, "categories"), annotations)
     return CocoImages(names, sizes, places, categories, classes, annotations)
 
@@ -95,15 +96,17 @@ def parse_images(path: Path, content: Any) -> CocoImages:
 def parse_categories(
     path: Path, found: Sequence[Any], annotations: Sequence[Any]
 ) -> tuple[list[SegmentClass], dict[int | str, int]]:
-    """The classes in the order of their ids, and their numbers by id."""
+    """Parses the categories: the classes ordered by id, and the index of each id."""
     used = {parse_id(one.get("category_id")) for one in annotations}
     used |= {parse_id(part.get("category_id")) for one in annotations for part in list_segments(one)}
     by_id: dict[int | str, Any] = {}
     for at, one in enumerate(found):
         number = parse_id(one.get("id"))
         if number is None or number in by_id:
-            fact = "it repeats" if number is not None else "it is a number or a text"
-            raise DataError(f"{path}: categories[{at}] has the id {repr(one.get('id'))[:60]}; {fact}")
+            fact = "which is not unique" if number is not None else "which is not a number or text"
+            raise DataError(
+                f"{path}: categories[{at}] has the id {repr(one.get('id'))[:60]}, {fact}; give it a unique id"
+            )
         by_id[number] = one
     parents = {(one.get("supercategory"), number) for number, one in by_id.items() if is_text(one.get("supercategory"))}
     for number in list(by_id):
@@ -116,7 +119,7 @@ def parse_categories(
     names = [clean_name(by_id[number].get("name"), f"{path}: category {number}") for number in order]
     refuse_repeated(names, str(path))
     if not names:
-        raise DataError(f"{path}: no categories: its list of them is empty, and annotations need classes")
+        raise DataError(f"{path}: no categories: the list is empty, and annotations need classes")
     classes = [
         SegmentClass(name, read_flag(by_id[number].get("isthing", 1)))
         for name, number in zip(names, order, strict=True)
@@ -133,6 +136,6 @@ def read_flag(value: object) -> bool:
 
 
 def list_segments(annotation: Any) -> list[Any]:
-    """The segments of a panoptic annotation; none in one of an object."""
+    """The segments of a panoptic annotation; empty for the annotation of an object."""
     found = annotation.get("segments_info")
     return [part for part in found if isinstance(part, dict)] if isinstance(found, list) else []

@@ -1,4 +1,4 @@
-"""The objects of COCO's json in arrays, which loader processes share."""
+"""Stores the objects of a COCO json in arrays, which loader processes share."""
 
 from array import array
 from collections.abc import Mapping
@@ -13,21 +13,22 @@ from vitrail.data.annotations.rle import MOST_PIXELS, read_counts
 from vitrail.data.readers.annotated import count_faults
 from vitrail.data.readers.coco_json import CocoImages, parse_id
 
-NOTHING: Final = 0  # what an annotation has for a mask
+NOTHING: Final = 0  # how an annotation gives its mask
 POLYGONS: Final = 1
 RUNS: Final = 2
 
 
 class ObjectTable(NamedTuple):
-    """All annotations of a file, in the order of its images. Values are points or runs, end to end."""
+    """All annotations of a file, in the order of its images. An annotation consists of parts (polygons, or one list of
+    runs), whose values are stored end to end."""
 
-    starts: NDArray[np.int64]  # of images [N + 1], in annotations
+    starts: NDArray[np.int64]  # [N + 1]: the first annotation of each image
     classes: NDArray[np.int64]  # [A]
     crowd: NDArray[np.bool_]  # [A]
     boxes: NDArray[np.float64]  # [A, 4]: left, top, right, bottom
-    kinds: NDArray[np.uint8]  # [A]
-    pieces: NDArray[np.int64]  # of annotations [A, 2], the first and the end, in parts
-    parts: NDArray[np.int64]  # [P + 1], in values
+    kinds: NDArray[np.uint8]  # [A]: NOTHING, POLYGONS or RUNS
+    pieces: NDArray[np.int64]  # [A, 2]: the first part of each annotation, and the end
+    parts: NDArray[np.int64]  # [P + 1]: the first value of each part
     values: NDArray[np.int32]
 
 
@@ -40,7 +41,7 @@ def refuse(text: str) -> NoReturn:
 
 
 class Tally:
-    """How often something occurs, and where it does first."""
+    """Counts how often something occurs, and remembers where it first did."""
 
     def __init__(self) -> None:
         self.number, self.first = 0, ""
@@ -53,7 +54,7 @@ class Tally:
 
 
 class TableBuilder:
-    """Turns annotations into arrays, with what is wrong with them by image."""
+    """Builds the arrays of a file's annotations, and collects their faults by image."""
 
     def __init__(self, found: CocoImages) -> None:
         self.found, self.faults = found, dict[int, str]()
@@ -87,7 +88,8 @@ class TableBuilder:
         return self.finish()
 
     def add(self, one: Mapping[str, Any], place: int) -> None:
-        """One annotation; nothing is added but values and parts where it cannot be used."""
+        """Adds one annotation. If it cannot be used, only `values` and `parts` may have grown, and `build` reverts
+        them."""
         number = self.found.categories.get(cast(int, parse_id(one.get("category_id"))))
         if number is None:
             refuse(f"no category has the id {repr(one.get('category_id'))[:40]}")
@@ -104,7 +106,7 @@ class TableBuilder:
         self.boxes.extend(box)
 
     def add_mask(self, found: Any, place: int) -> int:
-        """The polygons or runs of an annotation, and which of them they are."""
+        """Adds the polygons or runs of an annotation. Returns their kind."""
         if found is None or found in ([], {}):
             return NOTHING
         if isinstance(found, dict):
@@ -133,12 +135,12 @@ class TableBuilder:
         some = np.frombuffer(self.values, np.float64)[-sum(map(len, polygons)) :]
         if not bool((np.abs(some) <= FURTHEST).all()):
             wrong = float(some[~(np.abs(some) <= FURTHEST)][0])
-            del some  # which holds the array's size
+            del some  # it exports the buffer of `values`, which could not be resized
             refuse(f"a polygon with the coordinate {wrong:g}; they are pixels of the image")
         return POLYGONS
 
     def finish(self) -> ObjectTable:
-        """The arrays, by image, without annotations that lie outside of it and without empty boxes."""
+        """Sorts the arrays by image, without annotations outside their image and without empty boxes."""
         place, kinds = np.array(self.places, np.int64), np.array(self.kinds, np.uint8)
         boxes = np.array(self.boxes, np.float64).reshape(-1, 4)
         pieces, parts = np.array(self.pieces, np.int64).reshape(-1, 2), np.array(self.parts, np.int64)
@@ -148,7 +150,7 @@ class TableBuilder:
         for part in np.flatnonzero(kinds[owner] == RUNS):
             some = slice(int(parts[part]), int(parts[part + 1]))
             scaled[some] = values[some]
-        # Boxes without masks, and the bounds of polygons, tell what lies outside.
+        # Whether an annotation lies outside is decided by the bounds of its polygons, or by its box if it has no mask.
         bounds = boxes.copy()
         bounds[kinds == POLYGONS] = polygon_bounds(scaled, parts, owner, len(kinds))[kinds == POLYGONS]
         limits = self.found.sizes[place][:, ::-1].astype(np.float64)
@@ -167,16 +169,17 @@ class TableBuilder:
     def notes(self) -> list[str]:
         notes = [
             self.strange.describe("annotation", "of images that the file does not list skipped"),
-            self.outside.describe("annotation", "outside of their image skipped"),
+            self.outside.describe("annotation", "outside the image skipped"),
             self.empty.describe("empty box", "skipped"),
-            self.repeated.describe("annotation", "with the id of another one, kept"),
+            self.repeated.describe("annotation", "with a repeated id kept"),
             count_faults("image", len(self.faults), next(iter(self.faults.values()), ""), "with damaged annotations"),
         ]
         return [note for note in notes if note]
 
 
 def read_box(found: Any, *, needed: bool) -> tuple[float, float, float, float]:
-    """Left, top, right, bottom of [x, y, width, height]; where a mask says it all, a senseless box is empty."""
+    """Converts [x, y, width, height] to left, top, right, bottom. An invalid box is a fault if it is `needed`, else it
+    becomes empty and is computed from the mask later."""
     numbers = cast(list[Any], found) if isinstance(found, list) and len(cast(list[Any], found)) == 4 else []
     valid = bool(numbers) and all(isinstance(one, int | float) and abs(one) <= FURTHEST for one in numbers)
     if valid and numbers[2] >= 0 and numbers[3] >= 0:
@@ -190,7 +193,8 @@ def read_box(found: Any, *, needed: bool) -> tuple[float, float, float, float]:
 def polygon_bounds(
     scaled: NDArray[np.int32], parts: NDArray[np.int64], owner: NDArray[np.int64], number: int
 ) -> NDArray[np.float64]:
-    """Left, top, right, bottom [A, 4] of the points of annotations; of those without any, nothing."""
+    """The bounds [A, 4] (left, top, right, bottom) of the points of each annotation; infinite and inverted if it has
+    none."""
     out = np.full((number, 4), np.inf)
     out[:, 2:] = -np.inf
     for axis in (0, 1) if len(owner) else ():
@@ -203,7 +207,7 @@ def polygon_bounds(
 def axis_bounds(
     scaled: NDArray[np.int32], parts: NDArray[np.int64], axis: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The lowest and highest x (axis 0) or y (1) of each part."""
+    """The lowest and highest x (axis 0) or y (axis 1) of each part."""
     odd = (np.arange(len(scaled)) - np.repeat(parts[:-1], np.diff(parts))) % 2 != axis
     values = scaled.astype(np.int64)
     low = np.minimum.reduceat(np.where(odd, np.iinfo(np.int64).max // 8, values), parts[:-1])

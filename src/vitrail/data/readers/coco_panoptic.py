@@ -1,14 +1,14 @@
-"""COCO's panoptic annotations: a json, and a folder of PNG files whose colours are ids (R + 256 G + 65536 B).
+"""Reads COCO's panoptic annotations: a json, and a folder of PNG files whose colours are ids (R + 256 G + 65536 B).
 
     annotations/panoptic_train2017.json  annotations/panoptic_train2017/a.png  train2017/a.jpg
 
-Every pixel has one segment at most, and those of id 0 have none. Categories are things or stuff (`isthing`). Segments
-of the same stuff in one image are joined. The PNG files are looked for in the folder called like the json, images as
-for COCO's other json. Images that the json lists without an annotation are left out, and counted.
+Every pixel belongs to at most one segment; id 0 means none. Categories are things or stuff (`isthing`). Segments of the
+same stuff class in one image are merged. The PNG files are searched in the folder named like the json, the images as
+described in coco.py. Images that the json lists without an annotation are left out and counted.
 
-A PNG that is unreadable, of another size than its image or not in 8-bit RGB, an id in it that the json lacks, one in
-the json that it lacks, an unknown category or an id that repeats make an image unreadable. Annotations of images that
-the file does not list are skipped and counted.
+An image is unreadable if its PNG is damaged, has another size or is not 8-bit RGB, if the ids in the PNG and in the
+json differ, if a category is unknown, or if an id repeats. Annotations of images that the file does not list are
+skipped and counted.
 """
 
 from array import array
@@ -39,12 +39,12 @@ from vitrail.data.readers.coco_json import CocoImages, list_part, parse_id, pars
 from vitrail.data.readers.find_annotations import find_json
 from vitrail.data.readers.folder import read_file
 
-BIT_DEPTH: Final = 24  # byte of a PNG
-HIGHEST: Final = 1 << 24  # ids are below
+BIT_DEPTH: Final = 24  # offset of the bit depth in a PNG
+HIGHEST: Final = 1 << 24  # ids are below this
 
 
 class PanopticFiles(AnnotatedFiles):
-    """Images with one PNG of segment ids each."""
+    """Images, each with a PNG of segment ids."""
 
     def __init__(self, root: str, names: Sequence[str], maps: Sequence[str], segments: "SegmentTable") -> None:
         super().__init__(root, names)
@@ -66,13 +66,13 @@ class PanopticFiles(AnnotatedFiles):
         at = np.searchsorted(ids[order], found).clip(0, max(len(ids) - 1, 0))
         known = ids[order][at] == found if len(ids) else np.zeros(found.shape, np.bool_)
         if (strange := found[~known & (found != 0)]).size:
-            raise BadImage(f"{self.maps[index]}: the id {int(strange[0])}, which the json lacks")
+            raise BadImage(f"{self.maps[index]}: the json lacks the id {int(strange[0])}")
         places, classes, crowd = self.join_stuff(classes, crowd)
         numbers = np.where(known, places[order][at] if len(ids) else 0, -1)
         present = np.bincount(at[known], minlength=len(ids)) > 0 if len(ids) else np.ones(0, np.bool_)
         if not present.all():
             lacking = int(ids[order][~present][0])
-            raise BadImage(f"{self.maps[index]}: no pixel has the id {lacking}, which the json has")
+            raise BadImage(f"{self.maps[index]}: the json has the id {lacking}, but no pixel does")
         masks = tuple(encode_runs(runs._replace(values=numbers), len(classes)))
         boxes = np.array([find_box(mask) for mask in masks], np.float64).reshape(-1, 4)
         return Segments(size=runs.size, classes=classes, boxes=boxes, crowd=crowd, masks=masks)
@@ -80,7 +80,8 @@ class PanopticFiles(AnnotatedFiles):
     def join_stuff(
         self, classes: NDArray[np.int64], crowd: NDArray[np.bool_]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-        """The number of each segment once those of the same stuff are one, and the classes and crowds of these."""
+        """Merges segments of the same stuff class: the new index of each segment, and the classes and crowd flags that
+        remain."""
         places, kept, stuff = np.zeros(len(classes), np.int64), list[int](), dict[tuple[int, bool], int]()
         for at, (kind, many) in enumerate(zip(classes.tolist(), crowd.tolist(), strict=True)):
             key = (kind, many)
@@ -104,33 +105,33 @@ class SegmentTable:
 
 
 def read_ids(data: bytes) -> NDArray[np.int32]:
-    """The segment id of every pixel [H, W] of a panoptic PNG. BadImage where it is not one."""
+    """Reads the segment id of every pixel [H, W] from a panoptic PNG. BadImage if it is not one."""
     kind = detect_format(data)
     if kind != "PNG":
-        raise BadImage(f"{kind}; segments are colours of a PNG, which keeps them as they are")
+        raise BadImage(f"a {kind} file; segment ids are stored as colours of a PNG, which is lossless")
     encoded = EncodedImage(data)
     if encoded.image.mode != "RGB" or data[BIT_DEPTH] != 8:
-        raise BadImage(f"a PNG of {encoded.image.mode}; segments are colours in RGB of 8 bits")
+        raise BadImage(f"a PNG in mode {encoded.image.mode}; segment ids are colours of an 8-bit RGB PNG")
     red, green, blue = np.moveaxis(np.asarray(encoded.rgb()).astype(np.int32), 2, 0)
     return red + (green << 8) + (blue << 16)
 
 
 def read(path: Path) -> dict[str, ImageDataset]:
-    """The splits of a json, or of a folder that has them, all with the same classes."""
+    """Reads the splits of a json, or of a folder of them, all with the same classes."""
     files = find_json(path, "panoptic")
     root = path if path.is_dir() else path.parent
     return open_splits(root, {split: (file, parse_json(file)) for split, file in files.items()})
 
 
 def open_splits(root: Path, contents: dict[str, tuple[Path, Any]]) -> dict[str, ImageDataset]:
-    """The splits of files that are parsed already."""
+    """Opens the splits of files that are already parsed."""
     opened: dict[str, PanopticFiles] = {}
     parsed = {split: parse_images(file, content) for split, (file, content) in contents.items()}
     classes, tables = agree_on_classes(str(root), {split: tuple(found.classes) for split, found in parsed.items()})
     for split, (file, content) in contents.items():
         missing = [number for number, one in enumerate(list_part(file, content, "categories")) if "isthing" not in one]
         if missing:
-            raise DataError(f"{file}: categories[{missing[0]}] has no isthing; it is 1 for things and 0 for stuff")
+            raise DataError(f"{file}: categories[{missing[0]}] has no isthing; set it to 1 for things and 0 for stuff")
         source = open_split(root, file, parsed[split])
         source.table.classes = tables[split][source.table.classes]
         source.set_classes(classes, overlap=False)
@@ -139,7 +140,7 @@ def open_splits(root: Path, contents: dict[str, tuple[Path, Any]]) -> dict[str, 
 
 
 def open_split(root: Path, file: Path, found: CocoImages) -> PanopticFiles:
-    """The annotated images of one file."""
+    """Opens the annotated images of one file."""
     rows: dict[int, list[tuple[int, int, bool]]] = {}
     maps, faults, strange = dict[int, str](), dict[int, str](), list[str]()
     for at, one in enumerate(found.annotations):
@@ -156,12 +157,12 @@ def open_split(root: Path, file: Path, found: CocoImages) -> PanopticFiles:
     order = sorted(rows)
     if not order:
         raise DataError(
-            f"{file}: no annotation of any of its {len(found.names):,} images; is it the json of another set?"
+            f"{file}: none of its {len(found.names):,} images has an annotation; is it the json of another set?"
         )
     names = [found.names[place] for place in order]
     folder = find_image_folder(file.parent, names, [word.removeprefix("panoptic_") for word in name_words(file)])
     if folder is None:
-        fact = f"{file}: no file {names[0]} next to it, above it or in a folder there"
+        fact = f"{file}: its first image, {names[0]}, is not next to it, above it or in a folder there"
         raise SourceNotFound(f"{fact}; put the images into {file.parent / 'images'}")
     colours = find_map_folder(file, [maps[place] for place in order])
     related = relate_names(root, folder, names), relate_names(root, colours, [maps[place] for place in order])
@@ -180,7 +181,7 @@ def open_split(root: Path, file: Path, found: CocoImages) -> PanopticFiles:
 
 
 def parse_segments(found: CocoImages, segments: Any) -> tuple[list[tuple[int, int, bool]], str]:
-    """The id, class and crowd of each segment of an image, and what is wrong with them."""
+    """Parses the id, class and crowd flag of each segment of an image. Returns them with a fault, or an empty text."""
     if not isinstance(segments, list):
         return [], f"segments_info is {repr(segments)[:40]}, not a list"
     rows: dict[int, tuple[int, int, bool]] = {}
@@ -198,7 +199,7 @@ def parse_segments(found: CocoImages, segments: Any) -> tuple[list[tuple[int, in
 
 
 def find_map_folder(file: Path, names: Sequence[str]) -> Path:
-    """The folder of the PNG files of ids: the one called like the json, or one next to it."""
+    """Finds the folder of the PNG files: the one named like the json, or another near it."""
     places = [
         file.with_suffix(""),
         file.parent,
@@ -208,4 +209,4 @@ def find_map_folder(file: Path, names: Sequence[str]) -> Path:
     for place in [*places, find_image_folder(file.parent, names, [file.stem.lower()])]:
         if place is not None and any((place / name).is_file() for name in names[:8]):
             return place
-    raise SourceNotFound(f"{file}: no file {places[0] / names[0]}; put the PNG files of the segments there")
+    raise SourceNotFound(f"{file}: {places[0] / names[0]} is missing; put the PNG files of segment ids there")

@@ -1,10 +1,10 @@
-"""Finds files of annotations in a folder by their names and their first bytes.
+"""Finds annotation files in a folder by their names and first bytes.
 
-    a json of COCO's that lists images and annotations, in the folder, in annotations/ or in folders named like splits
-    labels/ with text files of numbers next to images/, as YOLO has them, in the folder or in folders named like splits
-    Annotations/ with XML next to JPEGImages/, as Pascal VOC has them
+    COCO: a json that lists images and annotations, in the folder, in annotations/ or in folders named like splits
+    YOLO: labels/ with text files of numbers next to images/, in the folder or in folders named like splits
+    Pascal VOC: Annotations/ with XML next to JPEGImages/
 
-A folder with two of these is refused, unless one is said: coco:DIR, panoptic:DIR, yolo:DIR, voc:DIR, masks:DIR.
+A folder with several formats is refused, unless one is chosen: coco:DIR, panoptic:DIR, yolo:DIR, voc:DIR, masks:DIR.
 """
 
 import re
@@ -17,12 +17,12 @@ from vitrail.core.errors import DataError
 from vitrail.core.text import join_words
 from vitrail.data.readers.folder import Contents, find_split_word, list_folder
 
-HEAD: Final = 1 << 16  # bytes of a json in which one of its lists begins
+HEAD: Final = 1 << 16  # first bytes of a json, which must contain the start of one of its lists
 PIECE: Final = 1 << 24
 LISTS: Final = re.compile(rb'"(images|annotations|categories)"\s*:\s*\[')
 SEGMENTS: Final = b'"segments_info"'
-MOST_FILES: Final = 64  # of a folder that are looked into
-HEAD_BYTES: Final = 4096  # of a text file
+MOST_FILES: Final = 64  # most files of a folder that are opened
+HEAD_BYTES: Final = 4096  # first bytes of a text file that are read
 LABEL_FOLDER: Final = "labels"
 LABEL_LINE: Final = re.compile(rb"\s*\d+(\.0+)?([ \t]+-?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?){4,}\s*")
 IMAGE_FOLDERS: Final = ("images", "image", "imgs", "img")
@@ -30,7 +30,7 @@ VOC_FOLDERS: Final = ("annotations", "jpegimages")
 
 
 def find_kinds(path: Path, contents: Contents) -> dict[str, str]:
-    """The kinds of annotations in a folder, each with what shows it."""
+    """The annotation formats in a folder, each with the file or folder that shows it."""
     found: dict[str, str] = {}
     for kind in ("coco", "panoptic"):
         if files := list_json(path, contents, kind):
@@ -44,7 +44,7 @@ def find_kinds(path: Path, contents: Contents) -> dict[str, str]:
 
 
 def describe_kinds(path: Path, found: dict[str, str]) -> str:
-    """DIR holds annotations of two kinds; write ..."""
+    """The error for several formats: DIR holds annotations of several kinds, ...; choose one: ..."""
     kinds = [f"{kind} ({what})" for kind, what in found.items()]
     return f"{path} holds annotations of several kinds, {join_words(kinds)}; choose one: " + ", ".join(
         f"{kind}:{path}" for kind in found
@@ -52,7 +52,8 @@ def describe_kinds(path: Path, found: dict[str, str]) -> str:
 
 
 def list_below(path: Path, contents: Contents) -> list[str]:
-    """What to write for each of the folders that hold annotations of images in a folder next to them."""
+    """The sources to choose from, such as coco:DIR/a, if subfolders hold annotations of images in a folder next to
+    them."""
     if not any(name.lower() in IMAGE_FOLDERS for name in contents.folders):
         return []
     kinds = {name: find_kinds(path / name, list_folder(str(path / name))) for name in contents.folders}
@@ -60,7 +61,7 @@ def list_below(path: Path, contents: Contents) -> list[str]:
 
 
 def list_json(path: Path, contents: Contents, kind: str) -> list[Path]:
-    """COCO's files of one kind in a folder, in its annotations/ or in folders named like splits."""
+    """The COCO files of one kind in a folder, in its annotations/ or in folders named like splits."""
     places = [""] + [name for name in contents.folders if name.lower() == "annotations" or find_split_word(name)]
     for place in places:
         inside = list_folder(str(path / place)) if place else contents
@@ -77,7 +78,7 @@ def list_json(path: Path, contents: Contents, kind: str) -> list[Path]:
 
 
 def sniff_json(path: Path) -> str | None:
-    """The kind of a json of COCO's by its first bytes; None for other files."""
+    """Detects whether a json is "coco" or "panoptic"; None for other files."""
     try:
         with open(path, "rb") as file:
             head = file.read(HEAD)
@@ -85,7 +86,7 @@ def sniff_json(path: Path) -> str | None:
             if not text.startswith(b"{") or not LISTS.search(text):
                 return None
             rest = head
-            while rest:  # the word may be anywhere, and across two pieces
+            while rest:  # the key may be anywhere, also across two pieces
                 if SEGMENTS in rest:
                     return "panoptic"
                 piece = file.read(PIECE)
@@ -96,15 +97,13 @@ def sniff_json(path: Path) -> str | None:
 
 
 def find_json(path: Path, kind: str) -> dict[str, Path]:
-    """The file of each split; a single file is itself one."""
+    """Finds the json of each split; a single file is one split."""
     if path.is_file():
         return {split_of_json(path.parent, path) or "train": path}
     files = list_json(path, list_folder(str(path)), kind)
     if not files:
         parts = "images, annotations and categories"
-        raise DataError(
-            f"{kind}:{path}: no json here or in {path / 'annotations'} that has {parts}; give the json itself"
-        )
+        raise DataError(f"{kind}:{path}: no json with {parts} here or in {path / 'annotations'}; give the json itself")
     splits: dict[str, list[Path]] = {}
     for file in files:
         splits.setdefault(split_of_json(path, file) or "", []).append(file)
@@ -124,13 +123,13 @@ def find_json(path: Path, kind: str) -> dict[str, Path]:
 
 
 def split_of_json(root: Path, file: Path) -> str | None:
-    """The split that the name of a file contains, or else that of its folder."""
+    """The split in the name of a file, or else in that of its folder."""
     inside = file.parent.name if file.parent != root or find_split_word(root.name) else ""
     return find_split_word(file.stem) or (find_split_word(inside) if inside else None)
 
 
 def label_folders(path: Path, contents: Contents) -> list[str]:
-    """Folders that may hold YOLO's text files, and the folder itself."""
+    """Folders that may hold YOLO's text files; "" is the folder itself."""
     inside = {name: list_folder(str(path / name)) for name in contents.folders if find_split_word(name)}
     places = [name for name in contents.folders if name.lower() == LABEL_FOLDER]
     for name, inner in inside.items():
@@ -140,7 +139,7 @@ def label_folders(path: Path, contents: Contents) -> list[str]:
 
 
 def has_label_files(folder: Path) -> bool:
-    """Whether a folder, or the folders in it, hold text files of YOLO's and no images but next to them."""
+    """Whether a folder, or the folders in it, hold YOLO's text files. A folder called labels must not hold images."""
     contents = list_folder(str(folder))
     some = [folder / name for name in label_names(contents)]
     if not some and folder.name.lower() == LABEL_FOLDER:
@@ -153,13 +152,13 @@ def has_label_files(folder: Path) -> bool:
         some = [file for file in some if file.stem in stems]
     heads = [read_head(file) for file in some[:MOST_FILES]]
     full = [is_label_text(head) for head in heads if head.strip()]
-    # Others are faults, which are listed by name. Where the folder is called labels, one such file says enough.
+    # Other text files are faults, which are listed by name. In a folder called labels, one YOLO file is enough.
     return any(full) and (folder.name.lower() == LABEL_FOLDER or 2 * sum(full) >= len(full))
 
 
 def is_label_text(head: bytes) -> bool:
-    """Whether at least half of the lines at the beginning of a file are numbers as YOLO has them."""
-    if len(head) == HEAD_BYTES:  # the last number may be cut
+    """Whether at least half of the first lines of a file look like YOLO labels."""
+    if len(head) == HEAD_BYTES:  # the last number may be cut off
         head = head[: max(head.rfind(b" "), head.rfind(b"\n"))]
     lines = [line for line in head.removeprefix(b"\xef\xbb\xbf").splitlines() if line.strip()]
     return bool(lines) and 2 * sum(bool(LABEL_LINE.fullmatch(line)) for line in lines) >= len(lines)
@@ -179,7 +178,7 @@ def read_head(path: Path) -> bytes:
 
 
 def find_voc_folder(path: Path, contents: Contents) -> str | None:
-    """The folder of XML files that says this is Pascal VOC."""
+    """The folder of XML files that identifies Pascal VOC."""
     folders = {name.lower(): name for name in contents.folders}
     if not all(name in folders for name in VOC_FOLDERS):
         return None

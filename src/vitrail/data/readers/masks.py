@@ -1,13 +1,13 @@
-"""Images in folders with one mask each: a PNG of class indices (grey, palette, 1 or 16 bits), 255 ignored.
+"""Reads folders of images with one mask each: a PNG of class indices (grey or palette, 1 to 16 bits); 255 is ignored.
 
     train/images  train/masks  val/images ...    one folder of images and one of masks per split
     images/train  masks/train  images/val ...    the same, the other way round
     images  masks                                no splits
-    semantic/masks/train  images/train           masks:semantic, whose images other annotations share: those with a mask
+    semantic/masks/train  images/train           masks:semantic: the images are shared with other annotations
     a.jpg  a.png    or    a.jpg  a_mask.png      next to each other, in one folder or in one per split
 
-Names and contents decide whether such folders are images with masks or classes; masks are matched to images by name.
-The first bytes of every mask are read; all of it only where no file says how many classes there are.
+Names and contents decide whether such folders are images with masks, or classes. Masks are matched to images by name.
+The first bytes of every mask are read; all masks are decoded only if no file names the classes.
 """
 
 import json
@@ -36,17 +36,17 @@ IMAGE_FOLDERS: Final = ("images", "image", "imgs", "img")
 MASK_FOLDERS: Final = tuple(word + end for word in ("mask", "annotation", "label", "segmentation") for end in ("", "s"))
 MARKS: Final = ("_mask", ".mask")  # a_mask.png, a.mask.png
 HEADER: Final = 33  # bytes of a PNG up to the end of its first chunk
-COLOUR_TYPE: Final = 25  # byte of a PNG with the type of its values
+COLOUR_TYPE: Final = 25  # offset of the colour type in a PNG
 COLOURS: Final = {2: "RGB", 4: "grey with alpha", 6: "RGBA"}
 NAMES: Final = ("classes.txt", "labels.txt", "classes.json")
 IGNORED: Final = 255
-MANY: Final = 1000  # masks from which on the indices found in them are cached
-SAMPLE: Final = 32  # masks, at most, that are read where the classes have names
+MANY: Final = 1000  # number of masks from which the indices found in them are cached
+SAMPLE: Final = 32  # most masks that are read if the classes have names
 BLACK_AND_WHITE: Final = "the masks hold only 0 and 255, and 255 is ignored; store the classes as 0, 1, 2, ..."
 
 
 class UnpairedMasks(DataError):
-    """Images and masks of which not every one has exactly one partner."""
+    """Images and masks that do not correspond one to one."""
 
 
 class MaskedFileDataset(FileDataset):
@@ -64,17 +64,17 @@ class MaskedFileDataset(FileDataset):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Also changes with the sizes of the masks."""
+        """Covers the sizes of the mask files as well."""
         sizes = np.fromiter((folder.file_size(self.mask_path(i)) for i in range(len(self))), np.int64, len(self))
         return hash_parts("masks", [super().fingerprint], [sizes])
 
 
 class MaskFolders(NamedTuple):
-    """The folders of one split, relative to that of the set. Where both are the same, masks lie next to images."""
+    """The folders of one split, relative to the folder of the set. If both are the same, masks lie next to images."""
 
     images: str
-    masks: str | None  # None where the split has no masks
-    shared: bool = False  # whether images without a mask belong to other annotations
+    masks: str | None  # None if the split has no masks
+    shared: bool = False  # whether the images are shared with other annotations; those without a mask are left out
 
 
 def stem(name: str) -> str:
@@ -83,13 +83,13 @@ def stem(name: str) -> str:
 
 
 def remove_mark(name: str) -> str:
-    """A stem without the mark of a mask."""
+    """Removes _mask or .mask from the end of a stem."""
     return next((name.removesuffix(mark) for mark in MARKS if name.endswith(mark)), name)
 
 
 def separate_masks(names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The images and the masks among the files of one folder: masks are the PNG files marked as such or, where there
-    are none, those with the name of an image of another format."""
+    """Separates the files of one folder into images and masks. Masks are the PNG files marked as such or, if there are
+    none, those with the name of an image of another format."""
     png = [name for name in names if name.lower().endswith(".png")]
     masks = {name for name in png if stem(name).endswith(MARKS)}
     if not masks:
@@ -99,13 +99,13 @@ def separate_masks(names: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def pair_masks(images: Sequence[str], masks: Iterable[str], image_folder: str, mask_folder: str) -> list[str]:
-    """The mask of each image: the one with its name, or with its name and _mask or .mask. Names are relative to the two
-    folders. UnpairedMasks, with the first name and the remedy, where an image or a mask is left over or shared."""
+    """Finds the mask of each image: the one with its name, or with its name and _mask or .mask. Names are relative to
+    the two folders. UnpairedMasks if an image or a mask is left over or shared."""
     owners, found, strange = dict[str, str](), dict[str, str](), list[str]()
     for name in images:
         if other := owners.get(stem(name)):
             both = f"{os.path.join(image_folder, name)} and {os.path.basename(other)}"
-            raise UnpairedMasks(f"{both} share one mask; give each image and its mask a name of its own")
+            raise UnpairedMasks(f"{both} share one mask; give every image and its mask a unique name")
         owners[stem(name)] = name
     for name in masks:
         key = stem(name) if stem(name) in owners else remove_mark(stem(name))
@@ -129,8 +129,8 @@ def pair_masks(images: Sequence[str], masks: Iterable[str], image_folder: str, m
 
 
 def explain_not_mask(path: Path | str) -> str | None:
-    """Why a file is not a PNG of class indices, by its first bytes; empty where it is one, None where it is unreadable
-    or not an image."""
+    """Explains, by its first bytes, why a file is not a PNG of class indices; empty if it is one, None if it is
+    unreadable or not an image."""
     try:
         header = read_file(str(path), HEADER)
         kind = detect_format(header)
@@ -144,8 +144,8 @@ def explain_not_mask(path: Path | str) -> str | None:
 
 
 def find_masks(path: Path, *, sure: bool = False) -> dict[str, MaskFolders] | None:
-    """The folders of images and masks in a folder without splits of its own, by split; None where there are none. With
-    `sure`, which the user is who writes masks:PATH, other folders are skipped."""
+    """Finds the folders of images and masks in a folder that is not itself divided into splits, by split; None if there
+    are none. With `sure` (the user wrote masks:PATH) other folders are skipped."""
     folders = list_folder(str(path)).folders
     names = find_folder_pair(path, folders)
     if names is None:
@@ -163,8 +163,8 @@ def find_masks(path: Path, *, sure: bool = False) -> dict[str, MaskFolders] | No
 
 
 def find_masks_in_splits(path: Path, splits: Mapping[str, str]) -> dict[str, MaskFolders] | None:
-    """The same for folders that are splits, each with its own folders of images and masks or with masks next to the
-    images; `splits` are the folders by split. A split may lack masks where others have them."""
+    """Does what `find_masks` does for folders that are splits, each with its own folders of images and masks, or with
+    masks next to the images. `splits` are the folders by split. Some splits may lack masks."""
     folders = {split: list_folder(str(path / name)).folders for split, name in splits.items()}
     pairs = {split: find_folder_pair(path / name, folders[split]) for split, name in splits.items()}
     if not any(pairs.values()):
@@ -186,7 +186,7 @@ def find_masks_in_splits(path: Path, splits: Mapping[str, str]) -> dict[str, Mas
 
 
 def find_adjacent(path: Path, splits: Mapping[str, str]) -> dict[str, MaskFolders] | None:
-    """Splits with masks next to the images: exactly one per image, or no file of a split looks like a mask."""
+    """Finds splits with masks next to the images. A split needs exactly one mask per image, or no masks at all."""
     states = {split: has_adjacent_masks(path, name) for split, name in splits.items()}
     if True not in states.values() or None in states.values():
         return None
@@ -194,7 +194,7 @@ def find_adjacent(path: Path, splits: Mapping[str, str]) -> dict[str, MaskFolder
 
 
 def has_adjacent_masks(path: Path, inside: str = "") -> bool | None:
-    """Whether every image of a flat folder has exactly one mask next to it; None where only some do."""
+    """Whether every image of a flat folder has exactly one mask next to it; None if only some do."""
     contents = list_folder(str(path / inside))
     if contents.folders:
         return None
@@ -221,7 +221,7 @@ def note_unpaired(path: Path, inside: str = "") -> str:
 
 
 def find_folder_pair(path: Path, folders: Sequence[str]) -> tuple[str, str] | None:
-    """The one folder called like images and the one called like masks, both with image files in them."""
+    """The folder of images and the folder of masks, by their names, if both contain image files."""
     images = [name for name in folders if name.lower() in IMAGE_FOLDERS and has_images(path / name)]
     masks = [name for name in folders if name.lower() in MASK_FOLDERS and has_images(path / name)] if images else []
     if len(masks) > 1:
@@ -235,7 +235,7 @@ def has_images(path: Path) -> bool:
 
 
 def find_inner_splits(path: Path, images: str, masks: str) -> dict[str, MaskFolders] | None:
-    """The splits inside a folder of images and inside one of masks; None where there are none."""
+    """Finds the splits inside a folder of images and inside one of masks; None if there are none."""
     inside = list_split_folders(path / images)
     if inside is None:
         return None
@@ -250,7 +250,7 @@ def find_inner_splits(path: Path, images: str, masks: str) -> dict[str, MaskFold
 
 
 def find_shared(path: Path) -> dict[str, MaskFolders] | None:
-    """Masks in a folder whose images are in a folder one or two above; None where there are none."""
+    """Finds masks whose images are in a folder one or two levels above; None if there are none."""
     folders = list_folder(str(path)).folders
     masks = [name for name in folders if name.lower() in MASK_FOLDERS and has_images(path / name)]
     if len(masks) != 1 or any(name.lower() in IMAGE_FOLDERS for name in folders):
@@ -271,7 +271,7 @@ def find_shared(path: Path) -> dict[str, MaskFolders] | None:
 
 
 def list_split_folders(path: Path) -> dict[str, str] | None:
-    """The folders of a folder by split, where all of them are splits."""
+    """The subfolders of a folder by split, if all of them are splits; else None."""
     contents = list_folder(str(path))
     splits = {name: find_split_word(name) for name in contents.folders}
     if not splits or contents.images or not all(splits.values()):
@@ -286,7 +286,7 @@ def list_split_folders(path: Path) -> dict[str, str] | None:
 
 
 def read(path: Path) -> dict[str, ImageDataset]:
-    """The splits of a folder that holds images and masks, as the user says, in any of the layouts."""
+    """Reads the splits of a folder that, as the user says, holds images and masks, in any of the layouts."""
     places = find_masks(path, sure=True) or find_shared(path)
     if places is None:
         folders = list_folder(str(path)).folders
@@ -297,7 +297,7 @@ def read(path: Path) -> dict[str, ImageDataset]:
 
 
 def read_places(path: Path, places: Mapping[str, MaskFolders]) -> dict[str, ImageDataset]:
-    """The splits, all with the same pixel classes."""
+    """Reads the splits, all with the same pixel classes."""
     adjacent = all(place.masks == place.images for place in places.values() if place.masks is not None)
     other = f"flat:{path} reads all files as images" if adjacent else f"classes:{path} reads the folders as classes"
     try:
@@ -317,7 +317,7 @@ def read_places(path: Path, places: Mapping[str, MaskFolders]) -> dict[str, Imag
 
 
 def read_split(path: Path, place: MaskFolders) -> FileDataset:
-    """One split; its masks, where it has any, without the names of their classes yet."""
+    """Reads one split, with its masks if it has any. Their classes are named later."""
 
     def join(inside: str, names: Iterable[str]) -> list[str]:
         return [f"{inside}/{name}" for name in names] if inside else list(names)
@@ -346,14 +346,14 @@ def read_split(path: Path, place: MaskFolders) -> FileDataset:
 
 
 def name_pixel_classes(path: Path, paths: Sequence[str], other: str) -> tuple[tuple[str, ...], str]:
-    """The names of the class indices from a file in the folder of the set, or from the indices themselves; and a
-    note where one is due."""
+    """Names the class indices, from a file in the folder of the set or from the indices themselves. Returns the names
+    and a note, which may be empty."""
     folders = [path, path.parent] if parse_split(path.name) else [path]
     found = next((file for folder in folders for name in NAMES if (file := folder / name).is_file()), None)
     if found is not None:
         names = folder.read_names(found)
         if not 0 < len(names) <= IGNORED:
-            raise DataError(f"{found} names {len(names):,} classes; masks have 1 to {IGNORED}, one name per line")
+            raise DataError(f"{found} names {len(names):,} classes; masks can have 1 to {IGNORED}, one name per line")
         top, ignored = survey_indices(paths[:: -(-len(paths) // SAMPLE)])
         return names, BLACK_AND_WHITE if len(names) > 1 and top == 0 and ignored else ""
     top, ignored = survey_indices_once(paths)
@@ -367,7 +367,7 @@ def name_pixel_classes(path: Path, paths: Sequence[str], other: str) -> tuple[tu
 
 
 def survey_indices_once(paths: Sequence[str]) -> tuple[int | None, bool]:
-    """The same as `survey_indices`; for many files the answer is cached until one of them changes."""
+    """Like `survey_indices`; for many files the result is cached until one of them changes."""
     if len(paths) < MANY:
         return survey_indices(paths)
     times = np.fromiter((os.stat(path).st_mtime_ns if os.path.exists(path) else -1 for path in paths), np.int64)
@@ -385,8 +385,8 @@ def survey_indices_once(paths: Sequence[str]) -> tuple[int | None, bool]:
 
 
 def survey_indices(paths: Sequence[str]) -> tuple[int | None, bool]:
-    """The highest class index in masks, 0 where all is ignored and None where all are unreadable; and whether any pixel
-    is ignored."""
+    """Finds the highest class index in masks (0 if all pixels are ignored, None if all masks are unreadable), and
+    whether any pixel is ignored."""
 
     def find_highest(file: str) -> tuple[int, bool] | None:
         try:

@@ -1,11 +1,11 @@
 """Tar shards in the WebDataset layout, with random access: `read` a folder of them, one of them, or a pattern.
 
 Members that share their name up to the first dot are one sample: KEY.jpg (or .png, .webp, ...) is the image, KEY.cls
-its class as a number, KEY.json may have the number as "label" or several as "labels"; KEY.seg.png (or KEY.mask.png) is
-its mask, where pixel_classes.txt or pixel_classes.json next to the shards names the classes; KEY.segments.json has its
-segments, where segment_classes.json says of which classes. Other members, such as
-KEY.txt or KEY.trimap.png, are ignored. An index is written once, next to the shards or, if that folder is read-only,
-into the cache; after that opening a set maps memory, whatever its size. Each sample is read with one `pread`.
+its class as a number, KEY.json may have the number as "label" or several as "labels". KEY.seg.png (or KEY.mask.png) is
+its mask, if pixel_classes.txt or pixel_classes.json next to the shards names the classes. KEY.segments.json has its
+segments, if segment_classes.json defines their classes. Other members, such as KEY.txt or KEY.trimap.png, are ignored.
+An index is written once, next to the shards or, if that folder is read-only, into the cache; after that opening a set
+maps memory, whatever its size. Each sample is read with one `pread`.
 """
 
 import glob
@@ -230,20 +230,20 @@ def find_names(root: Path, path: Path, called: str) -> Path | None:
 
 
 def find_kinds(root: Path, path: Path) -> tuple[Path, SegmentKinds] | None:
-    """The file that says what the segments in the shards are, and what it says; None where there is none."""
+    """Reads segment_classes.json, which describes the segments in the shards: its path and content; None if absent."""
     listed = find_names(root, path, "segment_classes")
     if listed is None or listed.suffix != ".json":
         return None
     try:
         return listed, read_kinds(listed.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        reason = f"does not say what segments there are ({describe_error(error)})"
+        reason = f"does not describe the segments ({describe_error(error)})"
         raise DataError(f"{listed} {reason}; remove it to read the images without segments") from None
 
 
 def has_parts(index: ShardIndex, first: int, last: int, listed: Path, kind: str) -> bool:
-    """Whether the samples of a split have masks, or segments, whose classes a file names. Where only some have them,
-    that is refused."""
+    """Whether the samples of a split have masks (or segments), whose classes the file `listed` names. DataError if only
+    some have them."""
     column = f"{kind}_size"
     if column not in index.columns or not index.columns[column][first:last].any():
         return False
@@ -252,6 +252,6 @@ def has_parts(index: ShardIndex, first: int, last: int, listed: Path, kind: str)
         where = index.shards[int(np.searchsorted(index.ends, first + without[0], side="right"))].name
         what = f"has no mask, KEY.{MASKS[0]}" if kind == "mask" else f"has no segments, KEY.{SEGMENTS}"
         missing = f"{what} ({without.size:,} of {last - first:,} images have none)"
-        remedy = f"add it, or remove {listed} to read the images without"
+        remedy = f"add it, or remove {listed} to read the images without {'masks' if kind == 'mask' else kind}"
         raise DataError(f"{where}: {index.names(first, last)[int(without[0])]} {missing}; {remedy}")
     return True

@@ -1,17 +1,16 @@
-"""Pascal VOC: boxes in XML, or masks of objects, with lists of the images of each split.
+"""Reads Pascal VOC: boxes in XML, or masks of objects, with lists of the images of each split.
 
     JPEGImages/a.jpg  Annotations/a.xml  ImageSets/Main/train.txt              boxes
     JPEGImages/a.jpg  SegmentationClass/a.png  SegmentationObject/a.png  ImageSets/Segmentation/train.txt
 
-A folder with both folders of masks is read as masks, of the images that have them; voc:DIR/Annotations reads its boxes.
-Without lists all annotated images are train. In a mask 255 belongs to no object, and 0 is the background; the class of
-an object is the one that its pixels have. Classes are VOC's twenty, those of classes.txt or labels.txt, or else the
-sorted names of the XML files. Boxes count pixels from 1 with the last one included, as VOC does. Objects that are
-marked as difficult or truncated are objects like the others.
+If both folders of masks exist, the images that have masks are read with them; voc:DIR/Annotations reads the boxes
+instead. Without lists, all annotated images are train. In a mask 255 is ignored and 0 is the background. The class of
+an object is the most frequent class of its pixels. Class names come from classes.txt or labels.txt; otherwise they are
+VOC's twenty or, if XML files use other names, all names in them, sorted. Box coordinates are 1-based and inclusive, as
+in VOC. Difficult and truncated objects are treated like all others.
 
-An XML or PNG file that is damaged, without a class or four numbers for a box, with a DTD, of another size than its
-pair, or with an object of no class makes its image unreadable. Objects wholly outside of their image are skipped and
-counted.
+An image is unreadable if its XML or PNG file is damaged, the XML has a DTD, an object has no class, an unknown class or
+no box of four numbers, or its two masks differ in size. Objects wholly outside their image are skipped and counted.
 """
 
 import math
@@ -52,13 +51,13 @@ TWENTY: Final = tuple(TWENTY_WORDS.split())
 IMAGES: Final = ("jpegimages", "images")
 XML, CLASSES, OBJECTS, LISTS = "annotations", "segmentationclass", "segmentationobject", "imagesets"
 SPLITS: Final = ("train", "val", "test", "trainval")
-DEPTH: Final = 32  # of elements in elements
-FURTHEST: Final = 1e8  # pixels
+DEPTH: Final = 32  # most levels of nested elements
+FURTHEST: Final = 1e8  # largest coordinate, in pixels
 SIDES: Final = ("xmin", "ymin", "xmax", "ymax")
 
 
 class ParsedXml(NamedTuple):
-    """The objects of an image: its size, 0 where the file does not say, names of classes, and boxes [N, 4]."""
+    """The content of an XML file: size of the image (0 if not stated), class names and boxes [N, 4] of its objects."""
 
     size: Pair
     names: tuple[str, ...]
@@ -90,7 +89,7 @@ class VocBoxes(AnnotatedFiles):
 
 
 class VocMasks(AnnotatedFiles):
-    """Images with a mask of classes and one of objects each."""
+    """Images, each with a mask of classes and a mask of objects."""
 
     def __init__(self, root: str, names: Sequence[str], class_maps: Sequence[str], object_maps: Sequence[str]) -> None:
         super().__init__(root, names)
@@ -98,7 +97,7 @@ class VocMasks(AnnotatedFiles):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Changes with the sizes of the masks, too."""
+        """Covers the sizes of the mask files as well."""
         maps = [
             os.path.join(self.root, names[at])
             for names in (self.class_maps, self.object_maps)
@@ -120,8 +119,8 @@ class VocMasks(AnnotatedFiles):
     def segments(self, index: int) -> Segments:
         kinds, objects = self.mask(index), self.read_map(self.object_maps[index])
         if kinds.shape != objects.shape:
-            sizes = f"{format_size((kinds.shape[0], kinds.shape[1]))}, that of its objects has {objects.shape}"
-            raise BadImage(f"{self.class_maps[index]}: the mask of classes has {sizes}")
+            one, other = (format_size((part.shape[0], part.shape[1])) for part in (kinds, objects))
+            raise BadImage(f"{self.class_maps[index]}: the mask of classes has {one} pixels, that of objects {other}")
         known = len(self.segment_classes)
         votes = np.zeros((256, 256), np.int64)
         np.add.at(votes, (objects.ravel(), kinds.ravel()), 1)
@@ -129,7 +128,7 @@ class VocMasks(AnnotatedFiles):
         classes = votes[numbers].argmax(1) - 1
         if (wrong := np.flatnonzero((classes < 0) | (classes >= known))).size:
             fact = f"object {int(numbers[wrong[0]])} has the class {int(classes[wrong[0]]) + 1}"
-            raise BadImage(f"{self.object_maps[index]}: {fact}; classes are 1 to {known}, and objects have one")
+            raise BadImage(f"{self.object_maps[index]}: {fact}; the classes of objects are 1 to {known}")
         places = np.full(256, -1)
         places[numbers] = np.arange(len(numbers))
         masks = tuple(encode_values(places[objects], len(numbers)))
@@ -139,13 +138,13 @@ class VocMasks(AnnotatedFiles):
 
 
 def read(path: Path) -> dict[str, ImageDataset]:
-    """The splits of a folder: masks where it has them, else boxes."""
+    """Reads the splits of a folder: masks if it has them, else boxes."""
     boxes = path.name.lower() == XML
     path = path.absolute().parent if boxes else path
     folders = {name.lower(): name for name in list_folder(str(path)).folders}
     images = next((folders[name] for name in IMAGES if name in folders), None)
     if images is None or (XML not in folders and CLASSES not in folders):
-        rule = f"images in {path / 'JPEGImages'} and XML in {path / 'Annotations'} are expected"
+        rule = f"expected images in {path / 'JPEGImages'} and XML files in {path / 'Annotations'}"
         raise DataError(f"voc:{path}: {rule}")
     names = {os.path.splitext(name)[0]: name for name in list_below(str(path / images), "")[0]}
     masked = CLASSES in folders and OBJECTS in folders and not boxes
@@ -155,7 +154,7 @@ def read(path: Path) -> dict[str, ImageDataset]:
         found = read_boxes(path, images, names, folders)
     else:
         raise DataError(
-            f"voc:{path}: masks of classes without {path / 'SegmentationObject'}; masks:{path} may read them"
+            f"voc:{path}: there are masks of classes but no {path / 'SegmentationObject'}; masks:{path} may read them"
         )
     if not found:
         raise DataError(f"voc:{path}: no image of {path / images} has annotations")
@@ -163,7 +162,7 @@ def read(path: Path) -> dict[str, ImageDataset]:
 
 
 def read_masks(path: Path, images: str, names: dict[str, str], folders: dict[str, str]) -> dict[str, VocMasks]:
-    """The images that have both masks."""
+    """Reads the images that have both masks."""
     both = [
         {os.path.splitext(name)[0]: name for name in list_folder(str(path / folders[word])).images}
         for word in (CLASSES, OBJECTS)
@@ -182,7 +181,7 @@ def read_masks(path: Path, images: str, names: dict[str, str], folders: dict[str
 
 
 def read_boxes(path: Path, images: str, names: dict[str, str], folders: dict[str, str]) -> dict[str, VocBoxes]:
-    """The images that have an XML file."""
+    """Reads the images that have an XML file."""
     files = {
         os.path.splitext(name)[0]: name
         for name in list_below(str(path / folders[XML]), "")[1]
@@ -212,7 +211,7 @@ def read_boxes(path: Path, images: str, names: dict[str, str], folders: dict[str
         limits = np.repeat(limits, np.diff(source.starts), axis=0)
         outside = int(((source.boxes[:, 2:] <= 0) | (source.boxes[:, :2] >= limits)).any(1).sum())
         notes = [
-            count_faults("object", outside, split, "outside of their image skipped"),
+            count_faults("object", outside, split, "outside the image skipped"),
             count_faults("image", len(faults), next(iter(faults.values()), ""), "with damaged annotations"),
         ]
         source.note = "; ".join(note for note in notes if note)
@@ -220,13 +219,13 @@ def read_boxes(path: Path, images: str, names: dict[str, str], folders: dict[str
         out[split] = source
     if not classes and out:
         raise DataError(
-            f"voc:{path}: no object in {len(stems):,} XML files; name the classes in {path / 'classes.txt'}"
+            f"voc:{path}: no objects in {len(stems):,} XML files; name the classes in {path / 'classes.txt'}"
         )
     return out
 
 
 def read_class_names(path: Path) -> tuple[str, ...]:
-    """Those of a file; none where there is none."""
+    """Reads the class names from classes.txt or labels.txt; empty if there is neither."""
     for name in ("classes.txt", "labels.txt"):
         if (path / name).is_file():
             found = [clean_name(one, str(path / name)) for one in folder.read_names(path / name)]
@@ -236,7 +235,7 @@ def read_class_names(path: Path) -> tuple[str, ...]:
 
 
 def list_splits(path: Path, lists: str | None, kind: str, stems: Sequence[str]) -> dict[str, list[str]]:
-    """The images of each split by the lists of one kind; all are train where there are none."""
+    """Reads the images of each split from the lists of one kind; all are train if there are no lists."""
     known, found = set(stems), dict[str, list[str]]()
     inside = list_folder(str(path / lists)).folders if lists else ()
     place = next((path / str(lists) / name for name in inside if name.lower() == kind.lower()), None)
@@ -247,7 +246,7 @@ def list_splits(path: Path, lists: str | None, kind: str, stems: Sequence[str]) 
         try:
             lines = read_bytes(place / f"{split}.txt").decode("utf-8-sig").splitlines()
         except UnicodeDecodeError:
-            raise DataError(f"{place / split}.txt is not text in UTF-8; save it as such") from None
+            raise DataError(f"{place / split}.txt is not UTF-8 text; save it as UTF-8") from None
         some = list(dict.fromkeys(line.split()[0] for line in lines if line.strip()))
         if some := [stem for stem in some if stem in known]:
             found["train" if split == "trainval" else split] = some
@@ -255,7 +254,7 @@ def list_splits(path: Path, lists: str | None, kind: str, stems: Sequence[str]) 
 
 
 def parse_safely(path: str) -> ParsedXml | str:
-    """The content of an XML file, or what is wrong with it."""
+    """Parses an XML file; returns its content, or its fault as text."""
     try:
         return parse_objects(read_xml(read_small(path)))
     except (BadImage, OSError) as error:
@@ -263,7 +262,7 @@ def parse_safely(path: str) -> ParsedXml | str:
 
 
 def parse_objects(root: Element) -> ParsedXml:
-    """The objects of an annotation. BadImage where one cannot be used."""
+    """Parses the objects of an annotation. BadImage if one cannot be used."""
     if root.tag != "annotation":
         raise BadImage(f"its element is <{root.tag[:40]}>; VOC's is <annotation>")
     sides = [read_number(root.find(f"size/{word}"), 0.0) for word in ("height", "width")]
@@ -286,7 +285,7 @@ def parse_objects(root: Element) -> ParsedXml:
 
 
 def read_number(element: Element | None, missing: float) -> float:
-    """The number in an element. BadImage where it has something else."""
+    """Reads the number in an element, or `missing` if it is absent or empty. BadImage for other text."""
     text = (element.text or "").strip() if element is not None else ""
     try:
         value = float(text) if text else missing
@@ -296,7 +295,7 @@ def read_number(element: Element | None, missing: float) -> float:
 
 
 def read_xml(data: bytes) -> Element:
-    """The elements of an XML file. BadImage where it is not one, or declares entities, which could be made to grow."""
+    """Parses an XML file. BadImage if it is malformed or has a DTD, whose entities could expand without bound."""
     builder, depth = TreeBuilder(), [0]
     parser = expat.ParserCreate()
 
@@ -320,5 +319,5 @@ def read_xml(data: bytes) -> Element:
         return builder.close()
     except BadImage:
         raise
-    except Exception:  # expat's own errors, unknown encodings, and texts that are none
+    except Exception:  # expat's errors, unknown encodings, invalid text
         raise BadImage("it is not XML, or cut; save it again") from None

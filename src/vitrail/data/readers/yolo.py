@@ -1,4 +1,4 @@
-"""YOLO's labels: a text file for each image, a line for each object, and numbers as fractions of its size.
+"""Reads YOLO labels: a text file per image, a line per object, and coordinates as fractions of the image size.
 
     images/train/a.jpg  labels/train/a.txt      one folder of images and one of labels, with the same folders inside
     train/images/a.jpg  train/labels/a.txt      the same in each split
@@ -8,16 +8,16 @@
     2 0.5 0.5 0.2 0.3                           class, centre x, centre y, width, height: a box
     2 0.1 0.1 0.4 0.1 0.4 0.5                   class, then x and y of at least three points: a polygon
 
-An object of several polygons is one line, in which they are joined by lines there and back; two lines are two objects,
-and a line that repeats counts once. Where any line has a polygon the set is one of masks, else of boxes; up to a
-thousand files are looked at. Names of the classes come from data.yaml, classes.txt, names.txt or names.json
-(`yolo_names`); without them all labels are read for the highest number. An image without a text file, or with an empty
-one, has no objects. But where images are in a folder above that of the labels, which other labels share, only those
-with a text file are taken.
+An object of several polygons is one line, in which they are joined by lines there and back. Two lines are two objects;
+a repeated line counts once. If any line has a polygon, the set has masks, else boxes; at most a thousand files are
+examined for this. Class names come from data.yaml, classes.txt, names.txt, obj.names or names.json (`yolo_names`);
+without them all labels are read to find the highest class. An image without a text file, or with an empty one, has no
+objects. However, if the images are in a folder above the labels, where other labels share them, only images with a
+text file are used.
 
-A line that is not numbers, a class without a name, a point beyond the image by its own size or more, an object wholly
-outside of the image, a box without an area, or a box where others have polygons makes its image unreadable; points a
-little outside are cut off. Text files without an image are counted.
+An image is unreadable if a line is not numeric, a class has no name, a coordinate is far outside (beyond 2 in absolute
+value), an object is wholly outside the image, a box has no area, or there is a box although others have polygons.
+Polygons that extend a little beyond the image are cut off. Text files without an image are counted.
 """
 
 import os
@@ -40,14 +40,14 @@ from vitrail.data.readers.find_annotations import LABEL_FOLDER
 from vitrail.data.readers.folder import find_split_word, list_below, list_folder, map_threads
 from vitrail.data.readers.yolo_names import find_names
 
-LOOKED_INTO: Final = 1000  # text files, at most, where the classes have names
-BOX: Final = 5  # numbers of a line
-FURTHEST: Final = 2.0  # of fractions; beyond, they are pixels
+LOOKED_INTO: Final = 1000  # most text files that are examined if the classes have names
+BOX: Final = 5  # numbers in the line of a box
+FURTHEST: Final = 2.0  # largest fraction; larger numbers are probably pixels
 NOT_LABELS: Final = ("classes.txt", "names.txt", "labels.txt", "train.txt", "val.txt", "test.txt")
 
 
 class LabelFolders(NamedTuple):
-    """Of one split: the folders of its images and its labels, and whether other labels share the images."""
+    """The folders of images and labels of one split, and whether other labels share the images."""
 
     images: Path
     labels: Path
@@ -55,18 +55,18 @@ class LabelFolders(NamedTuple):
 
 
 class LabelledObject(NamedTuple):
-    """A line: the class, and the box [4] or the points [n, 2]."""
+    """One line: the class, and a box [4] or points [n, 2]."""
 
     kind: int
     numbers: NDArray[np.float64]
 
 
 class YoloFiles(AnnotatedFiles):
-    """Images with a text file of objects each, or none."""
+    """Images, each with a text file of objects or without one."""
 
     def __init__(self, root: str, names: Sequence[str], labels: Sequence[str]) -> None:
         super().__init__(root, names)
-        self.label_files = StringArray(labels)  # "" where an image has none
+        self.label_files = StringArray(labels)  # "" if an image has none
 
     def label_path(self, index: int) -> str:
         name = self.label_files[index]
@@ -74,12 +74,12 @@ class YoloFiles(AnnotatedFiles):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Changes with the sizes of the label files, too."""
+        """Covers the sizes of the label files as well."""
         sizes = [folder.file_size(path) if (path := self.label_path(at)) else 0 for at in range(len(self))]
         return hash_parts("labels", [super().fingerprint], [np.array(sizes, np.int64)])
 
     def objects(self, index: int) -> list[LabelledObject]:
-        """The lines of an image. BadImage where one cannot be used."""
+        """Reads the objects of an image. BadImage if a line cannot be used."""
         path = self.label_path(index)
         return parse_labels(os.path.basename(path), read_small(path), len(self.segment_classes)) if path else []
 
@@ -89,11 +89,11 @@ class YoloFiles(AnnotatedFiles):
         boxes = np.zeros((len(found), 4))
         for at, one in enumerate(found):
             if one.numbers.ndim == 1 and not self.boxes_only:
-                raise BadImage(f"{name}: a box, while others have polygons; give all objects an outline, or none")
+                raise BadImage(f"{name}: a box, while others have polygons; use polygons for all objects, or for none")
             boxes[at] = bound(one.numbers) * np.tile(scale, 2)
         boxes = clip_boxes(boxes, (height, width))
         if not bool((boxes[:, 2:] > boxes[:, :2]).all()):
-            raise BadImage(f"{name}: an object outside of the image, or without an area; remove its line")
+            raise BadImage(f"{name}: an object is outside the image or has no area; remove its line")
         masks = None
         if not self.boxes_only:
             masks = tuple(fill(upsample(one.numbers * scale), (height, width)) for one in found)
@@ -103,14 +103,15 @@ class YoloFiles(AnnotatedFiles):
 
 
 def bound(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Left, top, right, bottom of a box or of points."""
+    """The bounds (left, top, right, bottom) of a box or of points."""
     if numbers.ndim == 2:
         return np.concatenate([numbers.min(0), numbers.max(0)])
     return np.concatenate([numbers[:2] - numbers[2:] / 2, numbers[:2] + numbers[2:] / 2])
 
 
 def parse_labels(name: str, data: bytes, classes: int) -> list[LabelledObject]:
-    """The objects of a text file, each line once. BadImage, with the line, where one cannot be used."""
+    """Parses the objects of a text file, without repeated lines. BadImage, with the line number, if one cannot be
+    used."""
     found: dict[bytes, LabelledObject] = {}
     for at, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").splitlines(), 1):
         parts = line.split()
@@ -123,14 +124,14 @@ def parse_labels(name: str, data: bytes, classes: int) -> list[LabelledObject]:
             raise BadImage(f"{where}: {line[:40].decode('ascii', 'replace')!r} is not a line of numbers") from None
         kind = numbers[0]
         if not 0 <= kind < classes or kind != int(kind):
-            raise BadImage(f"{where}: class {kind:g}, but there are {classes}, 0 to {classes - 1}")
+            raise BadImage(f"{where}: class {kind:g}, but there are {classes} classes, 0 to {classes - 1}")
         if len(numbers) != BOX and (len(numbers) < 7 or len(numbers) % 2 == 0):
-            rule = "a box has a class and 4 numbers, a polygon a class and x and y of at least 3 points"
+            rule = "a box needs a class and 4 numbers, a polygon a class and x, y of at least 3 points"
             raise BadImage(f"{where}: {len(numbers)} numbers; {rule}")
         rest = numbers[1:]
         if not bool((np.abs(rest) <= FURTHEST).all()):
             wrong = rest[~(np.abs(rest) <= FURTHEST)][0]
-            raise BadImage(f"{where}: {wrong:g}, where numbers are fractions of the image from 0 to 1")
+            raise BadImage(f"{where}: coordinate {wrong:g}; coordinates are fractions of the image size, 0 to 1")
         if len(numbers) == BOX and not (rest[2] > 0 and rest[3] > 0):
             raise BadImage(f"{where}: a box of {rest[2]:g} x {rest[3]:g}, which has no area")
         found[b" ".join(parts)] = LabelledObject(int(kind), rest if len(numbers) == BOX else rest.reshape(-1, 2))
@@ -138,7 +139,7 @@ def parse_labels(name: str, data: bytes, classes: int) -> list[LabelledObject]:
 
 
 def read(path: Path) -> dict[str, ImageDataset]:
-    """The splits of a folder in any of the layouts, all with the same classes."""
+    """Reads the splits of a folder in any of the layouts, all with the same classes."""
     if not path.is_dir():
         raise DataError(f"yolo:{path} is a file; give the folder that holds images and labels")
     places = find_places(path)
@@ -165,7 +166,7 @@ def read(path: Path) -> dict[str, ImageDataset]:
 
 
 def number_names(path: Path, kinds: Sequence[int]) -> tuple[tuple[str, ...], str]:
-    """Names of classes that are only known by number, and a note that says so."""
+    """Names classes that are known by number only; returns a note about it as well."""
     file = path / "classes.txt"
     count = len(
         number_classes(f"yolo:{path}", [np.array(kinds, np.int64)], f"Name the classes in {file}, one per line")
@@ -178,7 +179,7 @@ def number_names(path: Path, kinds: Sequence[int]) -> tuple[tuple[str, ...], str
 
 
 def read_or_nothing(path: str) -> bytes:
-    """A text file; nothing where it cannot be read, which is found again when its image is."""
+    """Reads a text file; empty if it cannot be read, which is reported when its image is read."""
     try:
         return read_small(path)
     except (BadImage, OSError):
@@ -186,7 +187,7 @@ def read_or_nothing(path: str) -> bytes:
 
 
 def survey_labels(data: bytes) -> tuple[int, bool]:
-    """The highest class in a text file, -1 where it has none, and whether it has a polygon."""
+    """Finds the highest class in a text file (-1 if it has none), and whether it has a polygon."""
     highest, polygon = -1, False
     for line in data.splitlines():
         parts = line.split(None, BOX + 1)
@@ -200,7 +201,7 @@ def survey_labels(data: bytes) -> tuple[int, bool]:
 
 
 def pair_labels(path: Path, place: LabelFolders) -> YoloFiles:
-    """The images of a split, each with its text file."""
+    """Pairs the images of a split with their text files."""
     images, others = list_below(str(place.images), "")
     files = others if place.labels == place.images else list_below(str(place.labels), "")[1]
     texts = {os.path.splitext(name)[0]: name for name in files if is_label(name)}
@@ -231,7 +232,7 @@ def is_text(name: str) -> bool:
 
 
 def find_places(path: Path) -> dict[str, LabelFolders]:
-    """The folders of each split."""
+    """Finds the folders of each split."""
     contents = list_folder(str(path))
     if labels := find_folder(contents.folders, (LABEL_FOLDER,)):
         return find_mirrored(path, labels)
@@ -244,14 +245,14 @@ def find_places(path: Path) -> dict[str, LabelFolders]:
         if labels:
             if not images:
                 raise DataError(
-                    f"yolo:{path / name}: labels without images; put the images into {path / name / 'images'}"
+                    f"yolo:{path / name}: labels but no images; put the images into {path / name / 'images'}"
                 )
             found[split] = LabelFolders(path / name / images, path / name / labels)
         else:
             found[split] = LabelFolders(path / name, path / name)
     if not found and not contents.images:
         rule = f"put images into {path / 'images'} and text files into {path / LABEL_FOLDER}"
-        raise DataError(f"yolo:{path}: no folder of labels, no images and no splits here; {rule}")
+        raise DataError(f"yolo:{path}: no labels folder, no images and no splits here; {rule}")
     return found or {"train": LabelFolders(path, path)}
 
 
@@ -260,7 +261,7 @@ def find_folder(folders: Sequence[str], words: Sequence[str]) -> str | None:
 
 
 def find_mirrored(path: Path, labels: str) -> dict[str, LabelFolders]:
-    """Folders of labels, and of images next to them or above."""
+    """Finds the splits of a labels folder, and their images in a folder next to it or above."""
     inner = {split: name for name in list_folder(str(path / labels)).folders if (split := find_split_word(name))}
     for base in [path, *path.absolute().parents[:ABOVE]]:
         images = find_folder(list_folder(str(base)).folders, IMAGE_WORDS)
@@ -280,4 +281,4 @@ def find_mirrored(path: Path, labels: str) -> dict[str, LabelFolders]:
         }
         if found:
             return {split: place for split, place in found.items() if place.labels.is_dir()}
-    raise DataError(f"yolo:{path}: a folder of labels, but none of images; put the images into {path / 'images'}")
+    raise DataError(f"yolo:{path}: there are labels but no folder of images; put the images into {path / 'images'}")

@@ -1,10 +1,10 @@
-"""The names of classes next to YOLO's labels: data.yaml, classes.txt, names.txt, obj.names or names.json.
+"""Reads the class names of YOLO data sets from data.yaml, classes.txt, names.txt, obj.names or names.json.
 
     names: [cat, dog]      names:        names:
                              - cat         0: cat
                              - dog         1: dog
 
-Of YAML this much is read and no more; a file with names in another form is an error that says so.
+Only these forms of YAML are supported; names in any other form are an error.
 """
 
 import json
@@ -22,12 +22,12 @@ JSON: Final = "names.json"
 MOST_BYTES: Final = 1 << 20
 MOST_CLASSES: Final = 100_000
 ENTRY: Final = re.compile(r"""(?:(\d{1,8})\s*:\s*)?("(?:[^"\\]|\\.)*"|'(?:[^']|'')*'|[^,\[\]{}"'#\s][^,\[\]{}#\n]*)""")
-PARTS: Final = ("names", "things", "semantic")  # of a json that numbers classes in several ways
+PARTS: Final = ("names", "things", "semantic")  # keys of a json with several numberings
 
 
 def find_names(folders: Sequence[Path], highest: int = -1) -> tuple[str, ...] | None:
-    """The names of the classes from the first of the folders that has them; None where none has. Of a json that numbers
-    them in several ways, the first that has the `highest` number in use."""
+    """Reads the class names from the first folder that has them; None if none does. In a json with several numberings,
+    chooses the first that covers the `highest` class in use."""
     for folder in folders:
         others = list_folder(str(folder)).others
         tables = sorted(
@@ -47,7 +47,7 @@ def find_names(folders: Sequence[Path], highest: int = -1) -> tuple[str, ...] | 
 def check_names(path: Path, names: Sequence[object]) -> tuple[str, ...]:
     found = [clean_name(name, str(path)) for name in names]
     if not 0 < len(found) <= MOST_CLASSES:
-        raise DataError(f"{path} names {len(found):,} classes; there are 1 to {MOST_CLASSES:,}")
+        raise DataError(f"{path} names {len(found):,} classes; there must be 1 to {MOST_CLASSES:,}")
     refuse_repeated(found, str(path))
     return tuple(found)
 
@@ -60,11 +60,11 @@ def decode_text(path: Path) -> str:
 
 
 def read_json(path: Path, highest: int) -> list[object] | None:
-    """A list of names, or an object from numbers to names, perhaps as a part of another object."""
+    """Reads a list of names, or an object from numbers to names, possibly nested in another object."""
     try:
         content: Any = json.loads(decode_text(path))
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: {describe_error(error)}; a list of names is expected") from None
+        raise DataError(f"{path}: {describe_error(error)}; expected a list of names") from None
     if isinstance(content, list):
         return cast(list[object], content)
     if not isinstance(content, dict):
@@ -79,7 +79,7 @@ def read_json(path: Path, highest: int) -> list[object] | None:
 
 
 def fill_gaps(names: Any) -> Any:
-    """Names by number, where numbers without one get "class N"."""
+    """Adds the name "class N" for every number without a name."""
     if not isinstance(names, dict):
         return names
     known = cast(dict[Any, object], names)
@@ -88,7 +88,7 @@ def fill_gaps(names: Any) -> Any:
 
 
 def order_names(path: Path, names: Mapping[Any, object]) -> list[object]:
-    """Names by number, which are 0, 1, 2 and so on without gaps."""
+    """Orders names by number. DataError unless the numbers are 0, 1, 2, ... without gaps."""
     numbers = {
         int(key): name for key, name in names.items() if str(key).isascii() and str(key).isdigit() and len(str(key)) < 9
     }
@@ -98,7 +98,7 @@ def order_names(path: Path, names: Mapping[Any, object]) -> list[object]:
 
 
 def read_yaml(path: Path) -> list[object] | None:
-    """The names in a YAML file; None where it has none."""
+    """Reads the names in a YAML file; None if it has none."""
     lines = decode_text(path).splitlines()
     start = next((at for at, line in enumerate(lines) if re.match(r"names\s*:", line)), None)
     if start is None:
@@ -124,11 +124,11 @@ def drop_comment(text: str) -> str:
 
 def refuse_yaml(path: Path, text: str) -> DataError:
     remedy = f"write names: [cat, dog], or a file {LISTS[0]} with one name per line"
-    return DataError(f"{path}: names in a form that is not read, {text.strip()[:40]!r}; {remedy}")
+    return DataError(f"{path}: names in an unsupported form, {text.strip()[:40]!r}; {remedy}")
 
 
 def read_flow(path: Path, text: str) -> list[object]:
-    """[cat, dog] or {0: cat, 1: dog}, perhaps over several lines."""
+    """Parses [cat, dog] or {0: cat, 1: dog}, which may span several lines."""
     closing = {"[": "]", "{": "}"}.get(text[0])
     if closing is None:
         raise refuse_yaml(path, text)
@@ -150,13 +150,13 @@ def read_flow(path: Path, text: str) -> list[object]:
 
 
 def skip_blank(text: str, at: int) -> int:
-    """Past white space and comments."""
+    """Skips white space and comments; returns the next position."""
     found = re.compile(r"(?:\s|(?<=\s)#[^\n]*)*").match(text, at)
     return found.end() if found else at
 
 
 def read_block(path: Path, lines: Sequence[str]) -> list[object]:
-    """One name a line, after a dash or a number."""
+    """Parses one name per line, after a dash or a number."""
     found: list[tuple[str | None, str]] = []
     for line in lines:
         entry = re.fullmatch(r"\s*(?:-|(\d{1,8}|'\d{1,8}'|\"\d{1,8}\")\s*:)\s+(.*?)\s*", drop_comment(line))
@@ -174,7 +174,7 @@ def number_entries(path: Path, found: Sequence[tuple[str | None, str]], *, numbe
     if not numbered:
         return [name for _, name in found]
     if len({number for number, _ in found}) < len(found):
-        raise DataError(f"{path}: a number of a class repeats in names; number them 0, 1, 2, ...")
+        raise DataError(f"{path}: a class number repeats in names; number the classes 0, 1, 2, ...")
     return order_names(path, dict(found))
 
 

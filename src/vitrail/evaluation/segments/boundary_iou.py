@@ -1,11 +1,11 @@
-"""Boundary IoU (Cheng et al., 2021): the IoU of the bands along the edges of two masks.
+"""Boundary IoU (Cheng et al., 2021): the IoU of the bands along the boundaries of two masks.
 
     boundary_ious(masks, others)                         # of pairs of binary masks
-    both, either = count_boundaries(predicted, truth, classes)  # of maps of classes, to be summed over images
+    both, either = count_boundaries(predicted, truth, classes)  # of class maps, to be summed over images
 
-A band holds the pixels of a mask that lie within a distance of anything that is not of it, the border of the image
-included: in rows and in columns, 2% of the image's diagonal. Large objects are so judged by their outline, which plain
-IoU hardly sees.
+A band contains the pixels of a mask that are within a given distance of its boundary or the image border: by default 2%
+of the image diagonal, measured along rows and columns. Large objects are thus judged by their outline, to which plain
+IoU is insensitive.
 """
 
 import math
@@ -17,22 +17,23 @@ from torch.nn import functional as F
 
 from vitrail.data.targets import IGNORED
 
-RATIO: Final = 0.02  # of the image's diagonal
+RATIO: Final = 0.02  # band width as a share of the image diagonal
 
 
 def band_width(height: int, width: int, ratio: float = RATIO) -> int:
-    """The width of the bands in an image of this size, in pixels."""
+    """The band width in pixels for an image of this size."""
     return max(round(ratio * math.hypot(height, width)), 1)
 
 
 def find_edges(values: Tensor, width: int) -> Tensor:
-    """Whether each pixel of maps is within `width` of a pixel of another value or of the border: [..., H, W] to bool.
+    """Marks the pixels of maps [..., H, W] that are within `width` of a different value or of the image border.
 
-    A rectangle of several values has two neighbours that differ: in one of its rows, or else in each of its columns.
+    If a rectangle contains more than one value, two neighbours differ within one of its rows or, if all its rows are
+    constant, within each of its columns.
     """
     height, across = values.shape[-2:]
     planes = values.reshape(-1, height, across)
-    # Between neighbours [n, H, W + 1] and [n, H + 1, W]: outside of the image is another value. Bytes, 0 or 1.
+    # Differences between neighbours, as bytes 0 or 1; outside the image counts as a different value.
     steps = F.pad((planes[:, :, 1:] != planes[:, :, :-1]).byte(), (width,) * 2, value=1)
     rows = slide_maximum(steps, 2 * width, 2)
     steps = torch.maximum(rows[:, 1:], rows[:, :-1]) | (planes[:, 1:] != planes[:, :-1])
@@ -41,7 +42,7 @@ def find_edges(values: Tensor, width: int) -> Tensor:
 
 
 def slide_maximum(values: Tensor, length: int, dim: int) -> Tensor:
-    """The largest of each `length` values next to each other along a dimension, which loses length - 1."""
+    """Sliding maximum over `length` neighbours along a dimension, which shrinks by length - 1."""
     have = 1
     while have < length:
         step = min(have, length - have)
@@ -52,7 +53,7 @@ def slide_maximum(values: Tensor, length: int, dim: int) -> Tensor:
 
 
 def find_bands(masks: Tensor, ratio: float = RATIO) -> Tensor:
-    """The pixels of binary masks [..., H, W] along their edges."""
+    """The pixels of binary masks [..., H, W] in the band along their boundary."""
     there = masks.bool()
     return there & find_edges(there, band_width(masks.shape[-2], masks.shape[-1], ratio))
 
@@ -65,8 +66,8 @@ def boundary_ious(masks: Tensor, others: Tensor, ratio: float = RATIO) -> Tensor
 
 
 def count_boundaries(predicted: Tensor, truth: Tensor, classes: int, ratio: float = RATIO) -> tuple[Tensor, Tensor]:
-    """Pixels of each image and class [B, K] that lie in the bands of both maps [B, H, W], and in either. Ignored pixels
-    of the truth are of no class, in both maps: the masks end there."""
+    """Intersections and unions of the bands of two class maps [B, H, W], in pixels per image and class [B, K]. Pixels
+    that the ground truth ignores belong to no class in either map, so masks end there."""
     seen, width = truth != IGNORED, band_width(truth.shape[-2], truth.shape[-1], ratio)
     own, said = truth.long(), torch.where(seen, predicted, IGNORED)
     edges, said_edges = find_edges(truth, width) & seen, find_edges(said, width) & seen
@@ -74,7 +75,8 @@ def count_boundaries(predicted: Tensor, truth: Tensor, classes: int, ratio: floa
 
 
 def count_overlap(maps: Tensor, others: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Pixels of each image and class [B, K] in both maps, int64 [B, H, W], and in either; pixels of no class are K."""
+    """Intersections and unions of two class maps, int64 [B, H, W], in pixels per image and class [B, K]. The value K
+    stands for no class."""
     cells = torch.add(others, maps, alpha=classes + 1).flatten(1)
     found = torch.zeros(len(maps), (classes + 1) ** 2, dtype=torch.int64, device=maps.device)
     found.scatter_add_(1, cells, found.new_ones(1).expand_as(cells))

@@ -1,13 +1,14 @@
-"""Which detections of an image find which of its objects, by COCO's rules.
+"""Matches the detections of an image with its ground-truth objects by COCO's rules.
 
-    shares = overlap_masks(masks, true_masks)  # pixels in common [D, N]
+    shares = overlap_masks(masks, true_masks)  # intersections in pixels [D, N]
     image = ImageOverlaps(sample=3, classes=..., scores=..., areas=..., ious=..., ...)
     match_images([image, ...])                 # one ImageMatches each
 
-Detections of a class are taken in falling order of score, the 100 best of an image. Each takes the free object of its
-class with which its IoU is largest, if this reaches the threshold; of equal ones the last. Objects that are crowds, or
-whose area is outside of the range in question, are taken only where no other can be; such a detection counts as neither
-right nor wrong, and nor does one that finds nothing and is itself outside of the range. A crowd can be taken by many.
+The detections of a class are processed by descending score, at most 100 per image. Each is matched with the unmatched
+object of its class that has the highest IoU, if that reaches the threshold; ties go to the last object. Crowds, and
+objects outside the area range, are ignored: they are matched only if no other object can be. A detection counts as
+neither true nor false positive if it matches an ignored object, or if it is unmatched and itself outside the area
+range. A crowd can be matched many times.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,11 +21,11 @@ from torch import Tensor
 
 THRESHOLDS: Final = np.linspace(0.5, 0.95, 10)  # of IoU
 LARGEST: Final = 1e10
-# Ranges of areas in pixels: all, small, medium, large.
+# Area ranges in pixels: all, small, medium, large.
 AREAS: Final = np.array([[0, LARGEST], [0, 32**2], [32**2, 96**2], [96**2, LARGEST]], np.float64)
-MOST: Final = 100  # detections of a class in an image
-WRONG, RIGHT, UNCOUNTED = 0, 1, 2  # what a detection is
-CHUNK: Final = 1 << 19  # numbers of a table, of which about five are held at a time
+MOST: Final = 100  # detections of a class per image
+WRONG, RIGHT, UNCOUNTED = 0, 1, 2  # kinds of detections: false positive, true positive, ignored
+CHUNK: Final = 1 << 19  # most entries of a table; about five tables are held at a time
 
 Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
@@ -33,9 +34,9 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ImageOverlaps:
-    """The D detections and N objects of an image, and how much they overlap."""
+    """The D detections and N ground-truth objects of an image, and their overlaps."""
 
-    sample: int  # its place in the split
+    sample: int  # index of the image in the split
     classes: Numbers  # [D]
     scores: Floats  # [D]
     areas: Numbers  # [D], in pixels
@@ -47,32 +48,32 @@ class ImageOverlaps:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ImageMatches:
-    """The detections of an image that count, in falling order of score, for A ranges of areas and T thresholds."""
+    """The detections of an image by descending score, for A area ranges and T IoU thresholds."""
 
     sample: int
     classes: Numbers  # [D]
     scores: Floats  # [D]
-    ranks: Numbers  # [D], among the detections of its class, from 0
+    ranks: Numbers  # [D], rank among the detections of the same class, from 0
     kinds: NDArray[np.int8]  # [A, T, D]: WRONG, RIGHT or UNCOUNTED
     truth_classes: Numbers  # [N]
-    counted: Flags  # [A, N]: the objects that are to be found
+    counted: Flags  # [A, N]: the objects that are not ignored
 
     def f_score(self, least: float = 0.5) -> float:
-        """2 TP / (2 TP + FP + FN) at an IoU of 0.5, of the detections whose score is at least `least`; 1 where there
-        is neither an object nor such a detection."""
+        """2 TP / (2 TP + FP + FN) at an IoU of 0.5, over the detections with a score of at least `least`; 1 if there
+        are neither objects nor such detections."""
         kinds = self.kinds[0, 0, self.scores >= least]
         right, wrong, objects = int((kinds == RIGHT).sum()), int((kinds == WRONG).sum()), int(self.counted[0].sum())
-        size = right + wrong + objects  # objects are found or missed
+        size = right + wrong + objects  # objects = TP + FN
         return 2 * right / size if size else 1.0
 
 
 def overlap_masks(masks: Tensor, others: Tensor) -> Tensor:
-    """Pixels that each of D masks has in common with each of N others [D, N]; exact up to 2**24 pixels."""
+    """Intersections [D, N] of D masks with N others, in pixels; exact up to 2**24 pixels."""
     return (masks.flatten(1).float() @ others.flatten(1).float().T).round().long()
 
 
 def divide_overlaps(both: NDArray[Any], areas: Numbers, truth_areas: Numbers, crowd: Flags) -> Floats:
-    """IoUs [D, N]; with a crowd, the share of the detection that lies on it."""
+    """IoUs [D, N]; for a crowd, the share of the detection that lies on it."""
     own = np.broadcast_to(areas[:, None], both.shape)
     either = np.where(crowd, own, own + truth_areas - both)
     return np.divide(both, either, out=np.zeros(both.shape), where=either > 0)
@@ -82,14 +83,14 @@ class Group(NamedTuple):
     """The detections and objects of one class in one image."""
 
     image: int
-    places: Numbers  # [d], of the detections among those of the image, in falling order of score
+    places: Numbers  # [d], indices of the detections in the image, by descending score
     ious: Floats  # [d, g]
     counted: Flags  # [A, g]
     crowd: Flags  # [g]
 
 
 def match_images(images: Sequence[ImageOverlaps]) -> list[ImageMatches]:
-    """The matches of each image; many images at once are faster than one at a time."""
+    """Matches each image; many images at once are faster than one at a time."""
     kept = [rank_detections(image) for image in images]
     counted = [find_counted(image) for image in images]
     found = [np.full((len(AREAS), len(THRESHOLDS), len(order)), -1, np.int8) for order, _ in kept]
@@ -102,7 +103,7 @@ def match_images(images: Sequence[ImageOverlaps]) -> list[ImageMatches]:
 
 
 def rank_detections(image: ImageOverlaps) -> tuple[Numbers, Numbers]:
-    """The detections that count, in falling order of score, and the rank of each in its class."""
+    """The best MOST detections of each class, by descending score, and the rank of each in its class."""
     order = np.argsort(-image.scores, kind="stable")
     of = image.classes[order]
     by_class = np.argsort(of, kind="stable")
@@ -113,13 +114,13 @@ def rank_detections(image: ImageOverlaps) -> tuple[Numbers, Numbers]:
 
 
 def find_counted(image: ImageOverlaps) -> Flags:
-    """Which objects are to be found, for each range of areas [A, N]."""
+    """Which objects are not ignored, for each area range [A, N]."""
     low, high = AREAS[:, :1], AREAS[:, 1:]
     return ~image.crowd & (image.truth_areas >= low) & (image.truth_areas <= high)
 
 
 def split_classes(at: int, image: ImageOverlaps, order: Numbers, counted: Flags) -> Iterator[Group]:
-    """The classes of an image that have detections and objects."""
+    """Yields a group for each class that has both detections and objects in the image."""
     classes = image.classes[order]
     for label in np.intersect1d(classes, image.truth_classes):
         places, objects = np.flatnonzero(classes == label), np.flatnonzero(image.truth_classes == label)
@@ -128,7 +129,7 @@ def split_classes(at: int, image: ImageOverlaps, order: Numbers, counted: Flags)
 
 
 def chunk_groups(groups: Sequence[Group]) -> Iterator[list[Group]]:
-    """Parts of the groups, which come with most detections first, whose tables are small enough."""
+    """Splits groups, sorted by descending number of detections, into parts whose tables are at most CHUNK large."""
     part, widest = list[Group](), 0
     for group in groups:
         wide = max(widest, group.ious.shape[1])
@@ -143,8 +144,8 @@ def chunk_groups(groups: Sequence[Group]) -> Iterator[list[Group]]:
 
 
 def match_groups(groups: Sequence[Group]) -> Iterator[NDArray[np.int8]]:
-    """For each group [A, T, d]: RIGHT or UNCOUNTED for a detection that found an object, else -1. All groups move on
-    together, from the best detection of each to its worst; those with most detections come first."""
+    """Yields [A, T, d] for each group: RIGHT or UNCOUNTED for a matched detection, else -1. The groups advance together
+    from their best detection to their worst; they must be sorted by descending number of detections."""
     count, deep = len(groups), max(len(group.places) for group in groups)
     wide = max(group.ious.shape[1] for group in groups)
     ious, crowd = np.full((count, deep, wide), -1.0), np.zeros((count, 1, 1, wide), np.bool_)
@@ -153,7 +154,7 @@ def match_groups(groups: Sequence[Group]) -> Iterator[NDArray[np.int8]]:
         depth, width = group.ious.shape
         ious[at, :depth, :width], crowd[at, 0, 0, :width] = group.ious, group.crowd
         counted[at, :, 0, :width] = group.counted
-    # The rank of each object by IoU, the later of equal ones first; those that count before all others.
+    # Objects are ranked by IoU, ties in favour of the later; `extra` puts those that count ahead of the ignored.
     ranks = np.argsort(np.argsort(ious, 2, kind="stable"), 2).astype(np.int32)
     extra = counted * np.int32(wide)
     taken = np.zeros((count, len(AREAS), len(THRESHOLDS), wide), np.bool_)
@@ -174,7 +175,7 @@ def match_groups(groups: Sequence[Group]) -> Iterator[NDArray[np.int8]]:
 def finish_matches(
     image: ImageOverlaps, kept: tuple[Numbers, Numbers], counted: Flags, found: NDArray[np.int8]
 ) -> ImageMatches:
-    """What the detections without an object are is up to their area."""
+    """Completes the matches: an unmatched detection is ignored if its area is out of range, else a false positive."""
     order, ranks = kept
     areas = image.areas[order]
     outside = (areas < AREAS[:, :1]) | (areas > AREAS[:, 1:])

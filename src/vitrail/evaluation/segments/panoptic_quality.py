@@ -1,15 +1,16 @@
-"""Panoptic quality (Kirillov et al., 2019): how well a map of segments agrees with the true one.
+"""Panoptic quality (Kirillov et al., 2019): how well a predicted panoptic map agrees with the ground truth.
 
-    cells = count_cells(predicted, truth)                # int8..int64 [H, W] each, -1 where there is no segment
+    cells = count_cells(predicted, truth, n, m)          # int8..int64 [H, W] each, -1 where there is no segment
     counts = count_segments(cells, classes, truth_classes, crowd, num_classes=9)  # of one image [4, K]
     PanopticCounts(np.stack(counts_of_images)).quality().pq
 
-A predicted and a true segment of the same class match where their IoU is above 0.5, which is possible once at most.
-PQ of a class is the sum of these IoUs over the mean number of its predicted and true segments; it is the product of SQ,
-the mean IoU of matches, and RQ, an F-score. Averages are over the classes that occur.
+A predicted and a ground-truth segment of the same class match if their IoU is above 0.5; each has at most one match. PQ
+of a class is the sum of the matched IoUs divided by the mean number of its predicted and ground-truth segments. It is
+the product of SQ, the mean IoU of the matches, and RQ, an F-score. Averages are over the classes that occur.
 
-Pixels without a true segment (void) belong to no union. A true crowd segment matches nothing and is not missed. A
-predicted segment that lies on void and on crowds of its class by more than half is not counted as wrong.
+Void pixels, which have no ground-truth segment, are left out of unions. A ground-truth crowd is never matched and never
+counts as missed. A predicted segment with more than half of its area on void or on crowds of its class is not a false
+positive.
 """
 
 from dataclasses import dataclass
@@ -22,12 +23,12 @@ from torch import Tensor
 
 Floats = NDArray[np.float64]
 
-MATCHED: Final = 0.5  # IoU above which two segments are the same
+MATCHED: Final = 0.5  # IoU above which two segments match
 
 
 def count_cells(predicted: Tensor, truth: Tensor, segments: int, true_segments: int) -> Tensor:
-    """Pixels [n + 1, m + 1] of each pair of a predicted and a true segment, from their maps [H, W]; the first row and
-    column are -1, no segment."""
+    """Intersections [n + 1, m + 1] in pixels of the n predicted and m ground-truth segments of two maps [H, W]. The
+    first row and column are for -1, no segment."""
     width = true_segments + 1
     cells = (predicted.long() + 1) * width + truth.long() + 1
     return torch.bincount(cells.flatten(), minlength=(segments + 1) * width).view(segments + 1, width)
@@ -40,8 +41,8 @@ def count_segments(
     crowd: NDArray[np.bool_],
     num_classes: int,
 ) -> Floats:
-    """Of one image and each class [4, K]: the sum of the IoUs of matches, and the numbers of matches, of wrong and of
-    missed segments. Segments without a pixel do not count."""
+    """Counts of one image per class [4, K]: the sum of the IoUs of matches, and the numbers of matches, false positives
+    and false negatives. Segments without pixels do not count."""
     areas, truth_areas = cells[1:].sum(1), cells[:, 1:].sum(0)
     void, both = cells[1:, :1], cells[1:, 1:].astype(np.float64)
     either = areas[:, None] + truth_areas - both - void
@@ -58,7 +59,7 @@ def count_segments(
 
 
 class Quality(NamedTuple):
-    """PQ, and its two factors; of a class, or averaged over classes. NaN where none occurs."""
+    """PQ and its two factors, of a class or averaged over classes; NaN if no class occurs."""
 
     pq: float
     sq: float
@@ -67,12 +68,12 @@ class Quality(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PanopticCounts:
-    """What `count_segments` found in N images [N, 4, K], in the order of their split."""
+    """The counts of `count_segments` for N images [N, 4, K], in the order of the split."""
 
     images: Floats
 
     def total(self) -> Floats:
-        """[4, K]. Images are added in order, so that the last bit does not depend on how they were shared out."""
+        """The sum over images [4, K], added in order, so that it is bit-identical for any number of processes."""
         return np.add.accumulate(self.images, 0)[-1] if len(self.images) else self.images.sum(0)
 
     def per_class(self) -> Floats:
@@ -80,18 +81,18 @@ class PanopticCounts:
         return rate_classes(self.total())
 
     def quality(self, chosen: NDArray[np.bool_] | None = None) -> Quality:
-        """The averages over classes, or over the chosen ones [K]."""
+        """The averages over all classes, or over the chosen ones [K]."""
         return average_quality(self.per_class(), chosen)
 
     def image_quality(self) -> Floats:
-        """The PQ of each image by itself [N]; 1 where there is neither a segment nor a prediction."""
+        """The PQ of each image on its own [N]; 1 if it has neither ground-truth nor predicted segments."""
         rows = np.stack([rate_classes(image)[0] for image in self.images]) if len(self.images) else self.images[:, 0]
         there = ~np.isnan(rows)
         sums = np.where(there, rows, 0.0).sum(1)
         return np.where(there.any(1), sums / there.sum(1).clip(1), 1.0)
 
     def statistics(self, weights: Floats, things: NDArray[np.bool_]) -> Floats:
-        """PQ, SQ and RQ, and the PQ of things and of stuff, with image weights [N]."""
+        """PQ, SQ and RQ, then the PQ of things and of stuff, with image weights [N]."""
         rates = rate_classes(np.tensordot(weights, self.images, 1))
         split = (average_quality(rates, chosen).pq for chosen in (things, ~things))
         return np.array([*average_quality(rates), *split])

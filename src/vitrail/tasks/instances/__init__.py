@@ -1,1 +1,1 @@
-"""A mask for each object."""
+"""Instance segmentation: a mask for each object."""

@@ -1,11 +1,10 @@
-"""Average precision of the masks of instances over a split.
+"""Average precision of instance masks on a split.
 
     score = score_batches(network, batches, preprocessing, InstanceMetric(8, device), device=device)
     score.ap, score.ranking.per_class()
 
-Masks are compared at the size at which the network sees the images, and areas are pixels of this size. The detections
-of each image are matched with its objects where they are computed; what came of them is gathered from all processes
-and put in the order of the split.
+Masks are compared at the size at which the network sees the images, and areas are measured in those pixels. Each
+process matches the detections of its own images; the matches of all processes are gathered in the order of the split.
 """
 
 from collections.abc import Mapping
@@ -41,12 +40,13 @@ from vitrail.tasks.mask_queries.scene import (
     take_readable,
 )
 
-SURE: Final = 0.5  # score from which an instance counts for the value of a single image, and is drawn
+SURE: Final = 0.5  # lowest score of the instances that are drawn and count in the F-score of a single image
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class InstanceScore:
-    """Of `count` images, also those without an object. `worst` are those with the lowest F-score at an IoU of 0.5."""
+    """The score of `count` images, including those without objects. `worst` are the images with the lowest F-score at
+    an IoU of 0.5."""
 
     criteria: ClassVar[tuple[Criterion, ...]] = (
         Criterion(name="map", title="AP", share=True),
@@ -67,7 +67,7 @@ class InstanceScore:
 
     unreadable: int
     ranking: MaskRanking
-    numbers: Mapping[str, float | None]  # COCO's twelve; None for one that is of no object
+    numbers: Mapping[str, float | None]  # COCO's twelve numbers; None without ground-truth objects
     worst: tuple[SegmentedScene, ...] = ()
 
     @property
@@ -84,12 +84,12 @@ class InstanceScore:
         return {**self.numbers, "count": self.count}
 
     def intervals(self, seed: int) -> Mapping[str, Interval | None]:
-        """Intervals of AP, AP50 and AP75 by a bootstrap over images."""
+        """Confidence intervals of AP, AP50 and AP75 by a bootstrap over images."""
         return self.ranking.intervals(seed)
 
 
 class InstanceMetric:
-    """Decodes the queries of each image to instances and matches them with its objects."""
+    """Decodes the queries of each image to instances and matches them with its ground-truth objects."""
 
     def __init__(self, classes: int, device: torch.device, extremes: int = 0) -> None:
         self.classes, self.device = classes, device
@@ -119,13 +119,13 @@ class InstanceMetric:
         ranking, unreadable = MaskRanking(self.scenes.in_order(), self.classes), self.scenes.unreadable
         numbers = ranking.summarise()
         if numbers["map"] is None:
-            rest = f"{unreadable} are unreadable and the rest have no object to be found"
+            rest = f"{unreadable} are unreadable and the rest have no objects other than crowds"
             raise DataError(f"no image could be scored: {rest}; {REMEDY}")
         return InstanceScore(unreadable=unreadable, ranking=ranking, numbers=numbers, worst=tuple(self.scenes.worst))
 
 
 def overlap_instances(sample: int, found: InstanceMasks, truth: TrueSegments) -> ImageOverlaps:
-    """The overlaps of an image's instances with its objects; those of a query are computed once."""
+    """Overlaps of an image's instances with its objects, computed once per query."""
     queries = found.queries.cpu().numpy()
     _, first, back = np.unique(queries, return_index=True, return_inverse=True)
     masks = found.masks[torch.from_numpy(first).to(found.masks.device)]
@@ -145,7 +145,7 @@ def overlap_instances(sample: int, found: InstanceMasks, truth: TrueSegments) ->
 
 
 def drop_unsure(found: InstanceMasks, most: int) -> InstanceMasks:
-    """The instances that may be drawn; none where no image is kept."""
+    """Keeps the instances that may be drawn; none if no images are kept for a report."""
     sure = found.scores >= SURE if most else torch.zeros_like(found.scores, dtype=torch.bool)
     return InstanceMasks(*(part[sure] for part in found))
 

@@ -1,4 +1,4 @@
-"""The prediction of instance segmentation: the objects in an image, each with a class, a score and a mask."""
+"""The prediction of instance segmentation: a class, a score and a mask for each object."""
 
 import numpy as np
 from torch import Tensor
@@ -12,7 +12,7 @@ from vitrail.tasks.task import PredictionOptions
 
 
 def find_instances(classes: Tensor, masks: Tensor, view: Geometry, options: PredictionOptions) -> PredictedSegments:
-    """The objects that the queries of one image find with at least the threshold's score, the best first."""
+    """Decodes the objects of one image with a score of at least the threshold, best first."""
     found = rank_instances(classes, masks, place_in_image(view), options.things, TOP, options.threshold)
     rows, columns = find_seen(view)
     whole, segments = np.zeros(view.whole, np.bool_), list[PredictedSegment]()
@@ -24,7 +24,7 @@ def find_instances(classes: Tensor, masks: Tensor, view: Geometry, options: Pred
 
 
 def pick_first(found: InstanceMasks) -> list[int]:
-    """A query is one object, of its likeliest class."""
+    """The best-scored instance of each query, so that a query is one object."""
     first: dict[int, int] = {}
     for at, query in enumerate(found.queries.tolist()):
         first.setdefault(query, at)

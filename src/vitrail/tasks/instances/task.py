@@ -1,5 +1,5 @@
-"""Instance segmentation: a mask, a class and a score for each object, whose masks may overlap. Scored by COCO's mean
-average precision of masks. Of data with stuff (panoptic annotations) the things alone are learnt.
+"""Instance segmentation: a class, a score and a mask for each object; masks may overlap. Scored by COCO's mean average
+precision of masks. Of panoptic annotations only the things are used.
 """
 
 import json
@@ -30,7 +30,7 @@ class InstancesTask(SegmentsTask):
     criteria = InstanceScore.criteria
     extras = InstanceScore.extras
     value_of_image = "F-score"
-    about_value = f"Objects found with a score from {SURE:g}; those that match have an IoU from 0.5."
+    about_value = f"Instances with a score of at least {SURE:g} count; a match needs an IoU of at least 0.5."
 
     def tabulate(self, score: InstanceScore) -> ClassTable:
         ranking = score.ranking
@@ -38,14 +38,14 @@ class InstancesTask(SegmentsTask):
         return {"AP": ranking.per_class(), "AP50": at[:, AT50], "AP75": at[:, AT75], "objects": objects}
 
     def recognises(self, collection: Collection) -> bool:
-        """Boxes alone, too: `output_names` says what is missing."""
+        """Also true for data with boxes only: `output_names` then explains that masks are missing."""
         return bool(collection.segment_classes)
 
     def output_names(self, collection: Collection) -> tuple[str, ...]:
         check_masks(collection, "instance")
         names = tuple(one.name for one in collection.segment_classes if one.thing)
         if not names:
-            raise DataError(f"{collection.name} has stuff alone, of which nothing is counted; use --task segmentation")
+            raise DataError(f"{collection.name} has stuff classes but no things; use --task segmentation")
         return names
 
     def describe_outputs(self, names: Sequence[str]) -> str:
@@ -63,7 +63,7 @@ class InstancesTask(SegmentsTask):
         return "The objects in each image, with their masks"
 
     def file_of(self, prediction: PredictedSegments) -> tuple[str, bytes]:
-        """COCO results of the image."""
+        """A JSON file of the image's COCO results."""
         return ".json", json.dumps(list_results(prediction)).encode()
 
     def collect(self, options: PredictionOptions) -> InstanceResults:

@@ -1,1 +1,1 @@
-"""What semantic, instance and panoptic segmentation with queries share."""
+"""Shared parts of semantic, instance and panoptic segmentation with queries."""

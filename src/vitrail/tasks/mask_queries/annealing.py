@@ -1,8 +1,8 @@
-"""Masked attention is annealed away (EoMT, 3.3): block by block, queries cease to look at their own mask alone.
+"""Mask annealing (EoMT, 3.3): phases out masked attention during training, block by block.
 
-Training is divided into as many parts as there are query blocks, and two more. The chance that a query is masked is 1
-up to a block's own part, falls as (1 - progress)^0.9 within it, and is 0 from then on; the first and last parts are no
-block's. A query's draw is a pure function of seed, step, sample and block.
+With L query blocks training has L + 2 equal parts: one for each block, and one before and one after them. The
+probability that a block masks a query is 1 before the block's part, falls as (1 - progress)^0.9 within it, and is 0
+afterwards. Each draw is a pure function of seed, step, sample, block and query.
 """
 
 from typing import Final
@@ -16,17 +16,17 @@ POWER: Final = 0.9
 
 
 def masking_chance(block: int, blocks: int, step: int, steps: int) -> float:
-    """That a query of a block attends through its mask at a step."""
+    """The probability that a block uses masked attention for a query at a step."""
     progress = step * (blocks + 2) / steps - (block + 1)  # within the block's own part of training
     return (1 - min(max(progress, 0.0), 1.0)) ** POWER
 
 
 def count_masked_blocks(blocks: int, step: int, steps: int) -> int:
-    """How many of the last blocks are masked more often than not, which is how inference uses the network meanwhile."""
+    """How many of the last blocks still mask with probability above 0.5. Inference masks these blocks meanwhile."""
     return sum(masking_chance(block, blocks, step, steps) > 0.5 for block in range(blocks))
 
 
 def draw_masked(bits: Tensor, chances: list[float]) -> Tensor:
-    """Which queries are masked in which block, bool [B, L, Q], from random bits of that shape."""
+    """Draws which queries are masked in which block, bool [B, L, Q], from random bits of that shape."""
     draws = to_uniform(bits)
     return torch.stack([draws[:, block] < chance for block, chance in enumerate(chances)], 1)

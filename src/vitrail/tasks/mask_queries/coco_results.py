@@ -1,8 +1,8 @@
-"""One file about the predictions for many images, as COCO's tools read it.
+"""Writes the predictions for many images to one file in COCO's formats.
 
-Of instances a list of results, for `COCO.loadRes` of pycocotools. Of panoptic maps an object with `annotations`, which
-name the PNG of each image. An image's id is its name where the names of all are different numbers, as in COCO, else it
-is counted from 1; a class has the number of its output, from 1.
+Instances become a list of results, for pycocotools' `COCO.loadRes`; panoptic maps become an object whose `annotations`
+name the PNG of each image. If all file names are distinct numbers, as in COCO, they are the image ids; otherwise images
+are numbered from 1. A category id is the index of the network's output plus 1.
 """
 
 import json
@@ -16,7 +16,7 @@ Row = dict[str, Any]
 
 
 def list_results(prediction: PredictedSegments, image: str = "") -> list[Row]:
-    """COCO results of one image, without its id."""
+    """Lists the COCO results of one image, without its image id."""
     rows: list[Row] = []
     for one in prediction.segments:
         left, top, right, bottom = one.box
@@ -29,7 +29,7 @@ def list_results(prediction: PredictedSegments, image: str = "") -> list[Row]:
 
 
 def list_panoptic(prediction: PredictedSegments) -> list[Row]:
-    """The `segments_info` of one image. Ids are those in its PNG: 1 is the first segment."""
+    """Lists the `segments_info` of one image. Segment ids are those of its PNG, from 1."""
     rows: list[Row] = []
     for number, one in enumerate(prediction.segments, start=1):
         left, top, right, bottom = one.box
@@ -39,7 +39,7 @@ def list_panoptic(prediction: PredictedSegments) -> list[Row]:
 
 
 class InstanceResults:
-    """COCO results of the images that were added."""
+    """Collects images for a file of COCO results."""
 
     name = "predictions.json"
 
@@ -56,7 +56,7 @@ class InstanceResults:
 
 
 class PanopticResults:
-    """COCO's panoptic format of the images that were added."""
+    """Collects images for a file in COCO's panoptic format."""
 
     name = "predictions.json"
 
@@ -80,7 +80,7 @@ class PanopticResults:
 
 
 def number_images(names: Sequence[str]) -> list[int]:
-    """The id of each image."""
+    """Chooses the id of each image: the number that is its file name, or its place counted from 1."""
     stems = [os.path.splitext(os.path.basename(name))[0] for name in names]
     if all(stem.isascii() and stem.isdigit() and len(stem) < 16 for stem in stems):
         numbers = [int(stem) for stem in stems]

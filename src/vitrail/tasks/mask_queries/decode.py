@@ -1,11 +1,11 @@
-"""What the queries of a network say of an image: classes of pixels, a panoptic map, or the masks of instances.
+"""Decodes the queries of a network into semantic logits, panoptic maps or instance masks.
 
     decode_semantic(output, (512, 512))  # [B, K, 512, 512]
     for found in decode_panoptic(output, (512, 512), things): ...  # one image at a time
     for found in decode_instances(output, (512, 512), things): ...
 
-A mask's logits are resized first, whatever is made of them afterwards. Large images are decoded a few queries at a
-time, so that no more than PIXELS numbers of them are held at once.
+Every decoder resizes the mask logits first. Large images are decoded a few queries at a time, so that at most PIXELS
+values of full-size masks are held at once.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,41 +19,41 @@ from torch.nn import functional as F
 from vitrail.core.text import Pair
 from vitrail.models.query_output import Output, QueryOutput
 
-PIXELS: Final = 2**25  # of masks that are held in full size
-THRESHOLD: Final = 0.8  # probability of its class from which a query takes part in a panoptic map
+PIXELS: Final = 2**25  # most pixels of full-size masks that are held at once
+THRESHOLD: Final = 0.8  # class probability above which a query takes part in a panoptic map
 OVERLAP: Final = 0.8  # share of its mask that a segment of a panoptic map must keep
-TOP: Final = 100  # instances of an image
+TOP: Final = 100  # most instances per image
 
-Place: TypeAlias = Callable[[Tensor], Tensor]  # mask logits [n, h, w] -> [n, H, W], where they lie in an image
+Place: TypeAlias = Callable[[Tensor], Tensor]  # resizes mask logits into the image: [n, h, w] -> [n, H, W]
 
 
 class PanopticMap(NamedTuple):
-    """The n segments of an image, none of which overlap."""
+    """The n segments of an image, which do not overlap."""
 
-    ids: Tensor  # int16 [H, W]: the number of a segment, from 0; -1 where there is none
+    ids: Tensor  # int16 [H, W]: the index of the segment, or -1
     classes: Tensor  # int64 [n]
-    scores: Tensor  # float [n]: the probability of its class
+    scores: Tensor  # float [n]: class probabilities
 
 
 class InstanceMasks(NamedTuple):
-    """n instances of an image, the best first; a query that may be one of several classes is there once for each."""
+    """n instances of an image by descending score. A query appears once for each of its classes that made the cut."""
 
     masks: Tensor  # bool [n, H, W]
     classes: Tensor  # int64 [n]
-    scores: Tensor  # float [n]: the probability of its class times the mean one of its pixels
+    scores: Tensor  # float [n]: class probability times the mean mask probability inside the mask
     queries: Tensor  # int64 [n]
 
 
 def resize_masks(masks: Tensor, size: Pair) -> Tensor:
-    """Logits [n, h, w] -> [n, *size]."""
+    """Resizes mask logits bilinearly: [n, h, w] -> float32 [n, *size]."""
     if tuple(masks.shape[1:]) == size:
         return masks.float()
     return F.interpolate(masks.float()[None], size, mode="bilinear", align_corners=False)[0]
 
 
 def sum_scores(classes: Tensor, masks: Tensor, place: Place) -> Tensor:
-    """The score of each class at each pixel [K, H, W] from the queries of one image: the sum over queries of the
-    probability of the class times that of the mask."""
+    """Class scores per pixel [K, H, W] from the queries of one image: the sum over queries of class probability times
+    mask probability."""
     weights, total = classes.float().softmax(-1)[:, :-1], None
     for some in split_queries(masks, place):
         found = place(masks[some]).sigmoid()
@@ -64,14 +64,14 @@ def sum_scores(classes: Tensor, masks: Tensor, place: Place) -> Tensor:
 
 
 def decode_semantic(output: QueryOutput, size: Pair) -> Tensor:
-    """The logarithm of each class's score at each pixel [B, K, *size], so that its softmax is the class's share."""
+    """Decodes logits per pixel [B, K, *size]: the logarithm of the class scores, so that a softmax normalises them."""
     place = partial(resize_masks, size=size)
     tiny = torch.finfo(torch.float32).tiny
     return torch.stack([sum_scores(*one, place).clamp_(min=tiny).log_() for one in zip(*output, strict=True)])
 
 
 def to_dense(output: Output, size: Pair | None = None) -> Tensor:
-    """Logits per class [B, K, ...] of either kind of output; queries are decoded at `size`, or at their masks' own."""
+    """Class logits [B, K, ...] from either kind of output. Queries are decoded at `size`, or at the masks' own size."""
     if isinstance(output, Tensor):
         return output
     height, width = output.masks.shape[-2:]
@@ -81,7 +81,7 @@ def to_dense(output: Output, size: Pair | None = None) -> Tensor:
 def decode_panoptic(
     output: QueryOutput, size: Pair, things: Sequence[bool], threshold: float = THRESHOLD, overlap: float = OVERLAP
 ) -> Iterator[PanopticMap]:
-    """A panoptic map of each image. `things` says of each class whether its objects are counted one by one."""
+    """Yields the panoptic map of each image. `things` says which classes are things."""
     place = partial(resize_masks, size=size)
     for classes, masks in zip(*output, strict=True):
         yield map_segments(classes, masks, place, things, threshold, overlap)
@@ -90,9 +90,10 @@ def decode_panoptic(
 def map_segments(
     classes: Tensor, masks: Tensor, place: Place, things: Sequence[bool], threshold: float, overlap: float
 ) -> PanopticMap:
-    """The panoptic map of one image. Each pixel goes to the likely query with the largest product of its class's and
-    its mask's probability, if it lies in that query's mask; a query that keeps too little of its mask is dropped.
-    Queries of one class of stuff make one segment."""
+    """Decodes the panoptic map of one image. Of the queries whose class probability is above `threshold`, each pixel
+    goes to the one with the highest product of class and mask probability, provided that it lies inside that query's
+    mask. A query that wins too small a share of its mask (`overlap`) is dropped. Queries of the same stuff class are
+    merged into one segment."""
     scores, labels = classes.float().softmax(-1).max(-1)
     kept = ((labels != classes.shape[-1] - 1) & (scores > threshold)).nonzero()[:, 0]
     if not len(kept):
@@ -102,7 +103,7 @@ def map_segments(
     masks, scores, labels = masks[kept], scores[kept], labels[kept]
     owner, inside, whole = assign_pixels(scores, masks, place)
     own = torch.bincount(owner.flatten(), minlength=len(kept))  # pixels that a query wins
-    final = torch.bincount(owner[inside], minlength=len(kept))  # those of them in its mask
+    final = torch.bincount(owner[inside], minlength=len(kept))  # of these, pixels inside its mask
     valid = (final > 0) & (own > overlap * whole)
     numbers, first, stuff = list[int](), list[int](), dict[int, int]()
     for at, (label, there) in enumerate(zip(labels.tolist(), valid.tolist(), strict=True)):
@@ -118,8 +119,8 @@ def map_segments(
 
 
 def assign_pixels(scores: Tensor, masks: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
-    """Which of n queries each pixel goes to [H, W], whether it lies in that query's mask [H, W], and the area of each
-    whole mask [n]."""
+    """Assigns pixels to n queries: which query wins each pixel [H, W], whether the pixel is inside that query's mask
+    [H, W], and the area of each full mask [n]."""
     best = owner = inside = None
     areas = list[Tensor]()
     for some in split_queries(masks, place):
@@ -142,7 +143,8 @@ def assign_pixels(scores: Tensor, masks: Tensor, place: Place) -> tuple[Tensor, 
 def decode_instances(
     output: QueryOutput, size: Pair, things: Sequence[bool] | None = None, top: int = TOP
 ) -> Iterator[InstanceMasks]:
-    """The `top` pairs of a query and a class of each image, of things alone where `things` says which classes are."""
+    """Yields the instances of each image: its `top` pairs of query and class. With `things`, only classes that are
+    things."""
     place = partial(resize_masks, size=size)
     for classes, masks in zip(*output, strict=True):
         yield rank_instances(classes, masks, place, things, top)
@@ -151,8 +153,7 @@ def decode_instances(
 def rank_instances(
     classes: Tensor, masks: Tensor, place: Place, things: Sequence[bool] | None, top: int, threshold: float = 0.0
 ) -> InstanceMasks:
-    """The instances of one image whose scores are at least `threshold`, at most `top` of them. Masks without a pixel
-    are none."""
+    """Ranks the instances of one image: at most `top`, with scores of at least `threshold`. Drops empty masks."""
     likely = classes.float().softmax(-1)[:, :-1]
     if things is not None:
         likely = likely.masked_fill(~torch.tensor(list(things), device=likely.device), -1.0)
@@ -176,7 +177,7 @@ def rank_instances(
 
 
 def split_queries(masks: Tensor, place: Place) -> Iterator[slice]:
-    """Parts of n queries, as many at a time as fit in PIXELS pixels when they are in place."""
+    """Splits n queries into slices whose full-size masks have at most PIXELS pixels together."""
     if not len(masks):
         return
     pixels = place(masks[:1]).shape[1:].numel()

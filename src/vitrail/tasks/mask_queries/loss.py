@@ -1,7 +1,8 @@
-"""The loss of Mask2Former (Cheng et al. 2022, 3.3), which EoMT (Kerssies et al. 2025) trains with: queries and segments
-are matched one to one; then each query learns its segment's class, or that it has none, and its mask at some points.
+"""The loss of Mask2Former (Cheng et al. 2022, 3.3), with which EoMT (Kerssies et al. 2025) is trained.
 
-Everything is computed in float32, with shapes that do not depend on how many segments there are.
+Queries and ground-truth segments are matched one to one. Each query then learns the class of its segment, or "no
+object", and matched queries learn the segment's mask at sampled points. Everything is computed in float32, with shapes
+that do not depend on the number of segments.
 """
 
 from typing import NamedTuple
@@ -15,7 +16,8 @@ from vitrail.tasks.mask_queries.points import LossPoints, sample_maps, sample_pl
 
 
 class LossWeights(NamedTuple):
-    """What each part counts, in matching as in the loss; and a query without a segment in the loss of classes."""
+    """Weights of the class, mask and dice terms, in matching as well as in the loss; `no_object` is the weight of an
+    unmatched query in the class loss."""
 
     classes: float
     mask: float
@@ -24,15 +26,16 @@ class LossWeights(NamedTuple):
 
 
 class LearntSegments(NamedTuple):
-    """The segments of B images that a network learns."""
+    """The ground-truth segments of B images."""
 
     planes: Tensor  # uint8 [B, N / 8, H, W]
     classes: Tensor  # int64 [B, N]; -1 where there is none
-    valid: Tensor  # bool [B]; an image that is not counts for nothing
+    valid: Tensor  # bool [B]; an invalid image does not contribute to the loss
 
 
 class LossSums(NamedTuple):
-    """Of each image [B], not normalised: cross-entropies by weight over queries, means over points over segments."""
+    """Unnormalised losses of each image [B]: weighted class cross-entropies, summed over queries; mask and dice losses,
+    averaged over points and summed over segments."""
 
     classes: Tensor
     mask: Tensor
@@ -41,7 +44,7 @@ class LossSums(NamedTuple):
 
 @torch.no_grad()
 def compute_costs(output: QueryOutput, segments: LearntSegments, points: Tensor, weights: LossWeights) -> Tensor:
-    """The cost of every pair of a segment and a query, [B, N, Q], at points that an image's pairs share [B, P, 2]."""
+    """Matching costs of every segment and query [B, N, Q], computed at the same points [B, P, 2] for all pairs."""
     logits, truth = sample_maps(output.masks.float(), points), sample_planes(segments.planes, points)
     shares, areas = logits.sigmoid(), truth.sum(2)[:, :, None]
     entropy = (F.softplus(logits).sum(2)[:, None] - truth @ logits.mT) / points.shape[1]
@@ -52,14 +55,14 @@ def compute_costs(output: QueryOutput, segments: LearntSegments, points: Tensor,
 
 
 def compute_dice(common: Tensor, areas: Tensor) -> Tensor:
-    """1 - 2|A ∩ B| / (|A| + |B|), softened by one point in both."""
+    """The dice loss 1 - 2|A ∩ B| / (|A| + |B|), with 1 added to numerator and denominator."""
     return 1 - (2 * common + 1) / (areas + 1)
 
 
 def sum_losses(
     output: QueryOutput, segments: LearntSegments, queries: Tensor, points: LossPoints, weights: LossWeights
 ) -> LossSums:
-    """The losses of each image, given the query of each segment [B, N], -1 where it has none."""
+    """The losses of each image, given the matched query of each segment [B, N]; -1 for none."""
     matched = queries >= 0
     mask, dice = compare_masks(pick_masks(output.masks, queries), segments.planes, points)
     return LossSums(
@@ -70,24 +73,25 @@ def sum_losses(
 
 
 def sum_class_losses(logits: Tensor, segments: LearntSegments, queries: Tensor, no_object: float) -> Tensor:
-    """Cross-entropies [B] of all queries' classes [B, Q, K + 1]; one without a segment counts `no_object`."""
+    """Sums the class cross-entropies over queries: logits [B, Q, K + 1] -> [B]. Unmatched queries have the weight
+    `no_object`."""
     none, count = logits.shape[2] - 1, logits.shape[1]
     truth = torch.full_like(logits[:, :1, 0], none, dtype=torch.int64).repeat(1, count + 1)
-    places = torch.where(queries >= 0, queries, count)  # a place more than there are queries takes what has none
+    places = torch.where(queries >= 0, queries, count)  # unmatched segments write to an extra place
     truth = truth.scatter(1, places, segments.classes)[:, :count]
     losses = F.cross_entropy(logits.mT, truth, reduction="none")
     return torch.where(segments.valid[:, None], losses * torch.where(truth == none, no_object, 1.0), 0.0).sum(1)
 
 
 def pick_masks(masks: Tensor, queries: Tensor) -> Tensor:
-    """The mask of each segment's query: [B, Q, h, w] at [B, N] -> float32 [B, N, h, w]."""
+    """Gathers the mask of each segment's query: [B, Q, h, w] and [B, N] -> float32 [B, N, h, w]."""
     places = queries.clamp(min=0)[:, :, None, None].expand(-1, -1, *masks.shape[2:])
     return masks.gather(1, places).float()
 
 
 def compare_masks(masks: Tensor, planes: Tensor, points: LossPoints) -> tuple[Tensor, Tensor]:
-    """Cross-entropy and dice [B, N] of masks [B, N, h, w] with the segments in their places: at those candidates where
-    a mask's logit is nearest to 0, as many as make up the number with the other points."""
+    """Cross-entropy and dice loss [B, N] of masks [B, N, h, w] against the segments in the same places, at the
+    `uncertain` candidates whose logits are closest to 0 and at the other points."""
     with torch.no_grad():
         certainty = sample_maps(masks, points.candidates).abs()
         chosen = certainty.topk(points.uncertain, largest=False, sorted=False).indices
@@ -101,7 +105,7 @@ def compare_masks(masks: Tensor, planes: Tensor, points: LossPoints) -> tuple[Te
 
 
 class Normalisers(NamedTuple):
-    """Sums over all images of a step that count [n]: images, segments, and the weights of their queries' classes."""
+    """Sums over all valid images of a step: images, segments, and the class weights of all queries."""
 
     images: Tensor
     segments: Tensor
@@ -109,7 +113,7 @@ class Normalisers(NamedTuple):
 
 
 def count_normalisers(segments: LearntSegments, queries: int, no_object: float) -> Tensor:
-    """The three numbers [3] of some images; those of several parts add up."""
+    """The `Normalisers` of some images as one tensor [3]; parts of a step add up."""
     found = torch.where(segments.valid, (segments.classes >= 0).sum(1), 0)
     matched = found.clamp(max=queries)
     weights = torch.where(segments.valid, matched + no_object * (queries - matched), 0.0)

@@ -1,8 +1,7 @@
-"""Which query predicts which segment: the assignment of least total cost (the Hungarian method's), for many images at
-once.
+"""Bipartite (Hungarian) matching of queries and segments at minimum total cost, for many images at once.
 
-On a CPU problems are solved one after the other. Elsewhere the host is never waited for: with Triton each problem has a
-program of its own (models/kernels/matching.py), and without it all advance together, step by step.
+On a CPU the problems are solved one after the other. On other devices matching never synchronises with the host: with
+Triton each problem is a program (models/kernels/matching.py); without it all problems advance together, step by step.
 """
 
 import math
@@ -18,19 +17,20 @@ from vitrail.models.kernels.fused_ops import TRITON
 
 Costs: TypeAlias = NDArray[np.float64]
 
-LARGEST: Final = 1e10  # the cost in place of NaN, so that such a query is taken last
+LARGEST: Final = 1e10  # replaces costs that are not finite, so that such pairs are matched last
 
 
 def match(costs: Tensor, present: Tensor) -> Tensor:
-    """The query of each target: costs [P, N, Q] of P problems, and which of the N targets there are [P, N], to int64
-    [P, N]; -1 where there is no target, and where there are more targets than queries and one stays without."""
+    """Matches each target with a query: costs [P, N, Q] of P problems, and which of the N targets are `present` [P, N],
+    to queries int64 [P, N]. It is -1 for an absent target, and for one left over if there are more targets than
+    queries."""
     costs = torch.nan_to_num(costs.float(), LARGEST, LARGEST, LARGEST).clamp(-LARGEST, LARGEST)
     return assign(costs, present)
 
 
 @torch.library.custom_op("vitrail::assign", mutates_args=())
 def assign(costs: Tensor, present: Tensor) -> Tensor:
-    """`match` of finite costs in float32."""
+    """`match` for finite costs in float32."""
     if costs.is_cuda and TRITON:
         from vitrail.models.kernels import matching
 
@@ -44,7 +44,7 @@ def _(costs: Tensor, present: Tensor) -> Tensor:
 
 
 def assign_in_turn(costs: Tensor, present: Tensor) -> Tensor:
-    """One problem after the other, on the host."""
+    """Solves one problem after the other, on the host."""
     found = np.full(present.shape, -1, np.int64)
     for cost, there, place in zip(costs.double().numpy(), present.numpy(), found, strict=True):
         rows = np.flatnonzero(there)
@@ -56,10 +56,11 @@ def assign_in_turn(costs: Tensor, present: Tensor) -> Tensor:
 
 
 def assign_rows(costs: Costs) -> NDArray[np.int64]:
-    """The column of each row of [R, C], R <= C, by shortest augmenting paths (Jonker and Volgenant 1987; Crouse 2016).
+    """Assigns a column to each row of costs [R, C], R <= C, by shortest augmenting paths (Jonker and Volgenant 1987;
+    Crouse 2016).
 
-    A row takes its cheapest column where no row before it has; the others are added one by one, and each moves rows
-    along the shortest path to a column that is free."""
+    Each row first takes its cheapest column, unless an earlier row has it. The remaining rows are added one by one;
+    each reassigns the rows along the shortest path to a free column."""
     count, width = costs.shape
     if not count or not width:
         return np.zeros(count, np.int64)
@@ -84,8 +85,8 @@ def add_row(
     columns: list[int],
     owner: list[int],
 ) -> None:
-    """Finds the shortest path from a row to a free column (Dijkstra's search), and moves the rows on it, in place."""
-    away = column_prices.copy()  # -inf where a column is done: it is then no nearer from anywhere
+    """Finds the shortest path from a row to a free column (Dijkstra) and reassigns the rows along it, in place."""
+    away = column_prices.copy()  # -inf where a column is done, so that it never gets closer again
     shortest, before = np.full(len(away), np.inf), np.full(len(away), -1)
     ahead = shortest.copy()  # as `shortest`, without the columns that are done
     done, row, length = list[int](), new, 0.0
@@ -116,8 +117,8 @@ def add_row(
 
 
 def assign_together(costs: Tensor, present: Tensor) -> Tensor:
-    """Shortest augmenting paths (Jonker and Volgenant 1987; Crouse 2016), the same step of all problems at once, as
-    many as the longest could need."""
+    """Solves all problems together by shortest augmenting paths (Jonker and Volgenant 1987; Crouse 2016), with as many
+    steps as the longest could need."""
     targets, queries = costs.shape[1:]
     if not costs.numel():
         return torch.full_like(present, -1, dtype=torch.int64)
@@ -125,21 +126,21 @@ def assign_together(costs: Tensor, present: Tensor) -> Tensor:
     columns = torch.arange(max(targets, queries), device=costs.device)
     costs = F.pad(costs if costs.device.type == "mps" else costs.double(), (0, len(columns) - queries))
     if targets > queries:
-        # Columns past the queries cost nothing and stand for none at all: as many as there are too many targets.
+        # The columns after the queries cost 0 and mean "unmatched": one for each target in excess of the queries.
         costs = costs.masked_fill((columns >= counts.clamp(min=queries)[:, None])[:, None], math.inf)
     search = PathSearch(costs)
     left = search.add_undisputed(present)
     counts, order = left.sum(1), left.byte().argsort(dim=1, descending=True, stable=True)
     for turn in range(targets):
         search.add(order[:, turn], turn < counts, longest=targets)
-    # The column of each owner; what nobody owns goes to one place more than there are.
+    # Inverts owner (column to target) to target to column; free columns write to an extra place.
     found = costs.new_full((len(costs), targets + 1), -1, dtype=torch.int64)
     found.scatter_(1, torch.where(search.owner < 0, targets, search.owner), columns.expand_as(search.owner))
     return torch.where(found < queries, found, -1)[:, :targets].contiguous()
 
 
 class PathSearch:
-    """What is known of the columns [P, C] of P problems: their prices, the targets that own them, and those' prices."""
+    """The state of P problems, per column [P, C]: its price, the target that owns it, and that target's price."""
 
     def __init__(self, costs: Tensor) -> None:
         self.costs = costs
@@ -149,7 +150,7 @@ class PathSearch:
         self.problems = torch.arange(len(costs), device=costs.device)
 
     def add_undisputed(self, present: Tensor) -> Tensor:
-        """Gives each column to the first of the targets to which it is the cheapest; returns those that get none."""
+        """Gives each column to the first target whose cheapest column it is. Returns the targets that get none."""
         cheapest, chosen = self.costs.min(2)
         targets = present.shape[1]
         rows = torch.arange(targets, device=present.device)
@@ -160,8 +161,8 @@ class PathSearch:
         return present & (self.owner.gather(1, chosen) != rows)
 
     def add(self, rows: Tensor, wanted: Tensor, *, longest: int) -> None:
-        """One more target of each problem, `rows` [P], where it is `wanted` [P]; no path has more steps than
-        `longest`."""
+        """Adds one target to each problem, `rows` [P], where it is `wanted` [P]. No path has more than `longest`
+        steps."""
         sink, length, shortest, before, scanned = self.find_paths(rows, wanted, longest)
         change = torch.where(scanned, length[:, None] - shortest, 0.0)
         self.price -= change
@@ -180,8 +181,8 @@ class PathSearch:
             at = torch.where(moving, source[:, 0], -1)
 
     def find_paths(self, rows: Tensor, wanted: Tensor, longest: int) -> tuple[Tensor, ...]:
-        """Dijkstra's search for a column that is free: the column [P], the length of the path [P], that to each column
-        [P, C], the column before each (-1 for the row itself), and which columns were reached."""
+        """Searches for the nearest free column (Dijkstra). Returns that column [P], the length of its path [P], the
+        lengths to all columns [P, C], their predecessors (-1 for the row itself), and which were scanned."""
         shortest = torch.full_like(self.price, math.inf)
         before = torch.full_like(self.owner, -1)
         scanned = torch.zeros_like(self.owner, dtype=torch.bool)

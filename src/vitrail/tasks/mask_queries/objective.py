@@ -1,9 +1,9 @@
-"""The objective of networks with queries: Mask2Former's loss on the output of every query block, EoMT's annealing.
+"""The objective of networks with queries: Mask2Former's loss on the output of every query block, with EoMT's annealing.
 
-The three configs differ in the targets that they ask for. The loss of a step is normalised over its whole batch: losses
-of masks by the number of segments, that of classes by the weights of all queries. An image without segments teaches
-that no query has one; an image that could not be read counts for nothing. Regions marked as crowds are not matched, so
-a query there learns "no object"; pixels of no class are outside of all masks.
+The three configs differ in their targets. The loss of a step is normalised over the whole batch: mask and dice losses
+by the number of segments, the class loss by the weights of all queries. In an image without segments every query learns
+"no object"; an unreadable image has no loss. Crowds are not matched, so queries on them learn "no object"; ignored
+pixels are outside all masks.
 """
 
 from abc import abstractmethod
@@ -37,7 +37,7 @@ from vitrail.tasks.mask_queries.semantic_segments import list_class_segments
 
 
 class QueryNetwork(Protocol):
-    """What the objective asks of a network, besides what all networks do."""
+    """What the objective needs from a network beyond the common interface."""
 
     def forward_layers(self, images: Tensor, masked: Tensor | None = None) -> list[QueryOutput]: ...
     def set_masked_blocks(self, count: int) -> None: ...
@@ -45,11 +45,12 @@ class QueryNetwork(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaskQueries(ObjectiveConfig):
-    """Weights of the parts, in matching as in the loss; what a query without a segment counts in that of classes.
+    """Weights of the class, mask and dice terms, in matching as well as in the loss; `no_object` is the weight of an
+    unmatched query in the class loss.
 
-    Masks are compared at `points`, or at as many as a predicted mask has pixels where those are fewer. `importance` of
-    them are chosen, where the network is least certain, among `oversample` times as many. Without `annealing` all
-    query blocks use masked attention to the end, and in inference.
+    Masks are compared at `points` points, or at as many as a predicted mask has pixels, if that is fewer. A share of
+    `importance` is chosen among `oversample` times as many candidates, where the network is least certain. Without
+    `annealing` all query blocks use masked attention to the end of training and in inference.
     """
 
     class_weight: float = 2.0
@@ -72,21 +73,21 @@ class MaskQueries(ObjectiveConfig):
         return LossWeights(self.class_weight, self.mask_weight, self.dice_weight, self.no_object)
 
     def count_points(self, masks: Tensor) -> PointCounts:
-        """How many points there are of each kind, for predicted masks [B, Q, h, w]."""
+        """The number of points of each kind, for predicted masks [B, Q, h, w]."""
         most = masks.shape[2] * masks.shape[3]
         return count_points(min(self.points, most), self.oversample, self.importance)
 
     def check_model(self, model: ModelConfig) -> ModelConfig:
-        """The model, where it has queries."""
+        """Returns the model; ConfigError if it has no queries."""
         if not getattr(model, "has_queries", False):
             name = type(self).__name__
-            raise ConfigError(f"objective {name} trains queries, and {model.title} has none; use family eomt or pmt")
+            raise ConfigError(f"objective {name} trains queries, but {model.title} has none; use family eomt or pmt")
         return model
 
     def macs_per_image(self, model: ModelConfig) -> float:
-        """With the classes and masks before each query block: they all have a loss, whether or not attention still uses
-        them. So it is what inference takes if every query block masks; `model.macs` is what it takes as the network is,
-        a single prediction once masks are annealed away."""
+        """The cost of a forward pass in training, which predicts classes and masks before every query block, because
+        each of these predictions has a loss. That is the cost of inference if every query block masks. `model.macs` is
+        that of inference as configured: a single prediction once masked attention is annealed away."""
         if not isinstance(model, QueryConfig):
             return model.macs
         return replace(model, masked_blocks=model.query_blocks).macs
@@ -96,12 +97,12 @@ class MaskQueries(ObjectiveConfig):
 
     @abstractmethod
     def list_segments(self, batch: Batch, classes: int) -> tuple[Tensor, Tensor]:
-        """Planes [B, N / 8, H, W] of the segments to learn, and their classes [B, N], -1 where there is none."""
+        """The ground-truth segments: planes [B, N / 8, H, W] and classes [B, N], -1 where there is none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SemanticQueries(MaskQueries):
-    """Each class that an image shows is one segment."""
+    """Semantic segmentation: each class in an image is one segment."""
 
     task: ClassVar[str] = "segmentation"
 
@@ -111,7 +112,7 @@ class SemanticQueries(MaskQueries):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InstanceQueries(MaskQueries):
-    """Each thing is one segment."""
+    """Instance segmentation: each object is one segment."""
 
     task: ClassVar[str] = "instances"
 
@@ -121,7 +122,7 @@ class InstanceQueries(MaskQueries):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PanopticQueries(MaskQueries):
-    """Each thing is one segment, and so is each kind of stuff."""
+    """Panoptic segmentation: each object is one segment, and so is each stuff class in an image."""
 
     task: ClassVar[str] = "panoptic"
 
@@ -130,13 +131,13 @@ class PanopticQueries(MaskQueries):
 
 
 def list_own_segments(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Those of the batch but for crowds."""
+    """The segments of the batch, except crowds."""
     planes, classes, crowd = batch.segments
     return planes, torch.where(crowd, -1, classes)
 
 
 class MaskQueriesObjective(Objective):
-    """The sum over the outputs before each query block and behind the last, each matched by itself."""
+    """Sums the losses of the outputs before each query block and after the last. Each output is matched separately."""
 
     config: MaskQueries
 
@@ -147,15 +148,15 @@ class MaskQueriesObjective(Objective):
         self.classes, self.steps = context.classes, context.steps
         self.queries: int = model.queries
         self.blocks: int = model.query_blocks
-        self.masked_blocks = -1  # what the network was told last
+        self.masked_blocks = -1  # the network's current setting; -1: not set yet
 
     @property
     def query_network(self) -> QueryNetwork:
         return cast(QueryNetwork, self.network)
 
     def inputs(self, batch: Batch, *, seed: int, step: int) -> tuple[Tensor, ...]:
-        """Pixels as bytes [B, 3, H, W]; planes [B, N / 8, H, W] and classes [B, N] of segments, none where there is no
-        image; which images are there [B]; which queries are masked in which block [B, L, Q]; the keys of points [B]."""
+        """Pixels as bytes [B, 3, H, W]; planes [B, N / 8, H, W] and classes [B, N] of the segments, none for an invalid
+        image; which images are valid [B]; which queries are masked in which block [B, L, Q]; point keys [B]."""
         self.set_masked_blocks(step)
         planes, classes = self.config.list_segments(batch, self.classes)
         classes = torch.where(batch.valid[:, None], classes, -1)
@@ -180,7 +181,7 @@ class MaskQueriesObjective(Objective):
             step = Normalisers(*sums[0].unbind())
             losses = [self.combine(part, step) for part in parts]
             last, size = losses[-1], step.images
-            # Parts of a step add up to its loss, so they are weighted by its images like means over samples are.
+            # The parts of a step must add up to its loss; the factor makes them like sums over samples.
             total = torch.stack([part.sum() for part in losses]).sum() * size
         names = ("class_loss", "mask_loss", "dice_loss")
         tallies = {name: (value * size).detach() for name, value in zip(names, last, strict=True)}
@@ -190,7 +191,7 @@ class MaskQueriesObjective(Objective):
     def compare(
         self, outputs: list[QueryOutput], segments: LearntSegments, keys: Tensor
     ) -> tuple[Tensor, list[LossSums]]:
-        """The queries of the last output's segments [B, N], and the losses of every output."""
+        """Matches every output. Returns the last output's matched queries [B, N] and the losses of all outputs."""
         weights, places = self.config.weights, segments.classes.shape[1]
         counts = self.config.count_points(outputs[0].masks)
         seeds = split_keys(keys, 2 * len(outputs)).unbind(1)
@@ -198,7 +199,7 @@ class MaskQueriesObjective(Objective):
         for output, seed in zip(outputs, seeds[: len(outputs)], strict=True):
             costs.append(compute_costs(output, segments, draw_points(seed, counts.matching), weights))
         present = (segments.classes >= 0).repeat(len(outputs), 1)
-        queries = match(torch.cat(costs), present).chunk(len(outputs))  # all at once: each waits for its slowest
+        queries = match(torch.cat(costs), present).chunk(len(outputs))  # one call, as slow as its slowest problem
         parts: list[LossSums] = []
         for output, seed, found in zip(outputs, seeds[len(outputs) :], queries, strict=True):
             points = draw_loss_points(seed, places, counts)
@@ -206,7 +207,7 @@ class MaskQueriesObjective(Objective):
         return queries[-1], parts
 
     def combine(self, sums: LossSums, step: Normalisers) -> Tensor:
-        """The parts of one output's loss, weighted, as shares of the step's: [3]."""
+        """The weighted class, mask and dice losses of one output [3], normalised over the step."""
         config, segments = self.config, step.segments.clamp(min=1)
         losses = (
             config.class_weight * sums.classes.sum() / step.weights.clamp(min=config.no_object),
@@ -219,7 +220,7 @@ class MaskQueriesObjective(Objective):
         self.set_masked_blocks(step + 1)
 
     def set_masked_blocks(self, step: int) -> None:
-        """Tells the network how inference is to use it before a step."""
+        """Sets how many of the network's query blocks use masked attention in inference, as of a step."""
         count = count_masked_blocks(self.blocks, step, self.steps) if self.config.annealing else self.blocks
         if count != self.masked_blocks:
             self.query_network.set_masked_blocks(count)

@@ -1,8 +1,8 @@
-"""Points at which masks are compared, and the values of masks there.
+"""Draws the points at which masks are compared, and samples masks there.
 
-A point (x, y) lies in the unit square whatever the size of a mask, so predictions need not be enlarged. Values between
-the centres of pixels are interpolated, and are 0 outside. Points are a pure function of a key for each image, so that
-neither micro-batches nor processes change them; code that compares masks is given them.
+A point (x, y) lies in the unit square whatever the size of a mask, so predictions need not be upsampled. Values are
+interpolated bilinearly between pixel centres; outside the mask they are 0. Points are a pure function of a key per
+image, so they do not depend on micro-batches or processes.
 """
 
 from collections.abc import Iterator
@@ -16,11 +16,11 @@ from vitrail.data.randomness import shift_right, splitmix64_tensor
 from vitrail.data.segment_targets import BITS
 from vitrail.objectives.patch_ops import STEP
 
-FRACTION_BITS = 24  # of a coordinate: as many as a float32 has room for
+FRACTION_BITS = 24  # bits of a coordinate, which a float32 holds exactly
 
 
 class PointCounts(NamedTuple):
-    """How many points there are of each kind, and how many candidates the loss takes."""
+    """The number of points for matching, and for the loss: candidates, those of them to keep, and other points."""
 
     matching: int
     candidates: int
@@ -29,43 +29,43 @@ class PointCounts(NamedTuple):
 
 
 class LossPoints(NamedTuple):
-    """Those of the loss of one prediction, for B images with N places for segments."""
+    """The loss points of one prediction, for B images with N places for segments."""
 
     candidates: Tensor  # [B, N, R, 2]
-    uncertain: int  # so many of them are taken, where the network is least certain
-    others: Tensor  # [B, N, S, 2]: taken as they are
+    uncertain: int  # number of candidates to keep, where the network is least certain
+    others: Tensor  # [B, N, S, 2]: kept unconditionally
 
 
 def count_points(points: int, oversample: float, importance: float) -> PointCounts:
-    """The counts of Mask2Former's (Cheng et al. 2022) three numbers: of `points` in the loss of a mask a share of
-    `importance` is chosen among `oversample` times as many."""
+    """The point counts from Mask2Former's settings (Cheng et al. 2022): of the `points` in the loss of a mask, a share
+    of `importance` is chosen among `oversample * points` candidates."""
     uncertain = int(importance * points)
     return PointCounts(points, int(points * oversample), uncertain, points - uncertain)
 
 
 def split_keys(keys: Tensor, count: int) -> Tensor:
-    """So many keys from each: int64 [...] -> [..., count]."""
+    """Derives `count` keys from each key: int64 [...] -> [..., count]."""
     places = torch.arange(1, count + 1, device=keys.device)
-    # Inductor of torch 2.11 takes their product with STEP for an index of 32 bits and fails; not behind a bitwise "or".
+    # Inductor of torch 2.11 treats the product with STEP as a 32-bit index and fails; a bitwise "or" prevents this.
     return splitmix64_tensor(keys[..., None] + (places | 0) * STEP)
 
 
 def draw_points(keys: Tensor, count: int) -> Tensor:
-    """So many points of each key: int64 [...] -> [..., count, 2] in [0, 1)."""
+    """Draws `count` points from each key: int64 [...] -> [..., count, 2] in [0, 1)."""
     bits = split_keys(keys, count)
     x, y = shift_right(bits, 64 - FRACTION_BITS), shift_right(bits, 64 - 2 * FRACTION_BITS) & (2**FRACTION_BITS - 1)
     return torch.stack([x, y], -1).float() * 2.0**-FRACTION_BITS
 
 
 def draw_loss_points(keys: Tensor, places: int, counts: PointCounts) -> LossPoints:
-    """Each segment's own, from a key for each image [B]."""
+    """Draws separate loss points for each segment, from one key per image [B]."""
     candidates, others = split_keys(keys, 2 * places).chunk(2, 1)
     return LossPoints(draw_points(candidates, counts.candidates), counts.uncertain, draw_points(others, counts.others))
 
 
 def sample_maps(maps: Tensor, points: Tensor) -> Tensor:
-    """Values of maps [B, C, h, w] at points that all maps of an image share [B, P, 2], or at their own [B, C, P, 2]: to
-    [B, C, P]."""
+    """Samples maps [B, C, h, w] at points that all maps of an image share, [B, P, 2], or at points of each map,
+    [B, C, P, 2]; returns [B, C, P]."""
     if points.dim() == 3:
         return F.grid_sample(maps, 2 * points[:, :, None] - 1, align_corners=False)[..., 0]
     grid = 2 * points.flatten(0, 1)[:, :, None] - 1
@@ -75,8 +75,8 @@ def sample_maps(maps: Tensor, points: Tensor) -> Tensor:
 
 
 def sample_planes(planes: Tensor, points: Tensor) -> Tensor:
-    """What `sample_maps` gives for the masks of N segments in planes [B, N / 8, H, W], which are never unpacked: only
-    the four pixels around each point are read. To float32 [B, N, P]."""
+    """Samples the masks of N segments, like `sample_maps`, from planes [B, N / 8, H, W] without unpacking them: only
+    the four pixels around each point are read. Returns float32 [B, N, P]."""
     pixels, size = planes.flatten(2), (planes.shape[2], planes.shape[3])
     shifts = torch.arange(BITS, dtype=torch.uint8, device=planes.device)[:, None]
     values = torch.zeros((), device=planes.device)
@@ -92,7 +92,7 @@ def sample_planes(planes: Tensor, points: Tensor) -> Tensor:
 
 
 def list_neighbours(points: Tensor, size: tuple[int, int]) -> Iterator[tuple[Tensor, Tensor]]:
-    """The four pixels around each point [..., 2] of a map, as their places in raster order and their weights [...]."""
+    """Yields the four pixels around each point [..., 2]: row-major indices [...] and interpolation weights [...]."""
     height, width = size
     x, y = points[..., 0] * width - 0.5, points[..., 1] * height - 0.5
     left, top = x.floor(), y.floor()

@@ -1,4 +1,4 @@
-"""Parts of a report on segments: numbers of each class, and images next to their annotated and predicted segments."""
+"""Report sections for segments: a table of classes, and images next to their annotated and predicted segments."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,11 +16,11 @@ from vitrail.report.sections import LARGE_SIDE, ImageRow, ImageRows, Shot, make_
 from vitrail.report.segment_drawing import choose_segment_colours, draw_segments, pick_class_colour
 from vitrail.tasks.mask_queries.scene import SceneSegments, SegmentedScene
 
-ClassTable = Mapping[str, NDArray[np.float64]]  # numbers of each class [K], by what they are
+ClassTable = Mapping[str, NDArray[np.float64]]  # name of a column -> its number for each class [K]
 
 
 def build_class_table(numbers: ClassTable, names: Sequence[str], title: str) -> Table:
-    """Columns that start with a capital letter are shares, the others counts."""
+    """Builds the table of classes. Columns whose name starts with a capital letter are shares, the others counts."""
     cells = [[format_cell(name, value) for value in values.tolist()] for name, values in numbers.items()]
     rows = [list(row) for row in zip(names, *cells, strict=True)]
     colours = ["#{:02x}{:02x}{:02x}".format(*pick_class_colour(index)) for index in range(len(names))]
@@ -34,7 +34,7 @@ def format_cell(name: str, value: float) -> str:
 
 
 def list_class_numbers(numbers: ClassTable, names: Sequence[str]) -> dict[str, dict[str, float]]:
-    """The numbers of each class that are numbers."""
+    """The numbers of each class, without NaN."""
     found: dict[str, dict[str, float]] = {}
     for at, name in enumerate(names):
         row = {kind: float(values[at]) for kind, values in numbers.items() if not math.isnan(values[at])}
@@ -49,7 +49,7 @@ def on(title: str) -> str:
 def build_scene_rows(
     scenes: Sequence[SegmentedScene], source: ImageDataset, measure: str, title: str, lead: str
 ) -> ImageRows:
-    """The worst images: each by itself, and with its own and with the predicted segments."""
+    """Shows the worst images: each one plain, with its annotated segments and with the predicted ones."""
     sides, strips = ("image", "annotated", "predicted"), list[ImageRow]()
     for scene in scenes:
         panes, caption = build_panes(scene, source, sides), f"{measure} {format_share(scene.value)}"
@@ -58,7 +58,7 @@ def build_scene_rows(
 
 
 def build_panes(scene: SegmentedScene, source: ImageDataset, sides: Sequence[str]) -> list[Shot]:
-    """The image, and the segments over what the network saw of it."""
+    """The image, then the annotated and the predicted segments drawn over the part that the network saw."""
     try:
         image = source.open_image(scene.sample).rgb()
     except (OSError, VitrailError):
@@ -73,8 +73,8 @@ def build_panes(scene: SegmentedScene, source: ImageDataset, sides: Sequence[str
 
 
 def find_inner(pixels: NDArray[np.uint8], whole: tuple[int, int]) -> tuple[slice, slice]:
-    """The rows and columns of a view [H, W, 3] without the borders that fill it up where an image of `whole` (width,
-    height) was fitted into it; all of them in any other view."""
+    """The rows and columns of a view [H, W, 3] without its padding, if an image of size `whole` (width, height) was
+    resized to fit inside it; all rows and columns of any other view."""
     height, width = pixels.shape[:2]
     scale = min(height / whole[1], width / whole[0])
     tall, wide = max(round(scale * whole[1]), 1), max(round(scale * whole[0]), 1)
@@ -85,7 +85,7 @@ def find_inner(pixels: NDArray[np.uint8], whole: tuple[int, int]) -> tuple[slice
 
 
 def draw_scene(ground: Image.Image, found: SceneSegments, seen: tuple[slice, slice]) -> Image.Image:
-    """Without names: panes are too small to read them."""
+    """Draws segments without names, which would be too small to read."""
     classes: list[int] = found.classes.tolist()
     masks = (decode(mask)[seen] for mask in found.masks)
     return draw_segments(ground, masks, choose_segment_colours(classes))

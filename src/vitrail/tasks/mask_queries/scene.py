@@ -1,5 +1,5 @@
-"""What the metrics of instances and of panoptic maps share: the segments of scored images, the rows of images that all
-processes gather, and the images that a report shows."""
+"""Shared parts of the instance and panoptic metrics: the segments of scored images, one row of results per image,
+gathered from all processes, and the images that a report shows."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ from vitrail.models.query_output import QueryOutput
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SceneSegments:
-    """n segments of an image as the network saw it."""
+    """n segments of an image at the size that the network saw."""
 
     masks: tuple[Rle, ...]
     classes: NDArray[np.int64]  # [n]
-    scores: NDArray[np.float64] | None = None  # [n], of predicted ones
-    crowd: NDArray[np.bool_] | None = None  # [n], of true ones
+    scores: NDArray[np.float64] | None = None  # [n], of predicted segments
+    crowd: NDArray[np.bool_] | None = None  # [n], of ground-truth segments
 
     def __len__(self) -> int:
         return len(self.masks)
@@ -33,7 +33,7 @@ class SceneSegments:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SegmentedScene:
-    """One image of a split, how well it is segmented by itself, and its predicted and its true segments."""
+    """One image of a split: its score on its own, and its predicted and ground-truth segments."""
 
     sample: int
     value: float  # 1 is best
@@ -43,7 +43,7 @@ class SegmentedScene:
 
 
 class TrueSegments(NamedTuple):
-    """The m true segments of a readable image, and its pixels."""
+    """The m ground-truth segments of a readable image, and its pixels."""
 
     pixels: Tensor  # uint8 [3, H, W]
     masks: Tensor  # bool [m, H, W], on the device
@@ -55,12 +55,12 @@ class TrueSegments(NamedTuple):
 
 
 def encode_masks(masks: Tensor) -> tuple[Rle, ...]:
-    """Masks [n, H, W], run-length encoded."""
+    """Run-length encodes masks [n, H, W]."""
     return tuple(encode(mask) for mask in masks.cpu().numpy())
 
 
 def read_truth(batch: Batch) -> Iterator[tuple[int, TrueSegments]]:
-    """The sample and the segments of each readable image of a batch, in order."""
+    """Yields the sample and the ground-truth segments of each readable image of a batch, in order."""
     planes, *rest = batch.segments
     classes, crowd = (part.cpu().numpy() for part in rest)
     samples = batch.sample.tolist()
@@ -73,10 +73,10 @@ def read_truth(batch: Batch) -> Iterator[tuple[int, TrueSegments]]:
 
 
 def take_readable(outputs: QueryOutput, batch: Batch, classes: int) -> QueryOutput:
-    """The outputs for the readable images of a batch; ConfigError unless they are for this many classes."""
+    """Keeps the outputs for the readable images of a batch. ConfigError if they have another number of classes."""
     if len(outputs.classes) != len(batch) or outputs.classes.shape[-1] != classes + 1:
         wanted = f"[{len(batch)}, Q, {classes} + 1] for {classes} classes and no object"
-        raise ConfigError(f"the network's queries say {tuple(outputs.classes.shape)}; this needs {wanted}")
+        raise ConfigError(f"the queries' class logits have shape {tuple(outputs.classes.shape)}; this needs {wanted}")
     return QueryOutput(outputs.classes[batch.valid], outputs.masks[batch.valid])
 
 
@@ -84,8 +84,8 @@ RowT = TypeVar("RowT")
 
 
 class SceneRows(Generic[RowT]):
-    """One row for each readable image, and the images of lowest value, at most `most`: of equal ones the earlier. Both
-    come out in an order that does not depend on batches and processes."""
+    """One row for each readable image, and the `most` images with the lowest values; ties go to the earlier image. The
+    order of both does not depend on batches or processes."""
 
     def __init__(self, most: int) -> None:
         self.most, self.unreadable = most, 0
@@ -97,7 +97,7 @@ class SceneRows(Generic[RowT]):
         self.unreadable += int((~batch.valid & (batch.sample >= 0)).sum())
 
     def keep(self, sample: int, value: float, truth: TrueSegments, predict: Callable[[], SceneSegments]) -> None:
-        """Keeps the image with the predicted segments that `predict` gives if the value is among the lowest so far."""
+        """Keeps an image, with the segments that `predict` returns, if its value is among the lowest so far."""
         if self.most and (len(self.worst) < self.most or (value, sample) < place_scene(self.worst[-1])):
             pixels = truth.pixels.permute(1, 2, 0).contiguous().cpu().numpy()
             kept, found = truth.keep(), predict()
@@ -107,7 +107,7 @@ class SceneRows(Generic[RowT]):
         self.worst = sorted([*self.worst, scene], key=place_scene)[: self.most]
 
     def merge(self, world: World) -> None:
-        """Takes in the rows and images of all processes."""
+        """Merges the rows and images of all processes."""
         parts = world.gather((self.rows, self.worst, self.unreadable))
         self.rows, self.worst = {sample: row for rows, _, _ in parts for sample, row in rows.items()}, []
         for scene in (scene for _, scenes, _ in parts for scene in scenes):
@@ -120,5 +120,5 @@ class SceneRows(Generic[RowT]):
 
 
 def place_scene(scene: SegmentedScene) -> tuple[float, int]:
-    """The order in which images are kept."""
+    """The sort key of kept images."""
     return scene.value, scene.sample

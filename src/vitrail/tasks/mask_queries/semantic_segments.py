@@ -1,4 +1,4 @@
-"""Masks of classes as segments: each class that an image shows is one, whatever it consists of."""
+"""Turns semantic masks into segments: one for each class in an image, even if it is not connected."""
 
 from typing import Final
 
@@ -8,21 +8,21 @@ from torch import Tensor
 from vitrail.data.segment_targets import BITS, pack_masks
 from vitrail.data.targets import IGNORED
 
-MOST: Final = 64  # segments of an image; of more classes, those with the most pixels
+MOST: Final = 64  # most segments per image; beyond that, the classes with the most pixels
 
 
 def count_places(classes: int) -> int:
-    """Places for the segments of an image: a whole number of planes."""
+    """The number of places for the segments of an image, which fill a whole number of planes."""
     return -(-min(classes, MOST) // BITS) * BITS
 
 
 def list_class_segments(masks: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Planes [B, N / 8, H, W] and classes [B, N] of masks uint8 [B, H, W], largest first; -1 where there are no more.
-    Pixels that are ignored belong to none. On the masks' device, which nobody waits for."""
+    """Lists the segments of masks uint8 [B, H, W] by descending area: planes [B, N / 8, H, W] and classes [B, N],
+    padded with -1. Ignored pixels belong to no segment. Runs on the masks' device without synchronisation."""
     pixels = masks.flatten(1).long()
     counts = torch.zeros(len(masks), IGNORED + 1, dtype=torch.int64, device=masks.device)
     counts = counts.scatter_add_(1, pixels, torch.ones_like(pixels))[:, :classes]
-    order = counts * classes + torch.arange(classes, device=masks.device).flip(0)  # no two alike
+    order = counts * classes + torch.arange(classes, device=masks.device).flip(0)  # no ties
     largest = order.topk(min(classes, MOST), dim=1).indices
     names = torch.where(counts.gather(1, largest) > 0, largest, -1)
     names = torch.nn.functional.pad(names, (0, count_places(classes) - names.shape[1]), value=-1)

@@ -1,4 +1,4 @@
-"""What instance and panoptic segmentation share: networks with queries, and predictions that are segments."""
+"""The base of instance and panoptic segmentation: networks with queries, and predictions that are segments."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 
 class SegmentsTask(Task):
-    """Segments move with the pixels; a network's queries are matched with them."""
+    """Targets are segments that follow the crops and flips of their image; queries are matched with them."""
 
     has_classes = True
-    about_value: ClassVar[str] = ""  # how it is counted
-    value_of_image: ClassVar[str]  # by which the worst images are chosen
+    about_value: ClassVar[str] = ""  # how `value_of_image` is computed, for the report
+    value_of_image: ClassVar[str]  # name of the per-image score by which the worst images are chosen
 
     @abstractmethod
     def tabulate(self, score: Any) -> ClassTable:
         """The numbers of each class."""
 
     def fit_model(self, model: ModelConfig, outputs: int, *, new_head: bool) -> ModelConfig:
-        """A network with queries keeps them and gets the classes; a plain ViT becomes EoMT."""
+        """Adapts a network with queries to the number of classes; turns a plain ViT into EoMT."""
         if model.has_queries:
             return adapt_config(model, classes=outputs)
         return query_config(model, "eomt", outputs)
@@ -44,7 +44,7 @@ class SegmentsTask(Task):
     def report_sections(
         self, score: Any, source: ImageDataset | None, names: Sequence[str], title: str
     ) -> list[Section]:
-        """A table of classes; images next to their own segments and the predicted ones."""
+        """A table of classes, and images next to their annotated and predicted segments."""
         found: list[Section] = [build_class_table(self.tabulate(score), names, title)]
         if source is not None and score.worst:
             found.append(build_scene_rows(score.worst, source, self.value_of_image, title, self.about_value))
@@ -63,7 +63,7 @@ class SegmentsTask(Task):
     def find(
         self, classes: torch.Tensor, masks: torch.Tensor, view: Geometry, options: PredictionOptions
     ) -> PredictedSegments:
-        """The segments of one image from its queries."""
+        """Decodes the segments of one image from its queries."""
 
     def predict(self, outputs: Any, views: Sequence[Geometry], options: PredictionOptions) -> list[PredictedSegments]:
         if not isinstance(outputs, QueryOutput):
@@ -98,15 +98,15 @@ class SegmentsTask(Task):
 def check_masks(collection: Collection, name: str) -> None:
     """DataError unless the data have segments with masks."""
     if any(source.boxes_only for source in collection.splits.values()):
-        remedy = f"{name} segmentation needs polygons or masks; there are no networks yet that detect boxes"
+        remedy = f"{name} segmentation needs polygons or masks; there are no networks that detect boxes yet"
         raise DataError(f"{collection.name} has boxes only: {remedy}")
     if not collection.segment_classes:
-        formats = "annotations of COCO (instances or panoptic) or YOLO with polygons"
-        raise DataError(f"{collection.name} has no segments: give {formats}")
+        formats = "COCO annotations (instances or panoptic), YOLO polygons or Pascal VOC masks"
+        raise DataError(f"{collection.name} has no segments; provide {formats}")
 
 
 def has_panoptic_maps(collection: Collection) -> bool:
-    """Whether each pixel of the data has one segment at most, or some classes are stuff."""
+    """Whether each pixel of the data has at most one segment, or some classes are stuff."""
     overlap = any(source.segments_overlap for source in collection.splits.values())
     return bool(collection.segment_classes) and (
         not overlap or not all(one.thing for one in collection.segment_classes)

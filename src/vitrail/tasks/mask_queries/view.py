@@ -1,4 +1,4 @@
-"""Where the masks of a view lie in its image."""
+"""Maps the masks of a view back to its image."""
 
 from functools import partial
 
@@ -9,25 +9,25 @@ from vitrail.tasks.mask_queries.decode import Place, resize_masks
 
 
 def find_seen(view: Geometry) -> tuple[slice, slice]:
-    """The rows and columns of the whole image that a view shows, at least one of each."""
+    """The rows and columns of the image that are visible in a view, at least one of each."""
     top, left, height, width = view.box
     spans: list[slice] = []
     for start, length, whole in ((top, height, view.whole[0]), (left, width, view.whole[1])):
         first = min(max(round(start), 0), whole - 1)
-        spans.append(slice(first, max(min(round(start + length), whole), first + 1)))  # less than a pixel may be seen
+        spans.append(slice(first, max(min(round(start + length), whole), first + 1)))  # at least a pixel
     return spans[0], spans[1]
 
 
 def crop_inner(values: Tensor, view: Geometry) -> Tensor:
-    """Values [n, h, w] of a view's pixels without its borders, upright."""
+    """Crops the padding from a view's pixel values [n, h, w] and undoes its flip."""
     across, down, *_ = view.pad
     upright = values.flip(-1) if view.flip else values
     return upright[:, down : down + view.inner[0], across : across + view.inner[1]]
 
 
 def place_in_image(view: Geometry) -> Place:
-    """Takes the logits of masks to the part of the image that `find_seen` names: first to the view's size, in which the
-    network was trained, and then to the image's."""
+    """Resizes mask logits to the part of the image given by `find_seen`: first to the size of the view, at which the
+    network was trained, then to that of the image."""
     return partial(move_masks, view=view)
 
 

@@ -1,1 +1,1 @@
-"""A class for each pixel, and objects told apart."""
+"""Panoptic segmentation: one segment per pixel, of a thing or of stuff."""

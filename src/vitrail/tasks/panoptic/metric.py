@@ -1,10 +1,10 @@
-"""Panoptic quality of a network with queries over a split.
+"""Panoptic quality of a network with queries on a split.
 
     score = score_batches(network, batches, preprocessing, PanopticMetric(things, device), device=device)
     score.pq, score.counts.per_class()
 
-Maps are compared at the size at which the network sees the images. Counts per image are gathered from all processes
-and added up in the order of the split.
+Maps are compared at the size at which the network sees the images. The counts of each image are gathered from all
+processes and added up in the order of the split.
 """
 
 import math
@@ -38,7 +38,7 @@ from vitrail.tasks.mask_queries.scene import (
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PanopticScore:
-    """Of `count` images with a segment. `worst` are those with the lowest PQ by themselves."""
+    """The score of `count` images with segments. `worst` are the images with the lowest PQ of their own."""
 
     criteria: ClassVar[tuple[Criterion, ...]] = (
         Criterion(name="pq", title="PQ", share=True),
@@ -61,7 +61,7 @@ class PanopticScore:
 
     @property
     def quality(self) -> Quality:
-        """Over all classes that occur."""
+        """PQ, SQ and RQ over all classes that occur."""
         return self.counts.quality()
 
     @property
@@ -69,14 +69,14 @@ class PanopticScore:
         return self.quality.pq
 
     def row(self) -> dict[str, float | int | None]:
-        """None for the PQ of things or of stuff where none occurs."""
+        """The row of a run's metrics. PQ of things or of stuff is None if none occurs."""
         sides = {"pq_things": self.things, "pq_stuff": ~self.things}
         parts = {name: self.counts.quality(chosen).pq for name, chosen in sides.items()}
         known = {name: None if math.isnan(value) else value for name, value in parts.items()}
         return {**self.quality._asdict(), **known, "count": self.count}
 
     def intervals(self, seed: int) -> Mapping[str, Interval | None]:
-        """Intervals by a bootstrap over images."""
+        """Confidence intervals by a bootstrap over images."""
         names = [one.name for one in (*self.criteria, *self.extras)]
         found = bootstrap(
             lambda weights: self.counts.statistics(weights, self.things),
@@ -88,8 +88,8 @@ class PanopticScore:
 
 
 class PanopticMetric:
-    """Decodes the queries of each image to a map and counts its segments. `things` says which classes are counted one
-    by one."""
+    """Decodes the queries of each image to a panoptic map and counts its segments. `things` says which classes are
+    things."""
 
     def __init__(self, things: Sequence[bool], device: torch.device, extremes: int = 0) -> None:
         self.things, self.device = tuple(things), device
@@ -121,7 +121,7 @@ class PanopticMetric:
         rows, unreadable = self.scenes.in_order(), self.scenes.unreadable
         counts = PanopticCounts(np.stack(rows) if rows else np.zeros((0, 4, len(self.things))))
         if math.isnan(counts.quality().pq):
-            rest = f"{unreadable} are unreadable and the rest have no segment to be found"
+            rest = f"{unreadable} are unreadable and the rest have no segments other than crowds"
             raise DataError(f"no image could be scored: {rest}; {REMEDY}")
         return PanopticScore(
             unreadable=unreadable, counts=counts, things=np.array(self.things), worst=tuple(self.scenes.worst)
@@ -129,8 +129,8 @@ class PanopticMetric:
 
 
 def number_pixels(masks: Tensor) -> Tensor:
-    """A map of segments int16 [H, W] from their masks [m, H, W], -1 where there is none; where some overlap, the
-    last."""
+    """Numbers the pixels of m masks [m, H, W]: a map int16 [H, W] of their indices, -1 where there is none. Where masks
+    overlap, the last one wins."""
     numbers = torch.arange(1, len(masks) + 1, dtype=torch.int16, device=masks.device)
     return (masks * numbers[:, None, None]).amax(0) - 1
 

@@ -1,4 +1,4 @@
-"""The prediction of panoptic segmentation: segments that share out the pixels of an image."""
+"""The prediction of panoptic segmentation: segments that do not overlap."""
 
 import io
 
@@ -16,8 +16,7 @@ from vitrail.tasks.task import PredictionOptions
 
 
 def find_segments(classes: Tensor, masks: Tensor, view: Geometry, options: PredictionOptions) -> PredictedSegments:
-    """The panoptic map of one image as its segments, the largest first; where the network did not see the image there
-    are none."""
+    """Decodes one image to panoptic segments, largest first. Pixels that the network did not see have no segment."""
     things = options.things or (True,) * len(options.names)
     found = map_segments(classes, masks, place_in_image(view), things, options.threshold, OVERLAP)
     ids = np.full(view.whole, -1, np.int16)
@@ -31,7 +30,7 @@ def find_segments(classes: Tensor, masks: Tensor, view: Geometry, options: Predi
 
 
 def paint_ids(prediction: PredictedSegments) -> NDArray[np.int32]:
-    """The number of the segment at each pixel [H, W], from 1; 0 where there is none."""
+    """A map [H, W] of segment ids, from 1; 0 where there is no segment."""
     ids = np.zeros(prediction.size, np.int32)
     for number, one in enumerate(prediction.segments, start=1):
         ids[one.mask()] = number
@@ -39,7 +38,7 @@ def paint_ids(prediction: PredictedSegments) -> NDArray[np.int32]:
 
 
 def write_ids(prediction: PredictedSegments) -> bytes:
-    """The numbers as a PNG in COCO's panoptic format: red + 256 green + 65,536 blue."""
+    """Encodes the segment ids as a PNG in COCO's panoptic format: red + 256 green + 65,536 blue."""
     ids, file = paint_ids(prediction), io.BytesIO()
     pixels = np.stack([ids >> shift & 255 for shift in (0, 8, 16)], -1).astype(np.uint8)
     Image.fromarray(pixels).save(file, "PNG")

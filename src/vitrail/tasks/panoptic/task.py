@@ -1,5 +1,5 @@
-"""Panoptic segmentation: each pixel has a class, and things are told apart: segments, none of which overlap. Scored by
-panoptic quality. Which classes are things is on the card of the weights.
+"""Panoptic segmentation: every pixel belongs to at most one segment, each of a thing or of stuff. Scored by panoptic
+quality. The card of the weights records which classes are things.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,7 +45,7 @@ class PanopticTask(SegmentsTask):
     def output_names(self, collection: Collection) -> tuple[str, ...]:
         check_masks(collection, "panoptic")
         if not has_panoptic_maps(collection):
-            remedy = "panoptic segmentation needs maps in which each pixel has one; use --task instances"
+            remedy = "panoptic segmentation needs at most one segment per pixel; use --task instances"
             raise DataError(f"{collection.name} has objects that may overlap: {remedy}")
         return tuple(one.name for one in collection.segment_classes)
 
@@ -56,7 +56,7 @@ class PanopticTask(SegmentsTask):
         return {"things": tuple(one.thing for one in source.segment_classes)}
 
     def metric(self, outputs: int, device: torch.device, *, extremes: int = 0) -> PanopticMetric:
-        """Takes all classes for things; `metric_for` knows better."""
+        """Treats all classes as things; `metric_for` takes them from the card."""
         return PanopticMetric((True,) * outputs, device, extremes)
 
     def metric_for(self, card: Card, outputs: int, device: torch.device, *, extremes: int = 0) -> PanopticMetric:
@@ -68,10 +68,10 @@ class PanopticTask(SegmentsTask):
         return find_segments(classes, masks, view, options)
 
     def describe_predictions(self, *, multi_label: bool) -> str:
-        return "What each image is made of: objects one by one, and the rest"
+        return "The segments of each image: single objects, and regions such as sky or road"
 
     def file_of(self, prediction: PredictedSegments) -> tuple[str, bytes]:
-        """The number of the segment at each pixel, as COCO's panoptic format has it."""
+        """A PNG of segment ids in COCO's panoptic format."""
         return ".png", write_ids(prediction)
 
     def collect(self, options: PredictionOptions) -> PanopticResults:

@@ -1,1 +1,1 @@
-"""A class for each pixel."""
+"""Semantic segmentation: a class for each pixel."""

@@ -3,8 +3,8 @@
     fitted = fit_segmenter(network, "photos/")
     vitrail.save(fitted.model, "photos.safetensors")
 
-The result is an ordinary segmentation network. One pass over the training images adds up what least squares needs;
-a tenth of them, apart from the others, chooses the penalty, the offsets of the classes and the scale of the logits.
+The result is an ordinary segmentation network. One pass over the training images accumulates the sums that least
+squares needs. A held-out tenth of the images selects the penalty, the class offsets and the scale of the logits.
 """
 
 import time
@@ -46,8 +46,8 @@ from vitrail.models.build import Model
 from vitrail.tasks.segmentation.metric import SegmentationMetric, SegmentationScore
 
 BATCH: Final = 32
-PIXELS: Final = 1 << 17  # drawn from held-out images, altogether
-LEAST, MOST = 16, 4096  # drawn from one of them
+PIXELS: Final = 1 << 17  # drawn from all held-out images together
+LEAST, MOST = 16, 4096  # pixels drawn from one held-out image
 NAMED: Final = 3  # examples in a note
 HOW: Final = "closed-form least squares on frozen patch tokens, folded into a linear head"
 
@@ -65,8 +65,8 @@ class HeldOutSegmentation:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PatchFit:
-    """A head, the samples it was fitted on, the unreadable ones, and the seconds that the sums and the solution took,
-    without the network."""
+    """A fitted head, the samples it was fitted on, the unreadable ones, and the seconds spent on the sums and the
+    solution, without those of the network."""
 
     head: PatchHead
     samples: tuple[int, ...]
@@ -81,10 +81,10 @@ class FittedSegmenter:
     model: Model
     head: PatchHead
     split: str
-    pictures: int  # that it was fitted on
-    patches: int  # of each
+    pictures: int  # number of images it was fitted on
+    patches: int  # per image
     scored: HeldOutSegmentation | None
-    seconds: float  # of the sums and the solution
+    seconds: float  # for the sums and the solution
     notes: tuple[str, ...]
     unreadable: tuple[str, ...]
 
@@ -100,11 +100,12 @@ def fit_segmenter(
     device: torch.device | str = "cpu",
     batches: MaskBatches | None = None,
 ) -> FittedSegmenter:
-    """The segmenter of `data`'s train split (or its only one), scored on its test or val split, or on that of `test`.
+    """Fits a segmenter on the train split of `data` (or its only split), and scores it on the test or val split of
+    `data`, or of `test`.
 
-    `held_out` is the share of the images that chooses the penalty, unless one is given, the offsets and the scale.
-    `name` is what the card calls the original weights. `batches` yields the images of a source with their masks, each
-    once, prepared as said. BadLabels for data without masks, ConfigError for networks without patches."""
+    `held_out` is the share of the images that selects the offsets, the scale and, unless one is given, the penalty.
+    `name` is what the card calls the original weights. `batches` yields every image of a source once, with its mask,
+    preprocessed as given. BadLabels for data without masks, ConfigError for networks without patch tokens."""
     collection = data if isinstance(data, Collection) else open_collection(data)
     collection.need_masks()
     names = collection.pixel_classes
@@ -150,7 +151,8 @@ def fit_segmenter(
 def choose_scored_masks(
     collection: Collection, split: str, test: Collection | str | Path | None
 ) -> tuple[str, ImageDataset] | None:
-    """The images to score; None if no others have masks. DataError if those of `test` have other classes."""
+    """Chooses the images to score; None if there are no other images with masks. DataError if `test` has other
+    classes."""
     if test is None:
         names = [name for name in ("test", "val") if name in collection.splits and name != split]
         found = ((name, collection.splits[name]) for name in names[:1])
@@ -159,14 +161,15 @@ def choose_scored_masks(
     other.need_masks()
     if other.pixel_classes != collection.pixel_classes:
         theirs, ours = (join_words(one.pixel_classes, limit=NAMED) for one in (other, collection))
-        both = f"the pixels of {other.name} have the classes {theirs}, those of {collection.name} {ours}"
+        both = f"{other.name} has the pixel classes {theirs}, but {collection.name} has {ours}"
         raise DataError(f"{both}; give images with the same classes in the same order")
     name, images = choose_split(other, "test", "val")
     return f"{other.title}@{name}", images
 
 
 def make_patch_network(bundle: Bundle, names: Sequence[str]) -> Model:
-    """The network of a bundle with a head of zeros on its patches, which sees whole images."""
+    """Builds the network of a bundle with a zero linear head on its patches, and preprocessing that keeps images
+    whole."""
     fresh = replace_head_and_resize(bundle, len(names), kind="patches")
     prepared = replace(fresh.card.preprocessing, resize=None)
     card = Card(preprocessing=prepared, labels=tuple(names), task="segmentation", provenance=fresh.card.provenance)
@@ -174,7 +177,7 @@ def make_patch_network(bundle: Bundle, names: Sequence[str]) -> Model:
 
 
 def set_patch_head(network: nn.Module, head: PatchHead) -> None:
-    """Writes the head into a network that has a linear one on its patches."""
+    """Copies a fitted head into the linear patch head of a network."""
     last: Any = unwrap_backbone(network).get_classifier()
     with torch.no_grad():
         last.weight.copy_(head.weight)
@@ -182,12 +185,12 @@ def set_patch_head(network: nn.Module, head: PatchHead) -> None:
 
 
 def load_masks(source: ImageDataset, preprocessing: Preprocessing) -> Iterator[Batch]:
-    """Every image of a source once, with its mask."""
+    """Loads every image of a source once, with its mask."""
     return eval_batches(source, preprocessing, batch=min(BATCH, max(len(source), 1)), targets=MaskTargets())
 
 
 def read_patch_map(network: nn.Module, images: Tensor) -> Tensor:
-    """[B, C, H, W] -> [B, D, rows, columns]: what a linear head on the patches reads."""
+    """The input of a linear patch head: [B, C, H, W] -> [B, D, rows, columns]."""
     return unwrap_backbone(network).patch_map(images)
 
 
@@ -200,8 +203,8 @@ def fit_patches(
     penalty: float | None = None,
     held_out: float = SHARE,
 ) -> PatchFit:
-    """The head for a source with masks, whose images `batches` yield once each. It draws nothing from torch's
-    generators."""
+    """Fits a head on a source with masks, whose images `batches` yields once each. Leaves torch's random generators
+    untouched."""
     if not 0 <= held_out < 1:
         raise ConfigError(f"held-out share {held_out} must be at least 0 and below 1")
     patches = TrainingPatches(len(source.pixel_classes), draw_held_out(len(source), held_out))
@@ -220,16 +223,17 @@ def fit_patches(
 
 
 class TrainingPatches:
-    """The sums over the patches of training images, those `apart` by themselves, and pixels drawn from the latter."""
+    """Sums over the patches of the training images, separately for the held-out ones (`apart`), and pixels drawn from
+    the held-out images."""
 
     def __init__(self, classes: int, apart: Set[int]) -> None:
         self.classes, self.apart = classes, apart
-        self.count = min(max(PIXELS // max(len(apart), 1), LEAST), MOST)  # pixels of a held-out image
-        self.sums: tuple[PatchSums, PatchSums] | None = None  # of the others, and of those apart
+        self.count = min(max(PIXELS // max(len(apart), 1), LEAST), MOST)  # pixels drawn from a held-out image
+        self.sums: tuple[PatchSums, PatchSums] | None = None  # of the images fitted on, and of the held-out ones
         self.drawn, self.samples, self.unreadable = list[tuple[Tensor, Tensor]](), list[int](), list[str]()
 
     def add(self, maps: Tensor, batch: Batch) -> None:
-        """The token maps [B, D, rows, columns] of a batch with masks."""
+        """Adds the token maps [B, D, rows, columns] of a batch with masks."""
         masks = batch.target.masked_fill(~batch.valid[:, None, None], IGNORED)
         tokens = maps.flatten(2).transpose(1, 2)  # [B, N, D]
         found = count_shares(masks, (maps.shape[2], maps.shape[3]), self.classes)
@@ -250,7 +254,7 @@ class TrainingPatches:
 
     def solve(self, penalty: float | None) -> PatchHead:
         if self.sums is None or not self.samples:
-            raise DataError("there are no readable images with masks to learn from")
+            raise DataError("no readable images with masks; there is nothing to learn from")
         pixels: HeldOutPixels | None = None
         if self.drawn:
             tokens, truth = (torch.cat(column) for column in zip(*self.drawn, strict=True))
@@ -259,17 +263,17 @@ class TrainingPatches:
 
 
 def draw_held_out(count: int, share: float) -> set[int]:
-    """The samples that are held out, always the same ones; none of a single image."""
+    """Draws the held-out samples with a fixed seed; none from a single image."""
     held = min(max(round(count * share), 1), count - 1) if share else 0
     return set(np.random.default_rng(0).permutation(count)[:held].tolist())
 
 
 def describe_segmenter(made: PatchFit, collection: Collection, split: str) -> Iterator[str]:
-    """Notes on what the images are and which were skipped."""
+    """Notes on what was learned and which images were skipped."""
     if collection.segment_classes:
-        yield "the classes of pixels are learned, not single objects"
+        yield "only the classes of pixels are learned, not the single objects"
     if made.head.held is None:
-        yield "nothing was held out: l2, the offsets of the classes and the confidence are defaults"
+        yield "nothing was held out: l2, the class offsets and the confidence are defaults"
     if made.unreadable:
         named = join_words(made.unreadable, limit=NAMED)
         yield f"skipped {pluralise(len(made.unreadable), 'unreadable image')} of {split}: {named}"
@@ -284,13 +288,13 @@ def score_segmenter(
     device: torch.device,
     notes: list[str],
 ) -> HeldOutSegmentation | None:
-    """The score of the network as it is in the file, on images that were not trained on, here or before; None if there
-    are none."""
+    """Scores the network as saved, on the images that neither this fit nor earlier training has used; None if there are
+    none."""
     exposure = find_exposure(records, source)
     if exposure.count:
         used = f"{exposure.count:,} of the {len(source):,} images of {split} were used in training"
         if exposure.count == len(source):
-            notes.append(f"{used}: they are not scored; name others with --test SOURCE")
+            notes.append(f"{used}: they are not scored; give other images with --test SOURCE")
             return None
         notes.append(f"{used} and are not scored")
         source = SubsetDataset(source, np.flatnonzero(~exposure.seen))
@@ -302,6 +306,6 @@ def score_segmenter(
 
 
 def score_patches(network: Model, batches: Iterable[Batch], device: torch.device) -> SegmentationScore:
-    """The score of a segmentation network on the images of the batches, with counts of each image."""
+    """Scores a segmentation network on the images of the batches, with counts for each image."""
     metric = SegmentationMetric(network.config.classes, device, extremes=1)
     return score_batches(network, batches, get_card(network).preprocessing, metric, device=device)

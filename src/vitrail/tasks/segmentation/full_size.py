@@ -1,4 +1,4 @@
-"""Scores of sliding windows: every image in its own size, one after the other."""
+"""Scores sliding-window predictions at the size of each image, one image at a time."""
 
 import heapq
 import math
@@ -21,19 +21,19 @@ from vitrail.tasks.mask_queries.decode import to_dense
 from vitrail.tasks.segmentation.metric import ImageCounts, SegmentationScore, SegmentedImage
 from vitrail.tasks.segmentation.windows import SlidingWindows, segment_windows
 
-WINDOWS: Final = (8, 64)  # that a CPU and a GPU get at once
+WINDOWS: Final = (8, 64)  # windows per batch on a CPU and on a GPU
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class FullSizeScore(SegmentationScore):
-    """Classes were decided in the image's own size, where there are no logits: without a loss."""
+    """A score without a loss: at the size of the image there are classes but no logits."""
 
     def row(self) -> dict[str, float | int]:
         return {"miou": self.miou, "pixel_accuracy": self.pixel_accuracy, "count": self.count}
 
 
 class ScoredImage(NamedTuple):
-    """One image: its pixels that count by true and predicted class [K, K], and both masks."""
+    """One image: its confusion matrix [K, K], true classes as rows, and both masks."""
 
     sample: int
     cells: NDArray[np.int64]
@@ -42,14 +42,14 @@ class ScoredImage(NamedTuple):
 
     @property
     def counts(self) -> NDArray[np.int64]:
-        """Sample, pixels, intersections and unions of the classes [2 + 2 K]."""
+        """The sample, its number of pixels, and the intersections and unions of the classes: [2 + 2 K]."""
         both = self.cells.diagonal()
         either = self.cells.sum(0) + self.cells.sum(1) - both
         return np.concatenate([[self.sample, self.cells.sum()], both, either])
 
     @property
     def iou(self) -> float:
-        """The mean of its own classes."""
+        """The mean IoU over the classes that occur in the image."""
         both, either = np.split(self.counts[2:], 2)
         return float((both[either > 0] / either[either > 0]).mean())
 
@@ -57,8 +57,8 @@ class ScoredImage(NamedTuple):
 def score_windows(
     setting: EvaluationSetting, classes: int, windows: SlidingWindows, *, extremes: int
 ) -> SegmentationScore:
-    """The score of a network by sliding windows, with the `extremes` images of the lowest mean IoU. The processes share
-    the images, and all get the whole score."""
+    """Scores a network by sliding windows and keeps the `extremes` images with the lowest mean IoU. The images are
+    divided among the processes; every process gets the whole score."""
     world, rows = setting.world, list[NDArray[np.int64]]()
     cells, worst = np.zeros((classes, classes), np.int64), list[tuple[float, int, ScoredImage]]()
     for one in iterate_scored(setting, classes, windows):
@@ -66,13 +66,13 @@ def score_windows(
             continue
         cells += one.cells
         rows.append(one.counts)
-        entry = (-one.iou, -one.sample, one)  # no two samples are the same, so images are not compared
+        entry = (-one.iou, -one.sample, one)  # samples are distinct, so images are never compared
         (heapq.heappush if len(worst) < extremes else heapq.heappushpop)(worst, entry)
     parts = world.gather((cells, rows, worst, len(setting.ledger)))
     images = sorted((row for _, some, *_ in parts for row in some), key=lambda row: int(row[0]))
     unreadable = sum(count for *_, count in parts)
     if not images:
-        rest = f"{unreadable} are unreadable and the rest have no pixel with a class"
+        rest = f"{unreadable} are unreadable and the rest have no pixels with a class"
         raise DataError(f"no image could be scored: {rest}; {REMEDY}")
     table = np.stack(images)
     both, either = np.split(table[:, 2:], 2, axis=1)
@@ -88,7 +88,7 @@ def score_windows(
 
 
 def iterate_scored(setting: EvaluationSetting, classes: int, windows: SlidingWindows) -> Iterator[ScoredImage]:
-    """The readable images of this process."""
+    """Predicts and yields the readable images of this process."""
     world, source, about, how = setting.world, setting.source, setting.about, setting.how
     prepared, device = about.preprocessing, world.device
     normalise, batch = make_normaliser(prepared, device, about.precision), how.batch or WINDOWS[device.type == "cuda"]

@@ -1,5 +1,5 @@
-"""Masks of classes as people see them: coloured, and over their image. A class has the colour that it has wherever
-segments are drawn; those that stand for nothing in particular, such as "background", are not painted."""
+"""Draws semantic masks in colour, alone or over their image. A class has the same colour wherever segments are drawn;
+classes such as "background" are not painted."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -12,13 +12,13 @@ from vitrail.data.targets import IGNORED
 from vitrail.data.tools.annotated_sheet import PLAIN
 from vitrail.report.segment_drawing import pick_class_colour
 
-GROUND: Final = (36, 38, 48)  # of classes that are not painted, in a mask by itself
-UNSEEN: Final = (250, 250, 250)  # of ignored pixels
-COVER: Final = 0.5  # how much of a pixel an overlay covers
+GROUND: Final = (36, 38, 48)  # colour of unpainted classes in a mask on its own
+UNSEEN: Final = (250, 250, 250)  # colour of ignored pixels
+COVER: Final = 0.5  # opacity of an overlay
 
 
 def is_painted(name: str) -> bool:
-    """Whether a class of this name is something to be seen."""
+    """Whether a class is painted; "background" and the like are not."""
     return name.casefold() not in PLAIN
 
 
@@ -31,20 +31,21 @@ def make_palette(names: Sequence[str]) -> NDArray[np.uint8]:
 
 
 def list_colours(names: Sequence[str]) -> list[str]:
-    """The colours of classes in a drawing, as "#2c5aa0"; empty for those that are not painted."""
+    """The colours of the classes in a drawing, such as "#2c5aa0"; empty for those that are not painted."""
     written = ("#{:02x}{:02x}{:02x}".format(*pick_class_colour(index)) for index in range(len(names)))
     return [colour if is_painted(name) else "" for name, colour in zip(names, written, strict=True)]
 
 
 def colour_mask(mask: NDArray[np.uint8], names: Sequence[str]) -> Image.Image:
-    """A mask [H, W] as a PNG-ready image of class indices that shows their colours."""
+    """Converts a mask [H, W] to a palette image, ready to be saved as PNG: its pixels are class indices and show the
+    colours of the classes."""
     image = Image.fromarray(mask)
     image.putpalette(make_palette(names).tobytes())
     return image
 
 
 def blend_mask(mask: NDArray[np.uint8], image: Image.Image, names: Sequence[str]) -> Image.Image:
-    """The colours of a mask over its image, or over a smaller copy of it; ignored pixels are not painted."""
+    """Blends the colours of a mask with its image, or with a smaller copy of it. Ignored pixels are not painted."""
     if mask.shape != (image.height, image.width):
         mask = np.asarray(Image.fromarray(mask).resize(image.size, Image.Resampling.NEAREST))
     pixels = np.asarray(image.convert("RGB"), np.float32)

@@ -1,11 +1,11 @@
-"""Intersection over union of each class, counted over all pixels of a split.
+"""Intersection over union of each class over all pixels of a split.
 
     score = score_batches(network, batches, preprocessing, SegmentationMetric(9, device), device=device)
     score.miou, score.ious
 
-Pixels marked 255 are ignored. The mean is over the classes that occur in masks or predictions. Boundary IoU is that of
-the bands along the edges of the classes; it is counted where a report is made. Counts per image allow intervals by
-resampling images.
+Pixels with the ignore index 255 do not count. mIoU is the mean over the classes that occur in the ground truth or in
+predictions. Boundary IoU, the IoU of the bands along class boundaries, is computed if images are kept for a report. The
+counts of each image allow confidence intervals by a bootstrap over images.
 """
 
 from collections.abc import Mapping
@@ -33,17 +33,17 @@ NUMBERS: Final = ("miou", "pixel_accuracy", "loss", "boundary_iou")  # in the or
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ImageCounts:
-    """Pixel counts of N images with pixels that count, in the order of the split."""
+    """Pixel counts of the N images with at least one pixel that is not ignored, in the order of the split."""
 
-    pixels: NDArray[np.int64]  # [N]
-    both: NDArray[np.int64]  # [N, K], of this class and predicted to be
-    either: NDArray[np.int64]  # [N, K]
+    pixels: NDArray[np.int64]  # [N], not ignored
+    both: NDArray[np.int64]  # [N, K], intersections of prediction and ground truth
+    either: NDArray[np.int64]  # [N, K], unions
     loss: NDArray[np.float32]  # [N]
-    # Those of the pixels in the bands along edges, if they were counted: [N, 2, K], both and either
+    # Intersections and unions of the bands along class boundaries, if they were computed: [N, 2, K]
     bands: NDArray[np.int64] | None = None
 
     def statistics(self, weights: Floats) -> Floats:
-        """NUMBERS with image weights [N]; without the last if there are no bands."""
+        """The NUMBERS with image weights [N]; without the boundary IoU if there are no bands."""
         both, either = weights @ self.both, weights @ self.either
         accuracy = both.sum() / (weights @ self.pixels)
         found = [average_ious(both, either), accuracy, weights @ self.loss.astype(np.float64) / weights.sum()]
@@ -53,28 +53,28 @@ class ImageCounts:
 
     @property
     def boundary_iou(self) -> float | None:
-        """The mean over the classes that occur."""
+        """The mean boundary IoU over the classes that occur; None if there are no bands."""
         return None if self.bands is None else average_ious(*self.bands.sum(0))
 
     def intervals(self, seed: int) -> Mapping[str, Interval | None]:
-        """Intervals by a bootstrap over images."""
+        """Confidence intervals by a bootstrap over images."""
         resamples = min(RESAMPLES, DRAWS // max(self.both.size, 1))
         found = bootstrap(self.statistics, len(self.pixels), seed=seed, resamples=resamples)
         return dict(zip(NUMBERS, found, strict=False))
 
 
 def average_ious(both: NDArray[Any], either: NDArray[Any]) -> float:
-    """The mean IoU of the classes that occur, from pixels [K]."""
+    """The mean IoU over the classes that occur, from intersections and unions [K]."""
     there = either > 0
     return float((both[there] / either[there]).mean())
 
 
-MOST_CLASSES: Final = IGNORED  # that a mask of bytes can hold
+MOST_CLASSES: Final = IGNORED  # that a uint8 mask can hold
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SegmentedImage:
-    """One image of a split: the mean IoU of its classes, and its predicted and its own mask as the network saw it."""
+    """One image of a split: its mean IoU, and its predicted and ground-truth masks at the size that was scored."""
 
     sample: int
     iou: float
@@ -84,8 +84,9 @@ class SegmentedImage:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SegmentationScore:
-    """Of `count` images with at least one pixel that counts. The confusion matrix [K, K] counts pixels, true classes as
-    rows. `worst` are the images with the lowest mean IoU; `images` has the counts of each."""
+    """The score of `count` images with at least one pixel that is not ignored. The confusion matrix [K, K] counts
+    pixels, with true classes as rows. `worst` are the images with the lowest mean IoU; `images` has the counts of each
+    image."""
 
     criteria: ClassVar[tuple[Criterion, ...]] = (
         Criterion(name="miou", title="mIoU", share=True),
@@ -103,7 +104,7 @@ class SegmentationScore:
 
     @property
     def ious(self) -> NDArray[np.float64]:
-        """IoU of each class [K]; NaN for one that occurs neither in masks nor in predictions."""
+        """The IoU of each class [K]; NaN for a class that occurs neither in the ground truth nor in predictions."""
         both = self.confusion.diagonal().astype(np.float64)
         either = self.confusion.sum(0) + self.confusion.sum(1) - both
         return np.divide(both, either, out=np.full(len(both), np.nan), where=either > 0)
@@ -117,35 +118,35 @@ class SegmentationScore:
         return float(self.confusion.trace() / self.confusion.sum())
 
     def row(self) -> dict[str, float | int]:
-        """With the boundary IoU where it was counted."""
+        """The row of a run's metrics, with the boundary IoU if it was computed."""
         edges = None if self.images is None else self.images.boundary_iou
         found = {"miou": self.miou, "pixel_accuracy": self.pixel_accuracy, "loss": self.loss}
         return {**found, **({} if edges is None else {"boundary_iou": edges}), "count": self.count}
 
 
 class SegmentationMetric:
-    """Counts pixels on the device in int64, so they are exact and independent of the order of processes."""
+    """Counts pixels on the device in int64, so that results are exact and do not depend on the order of processes."""
 
     def __init__(self, classes: int, device: torch.device, extremes: int = 0) -> None:
         if classes > MOST_CLASSES:
-            raise ConfigError(f"{classes} classes of pixels; a mask tells at most {MOST_CLASSES} apart")
+            raise ConfigError(f"{classes} classes of pixels; a mask can hold at most {MOST_CLASSES}")
         self.classes, self.most = classes, extremes
         self.loss = torch.zeros(1, dtype=widest_float(device), device=device)  # summed over images
-        self.counts = torch.zeros(2, dtype=torch.int64, device=device)  # images that count, unreadable ones
+        self.counts = torch.zeros(2, dtype=torch.int64, device=device)  # scored images, unreadable images
         self.cells = torch.zeros(classes**2, dtype=torch.int64, device=device)
-        # Of each image: sample, pixels, both and either, and both and either in bands [B, 2 + 4 K]; and its loss [B]
+        # For each image: sample, pixels, both and either, then both and either of the bands: [B, 2 + 4 K]; losses [B]
         self.images, self.losses = list[Tensor](), list[Tensor]()
-        # IoUs [n], samples [n], predicted masks and their own [n, 2, H, W]
+        # mIoUs [n], samples [n], predicted and ground-truth masks [n, 2, H, W]
         self.worst: tuple[Tensor, Tensor, Tensor] | None = None
 
     def update(self, outputs: Output, batch: Batch) -> None:
-        """One batch's logits [B, K, H, W], or its queries, against its masks [B, H, W]."""
+        """Adds one batch: logits [B, K, H, W], or queries, against masks [B, H, W]."""
         mask, classes = batch.target, self.classes
         outputs = to_dense(outputs, (mask.shape[-2], mask.shape[-1]))
         if outputs.shape != (len(batch), classes, *mask.shape[1:]):
             wanted = f"[B, {classes}, {mask.shape[1]}, {mask.shape[2]}]"
             raise ConfigError(f"the network's outputs are {tuple(outputs.shape)}; {classes} classes need {wanted}")
-        logits, predicted = outputs.float(), outputs.max(1).indices  # the same as argmax, which takes ten times as long
+        logits, predicted = outputs.float(), outputs.max(1).indices  # like argmax, but ten times as fast
         seen = (mask != IGNORED) & batch.valid[:, None, None]
         counted = seen.flatten(1).any(1)
         losses = F.cross_entropy(logits, mask.long(), ignore_index=IGNORED, reduction="none").sum((1, 2))
@@ -161,11 +162,11 @@ class SegmentationMetric:
             bands = count_boundaries(predicted, mask, classes)
             self.images.append(torch.cat([pixels, both, either, *bands], 1).int())
             self.losses.append(losses.float())
-            ious = (both / either.clamp(min=1)).sum(1) / (either > 0).sum(1).clamp(min=1)  # mean of its own classes
+            ious = (both / either.clamp(min=1)).sum(1) / (either > 0).sum(1).clamp(min=1)  # per image
             self.keep_worst(ious, counted, batch.sample, torch.stack([predicted, mask], 1))
 
     def keep_worst(self, ious: Tensor, counted: Tensor, samples: Tensor, masks: Tensor) -> None:
-        """Ties go to the earlier sample, whatever the batch."""
+        """Keeps the images with the lowest mIoU. Ties go to the earlier sample, whatever the batch."""
         found = (torch.where(counted, ious.double(), torch.inf), samples, masks.to(torch.uint8))
         if self.worst is not None:
             found = tuple(torch.cat([old, new]) for old, new in zip(self.worst, found, strict=True))
@@ -176,7 +177,7 @@ class SegmentationMetric:
     def merge(self, world: World) -> None:
         for sums in (self.loss, self.counts, self.cells):
             world.sum_(sums)
-        if self.worst is None:  # no process has any: all have seen the same number of batches
+        if self.worst is None:  # in every process, because all have seen the same number of batches
             return
         self.images = [gather_rows(torch.cat(self.images), world)]
         self.losses = [gather_rows(torch.cat(self.losses), world)]
@@ -191,7 +192,7 @@ class SegmentationMetric:
     def result(self) -> SegmentationScore:
         count, unreadable = (int(value) for value in self.counts.tolist())
         if not count:
-            rest = f"{unreadable} are unreadable and the rest have no pixel with a class"
+            rest = f"{unreadable} are unreadable and the rest have no pixels with a class"
             raise DataError(f"no image could be scored: {rest}; {REMEDY}")
         return SegmentationScore(
             count=count,

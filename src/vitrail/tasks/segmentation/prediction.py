@@ -18,10 +18,10 @@ from vitrail.tasks.mask_queries.decode import resize_masks, sum_scores
 from vitrail.tasks.mask_queries.view import crop_inner, find_seen
 from vitrail.tasks.segmentation.mask_drawing import colour_mask
 
-LEAST: Final = 0.0005  # of the image: less is 0.0 %, and not told in words
+LEAST: Final = 0.0005  # share of the image below which a class is left out of the text; it would read 0.0 %
 REGION: Final = {"label": {"type": "string"}, "index": {"type": "integer"}, "share": {"type": "number"}}
 REGIONS: Final = {"type": "object", "required": list(REGION), "properties": REGION}
-UNSEEN: Final = f"a PNG of class indices in that size; {IGNORED} where the network did not see the image"
+UNSEEN: Final = f"a PNG of class indices at that size; {IGNORED} where the network did not see the image"
 SCHEMA: Final[dict[str, Any]] = {  # of PredictedMask.to_dict
     "type": "object",
     "required": ["size", "regions", "png"],
@@ -44,7 +44,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PredictedMask:
-    """The class of each pixel of an image, in the image's own size; 255 where the network did not see it."""
+    """The class of each pixel of an image, at the size of the image; 255 where the network did not see it."""
 
     mask: NDArray[np.uint8]  # [H, W]
     names: Sequence[str]
@@ -57,7 +57,7 @@ class PredictedMask:
         return tuple(Region(self.names[at], at, float(counts[at] / self.mask.size)) for at in order if counts[at])
 
     def png(self) -> bytes:
-        """The mask as a PNG of class indices, coloured for people."""
+        """The mask as a palette PNG of class indices, which viewers show in colour."""
         file = io.BytesIO()
         colour_mask(self.mask, self.names).save(file, "PNG")
         return file.getvalue()
@@ -72,21 +72,21 @@ class PredictedMask:
 
 
 def segment(logits: Tensor, view: Geometry) -> NDArray[np.uint8]:
-    """Logits [K, h, w] of a view as the mask [H, W] of the whole image: resized to the part that was seen, and then the
-    largest of each pixel."""
+    """Predicts the mask [H, W] of the whole image from a view's logits [K, h, w]: resizes them to the visible part of
+    the image, then takes the argmax."""
     mask, seen = np.full(view.whole, IGNORED, np.uint8), find_seen(view)
     mask[seen] = resize_argmax(crop_inner(logits, view), mask[seen].shape)
     return mask
 
 
 def segment_queries(classes: Tensor, masks: Tensor, view: Geometry) -> NDArray[np.uint8]:
-    """The same from the queries of one image: the scores of classes at the view's size are what is resized."""
+    """Like `segment`, from the queries of one image: resizes the class scores at the size of the view."""
     return segment(sum_scores(classes, masks, partial(resize_masks, size=view.size)), view)
 
 
 def resize_argmax(logits: Tensor, size: tuple[int, int]) -> NDArray[np.uint8]:
-    """The index of the largest of K logits [K, h, w] at each place of another size, class by class: all of them at once
-    would take K times the memory of a photograph."""
+    """Resizes logits [K, h, w] and takes the argmax [*size], class by class: all K classes at once would need K times
+    the memory."""
     best = torch.full(size, -torch.inf)
     index = torch.zeros(size, dtype=torch.uint8)
     for at, one in enumerate(logits):

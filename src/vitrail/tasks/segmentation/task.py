@@ -1,6 +1,6 @@
-"""Semantic segmentation, with a linear head on the patch tokens or with queries: one class per pixel. Reports show the
-IoU of each class and the images with the lowest IoU. The loss of a linear head is the softmax cross-entropy of every
-pixel.
+"""Semantic segmentation: one class per pixel, by a linear head on the patch tokens or by queries. A linear head is
+trained with the softmax cross-entropy of every pixel. Reports show the IoU of each class and the images with the lowest
+IoU.
 """
 
 import math
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Segmentation(ObjectiveConfig):
-    """The loss of an image is the mean over its pixels that count; those marked 255 in its mask do not."""
+    """The loss of an image is the mean over its pixels, without those that the mask ignores (255)."""
 
     task: ClassVar[str] = "segmentation"
 
@@ -60,7 +60,7 @@ class Segmentation(ObjectiveConfig):
 
 
 class SegmentationObjective(Objective):
-    """Logits per pixel [B, K, H, W] against masks [B, H, W]. An image none of whose pixels count counts for nothing."""
+    """Logits per pixel [B, K, H, W] against masks [B, H, W]. An image with only ignored pixels does not count."""
 
     config: Segmentation
 
@@ -69,7 +69,7 @@ class SegmentationObjective(Objective):
         self.config = config
 
     def inputs(self, batch: Batch, *, seed: int, step: int) -> tuple[Tensor, ...]:
-        """Pixels as bytes [B, 3, H, W], masks [B, H, W], and which images are there [B]."""
+        """Pixels as bytes [B, 3, H, W], masks [B, H, W], and which images are valid [B]."""
         return batch.pixels, batch.target, batch.valid
 
     def forward(self, *inputs: Tensor) -> ObjectiveOutput:
@@ -101,8 +101,8 @@ def on(title: str) -> str:
 
 
 def build_panes(one: SegmentedImage, source: ImageDataset, sides: Sequence[str], names: Sequence[str]) -> list[Shot]:
-    """The image, and over it its own mask and the predicted one; nothing where it cannot be read any more. Where the
-    network saw a part of it, the masks of that part stand by themselves."""
+    """The image, then its annotated and predicted masks drawn over it; blank if it can no longer be read. If the
+    network saw only part of the image, the masks of that part are shown on their own."""
     try:
         image = source.open_image(one.sample).rgb()
         truth = read_mask(source.mask(one.sample))
@@ -116,16 +116,16 @@ def build_panes(one: SegmentedImage, source: ImageDataset, sides: Sequence[str],
 
 
 def stretch_mask(mask: NDArray[np.uint8], size: tuple[int, ...]) -> NDArray[np.uint8]:
-    """A whole mask at another size, as `Masks` are resized."""
+    """Resizes a whole mask as `MaskTargets` does."""
     whole, inner = (mask.shape[0], mask.shape[1]), (size[0], size[1])
     return Geometry(whole=whole, box=(0, 0, *whole), inner=inner).mask(torch.from_numpy(mask), IGNORED).numpy()
 
 
-UNPAINTED: Final = "#8c8c8c"  # of classes that a drawing leaves as they are
+UNPAINTED: Final = "#8c8c8c"  # bar colour of classes that are not painted
 
 
 class SegmentationTask(Task):
-    """Masks of class indices move with the pixels; 255 counts for nothing."""
+    """Targets are masks of class indices that follow the crops and flips of their image; 255 is ignored."""
 
     name = "segmentation"
     objective = Segmentation
@@ -147,7 +147,7 @@ class SegmentationTask(Task):
         return f"{len(names):,} classes of pixels"
 
     def fit_model(self, model: ModelConfig, outputs: int, *, new_head: bool) -> ModelConfig:
-        """A linear head on the patches; a network with queries keeps them."""
+        """Adds a linear head on the patches; a network with queries keeps them."""
         return adapt_config(model, **({"classes": outputs} if model.has_queries else model.patch_head(outputs)))
 
     def metric(self, outputs: int, device: torch.device, *, extremes: int = 0) -> SegmentationMetric:
@@ -161,7 +161,7 @@ class SegmentationTask(Task):
     def report_sections(
         self, score: SegmentationScore, source: ImageDataset | None, names: Sequence[str], title: str
     ) -> list[Section]:
-        """A table of classes; images next to their own masks and the predicted ones."""
+        """A table of classes, and images next to their annotated and predicted masks."""
         found: list[Section] = [build_class_table(score, names, title)]
         if source is not None and score.worst:
             sides, strips = ("image", "mask", "predicted"), list[ImageRow]()

@@ -1,12 +1,12 @@
-"""Classes of pixels by sliding windows, for images that are larger or longer than what the network takes.
+"""Semantic segmentation by sliding windows, for images that are larger or longer than the network's input.
 
-    SlidingWindows("fit")   # the image resized until its shorter side fits the network, windows along the longer one
-    SlidingWindows("full")  # the image in its own pixels, windows over all of it
+    SlidingWindows("fit")   # resizes the image until its shorter side fits the network; windows along the longer side
+    SlidingWindows("full")  # keeps the resolution of the image; windows over all of it
 
-Windows are of the network's size, as far apart as `stride` of it at most, and evenly spaced from edge to edge. The
-logits of a pixel are averaged over the windows that see it. An image in its own pixels is finished band by band, so
-that the logits of one row of windows are held at once, whatever its height. Where one window is the whole image, this
-is the network's plain prediction.
+Windows have the size of the network's input. They are evenly spaced from edge to edge, at most `stride` of a window's
+side apart. The logits of a pixel are averaged over the windows that contain it. An image at full resolution is
+completed band by band, so that only the logits of one row of windows are held at once. If a single window covers the
+image, the result is the network's plain prediction.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Scale: TypeAlias = Literal["fit", "full"]
 SCALES: Final[tuple[Scale, ...]] = get_args(Scale)
-STRIDE: Final = 2 / 3  # of a window's side, as DINOv3's evaluation has it (341 of 512)
+STRIDE: Final = 2 / 3  # of a window's side, as in DINOv3's evaluation (341 of 512)
 
 Segment: TypeAlias = Callable[[Tensor], Tensor]  # uint8 [n, 3, h, w] -> logits [n, K, h, w]
 
@@ -45,11 +45,11 @@ class SlidingWindows:
         if self.scale not in SCALES:
             raise unknown_name("windows", str(self.scale), SCALES)
         if not 0 < self.stride <= 1:
-            raise ConfigError(f"a stride of {self.stride:g} must be above 0 and at most 1, of a window's side")
+            raise ConfigError(f"stride={self.stride:g} is a share of a window's side; use one above 0 and at most 1")
 
     def choose_size(self, whole: Pair, window: Pair) -> Pair:
-        """The size of an image in whose pixels windows are cut; at least that of a window. BadImage if it is so long
-        that it would be too large."""
+        """The size to which an image is resized before windows are cut, at least that of a window. BadImage if a very
+        long image would become too large."""
         cover = max(window[0] / whole[0], window[1] / whole[1])
         scale = cover if self.scale == "fit" else max(cover, 1.0)
         size = (max(round(whole[0] * scale), window[0]), max(round(whole[1] * scale), window[1]))
@@ -58,7 +58,7 @@ class SlidingWindows:
         return size
 
     def cut(self, image: "Image", preprocessing: Preprocessing) -> Tensor:
-        """The pixels of an image that windows are cut from: uint8 [3, H, W]."""
+        """Prepares the pixels that windows are cut from: uint8 [3, H, W]."""
         upright = upright_rgb(image)
         whole = (upright.height, upright.width)
         size = self.choose_size(whole, preprocessing.image)
@@ -68,7 +68,7 @@ class SlidingWindows:
 
 
 def place_windows(length: int, window: int, stride: float) -> list[int]:
-    """Where the windows begin on a side: evenly from edge to edge."""
+    """The starts of windows along a side, evenly spaced from edge to edge."""
     rest, step = length - window, max(round(stride * window), 1)
     count = -(-rest // step)
     return [round(at * rest / count) for at in range(count + 1)] if count else [0]
@@ -77,8 +77,8 @@ def place_windows(length: int, window: int, stride: float) -> list[int]:
 def segment_windows(
     segment: Segment, pixels: Tensor, whole: Pair, windows: SlidingWindows, window: Pair, batch: int
 ) -> NDArray[np.uint8]:
-    """The class of each pixel [H, W] of an image of size `whole`, of which `pixels` [3, h, w] is what
-    `SlidingWindows.cut` made; `segment` gets at most `batch` windows at once."""
+    """Predicts the class of each pixel [H, W] of an image of size `whole`, from the `pixels` [3, h, w] that
+    `SlidingWindows.cut` returned. `segment` gets at most `batch` windows at once."""
     size = (pixels.shape[1], pixels.shape[2])
     bands = average_bands(segment, pixels, windows, window, batch)
     if size == whole:
@@ -89,11 +89,11 @@ def segment_windows(
 def average_bands(
     segment: Segment, pixels: Tensor, windows: SlidingWindows, window: Pair, batch: int
 ) -> Iterator[Tensor]:
-    """The mean logits over windows, float32 on the CPU, as bands [K, rows, w] from top to bottom."""
+    """Averages logits over windows: yields bands [K, rows, w] from top to bottom, in float32 on the CPU."""
     (height, width), (tall, wide) = pixels.shape[1:], window
     tops, lefts = place_windows(height, tall, windows.stride), place_windows(width, wide, windows.stride)
     across = count_cover(width, lefts, wide)
-    sums: Tensor | None = None  # of the rows from the top of the present windows on
+    sums: Tensor | None = None  # of logits, from the top row of the current windows
     counts = torch.zeros(0)
     for top, following in zip(tops, [*tops[1:], height], strict=True):
         counts = torch.cat([counts, torch.zeros(tall - len(counts))]) + 1
@@ -112,7 +112,7 @@ def average_bands(
 
 
 def count_cover(length: int, starts: list[int], window: int) -> Tensor:
-    """How many windows see each place of a side."""
+    """Counts how many windows cover each position along a side."""
     found = torch.zeros(length)
     for start in starts:
         found[start : start + window] += 1
