@@ -36,7 +36,7 @@ class AnnotatedFiles(FileDataset):
 
     def __init__(self, root: str, names: Iterable[str]) -> None:
         super().__init__(root, names)
-        self.faults: dict[int, str] = {}  # annotation faults by image; part of the fingerprint
+        self.faults: dict[int, str] = {}  # annotation faults by image
 
     def set_classes(self, classes: Sequence[SegmentClass], *, overlap: bool, boxes_only: bool = False) -> None:
         """Sets the segment classes, and the pixel classes that follow from them."""
@@ -66,8 +66,8 @@ class AnnotatedFiles(FileDataset):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Covers the annotations as well."""
-        words = [super().fingerprint, *(f"{at} {fault}" for at, fault in sorted(self.faults.items()))]
+        """Covers the annotations as well, and which images have none that can be used."""
+        words = [super().fingerprint, *map(str, sorted(self.faults))]
         return hash_parts("annotated", words, self.annotation_arrays())
 
 
