@@ -74,8 +74,12 @@ BAD_ANNOTATIONS: dict[str, Change] = {
 
 @pytest.mark.parametrize("kind", BAD_ANNOTATIONS)
 def test_annotations_that_make_an_image_unreadable(tmp_path: Path, kind: str) -> None:
-    edit(write_coco(tmp_path), BAD_ANNOTATIONS[kind])
-    assert unreadable(open_collection(tmp_path)) == [0]
+    file = write_coco(tmp_path)
+    before = open_collection(tmp_path).splits["train"].fingerprint
+    edit(file, BAD_ANNOTATIONS[kind])
+    found = open_collection(tmp_path)
+    assert unreadable(found) == [0]
+    assert found.splits["train"].fingerprint != before
 
 
 BAD_BOXES: dict[str, Any] = {
