@@ -1,5 +1,6 @@
 """One pass on a CPU for a layer and GELU: the numbers of two, and the two wherever more than numbers is asked for."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -58,6 +59,58 @@ def test_a_network_gives_the_same(calls: list[int], monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(cpu_ops, "ONEDNN", False)
         torch.testing.assert_close(found, network(x), rtol=1e-5, atol=1e-6)
     assert len(calls) == VIT.depth
+
+
+CHANGES: dict[str, Callable[[MLP], object]] = {
+    "strided bias": lambda mlp: set_bias(mlp, torch.randn(mlp.expand.out_features, 2)[:, 0]),
+    "expanded bias": lambda mlp: set_bias(mlp, torch.randn(1).expand(mlp.expand.out_features)),
+    "another activation": lambda mlp: setattr(mlp, "gelu", nn.ReLU()),
+    "another forward": lambda mlp: setattr(mlp.expand, "forward", lambda z: F.linear(z, mlp.expand.weight) - 1),
+    "another weight": lambda mlp: setattr(mlp.expand, "weight", nn.Parameter(mlp.expand.weight.detach().to_sparse())),
+}
+
+
+def set_bias(mlp: MLP, bias: Tensor) -> None:
+    mlp.expand.bias = nn.Parameter(bias)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_modified_layers_run_as_they_are(change: str, calls: list[int]) -> None:
+    mlp, z = make_mlp(), torch.randn(2, 5, VIT.width)
+    CHANGES[change](mlp)
+    with torch.no_grad():
+        torch.testing.assert_close(mlp.activate(z), mlp.gelu(mlp.expand(z)))
+    assert not calls
+
+
+def test_the_form_of_gelu_is_that_of_its_layer() -> None:
+    mlp, z = make_mlp("erf"), torch.randn(2, 5, VIT.width)
+    mlp.gelu.approximate = "tanh"
+    with torch.no_grad():
+        torch.testing.assert_close(mlp.activate(z), F.gelu(mlp.expand(z), approximate="tanh"))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
+def test_forward_mode_derivatives(calls: list[int]) -> None:
+    mlp, z = make_mlp(), torch.randn(2, 5, VIT.width)
+    _, wanted = torch.func.jvp(mlp.activate, (z,), (torch.ones_like(z),))
+    with torch.no_grad():
+        _, found = torch.func.jvp(mlp.activate, (z,), (torch.ones_like(z),))
+    torch.testing.assert_close(found, wanted.detach())
+    assert not calls
+
+
+def test_global_hooks_run(calls: list[int]) -> None:
+    mlp, seen = make_mlp(), list[type[nn.Module]]()
+    with nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(type(module))), torch.no_grad():
+        mlp.activate(torch.randn(2, 5, VIT.width))
+    assert seen == [nn.Linear, nn.GELU]
+    assert not calls
+
+
+def test_a_wrong_width_is_torchs_error() -> None:
+    with torch.no_grad(), pytest.raises(RuntimeError, match="shapes"):
+        make_mlp().activate(torch.randn(2, VIT.width + 1))
 
 
 @pytest.mark.parametrize("why", ["gradients", "half", "hook", "hook behind", "quick", "gated", "autocast"])

@@ -1,5 +1,7 @@
 """Calls recorded as CUDA graphs: the same numbers, and never those of a network that has changed."""
 
+import copy
+import pickle
 from typing import Any, cast
 
 import pytest
@@ -98,6 +100,49 @@ def test_a_network_in_another_state_is_recorded_anew(change: str) -> None:
         network.setting = 2
     torch.testing.assert_close(ask(calls, batch), network(batch).detach())
     assert not calls.recordings
+
+
+def test_a_recording_may_be_made_in_inference_mode() -> None:
+    network, calls = make_calls()
+    batch = torch.randn(1, 4)
+    with torch.inference_mode():
+        for _ in range(WARM + 2):
+            ask(calls, batch)
+    torch.testing.assert_close(ask(calls, batch), network(batch).detach())
+
+
+def test_what_cannot_be_recorded_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    network, calls = make_calls()
+    tries, batch = list[Compute](), torch.randn(1, 4)
+
+    def refuse(compute: Compute, batch: Tensor) -> Recording:
+        tries.append(compute)
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(calls, "_record", refuse)
+    for _ in range(WARM + 3):
+        torch.testing.assert_close(ask(calls, batch), network(batch).detach())
+    assert len(tries) == 1
+
+
+def test_copies_start_without_recordings() -> None:
+    _, calls = make_calls()
+    for _ in range(WARM + 2):
+        ask(calls, torch.randn(1, 4))
+    for other in (copy.deepcopy(calls), pickle.loads(pickle.dumps(calls))):
+        assert not other.recordings
+        torch.testing.assert_close(other.network.weight, calls.network.weight)
+
+
+def test_global_hooks_run() -> None:
+    network, calls = make_calls()
+    batch, seen = torch.randn(1, 4), list[Tensor]()
+    for _ in range(WARM + 2):
+        ask(calls, batch)
+    with nn.modules.module.register_module_forward_hook(lambda _, args, out: seen.append(out)):
+        ask(calls, batch)
+    assert len(seen) == 1
+    torch.testing.assert_close(ask(calls, batch), network(batch).detach())
 
 
 def test_hooks_run() -> None:

@@ -132,7 +132,7 @@ class MLP(nn.Module):
             return fused_gelu_linear(z, self.expand, self.tanh)
         plain = not self.gated and not self.quick
         if plain and isinstance(z, Tensor) and cpu_ops.can_fuse_gelu_linear(z, self.expand, self.gelu):
-            return cpu_ops.gelu_linear(z, self.expand, self.tanh)
+            return cpu_ops.gelu_linear(z, self.expand, self.gelu.approximate)
         eight = isinstance(z, Float8)
         hidden = float8_layers.linear(z, self.expand.weight, self.expand.bias) if eight else self.expand(z)
         if self.gated:

@@ -269,7 +269,8 @@ class Predictor(Generic[PredictionT]):
         self._check_prepared(batch)
 
         def compute(pixels: Tensor) -> Output:
-            low = torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "autocast")
+            autocast = self.precision == "autocast"  # without its cache, which a recording would outlive
+            low = torch.autocast(self.device.type, torch.bfloat16, enabled=autocast, cache_enabled=False)
             with torch.inference_mode(), low:
                 return read(self._normalise(pixels))
 

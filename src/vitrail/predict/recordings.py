@@ -1,6 +1,7 @@
 """Calls of a network on small batches, recorded as CUDA graphs: on so few images the GPU finishes a kernel before the
 host can launch the next."""
 
+import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from vitrail.models.query_output import Output, map_output
 FEW: Final = 8  # images per recorded batch, at most
 WARM: Final = 2  # calls of a kind before one is recorded, so that one-time initialisation is not part of the graph
 SETTINGS: Final = (bool, int, float, str, tuple, type(None))  # types of attributes that are settings
+RECORDING: Final = threading.Lock()  # a process records one call at a time
 Compute: TypeAlias = Callable[[Tensor], Output]
 Key: TypeAlias = tuple[str, torch.Size]
 
@@ -26,6 +28,7 @@ class Recording:
     batch: Tensor
     found: Output
 
+    @torch.inference_mode()
     def replay(self, batch: Tensor) -> Output:
         self.batch.copy_(batch)
         self.graph.replay()
@@ -44,15 +47,20 @@ class RecordedCalls:
         self.lock = threading.Lock()
         self.calls: dict[Key, int] = {}
         self.recordings: dict[Key, Recording] = {}
+        self.failed: set[Key] = set()  # calls that cannot be recorded, such as those that synchronise
         self.state: tuple[Any, ...] | None = None
         self.held: list[Tensor] = []  # keeps the tensors that recordings read from being freed before them
         self.pool: Any = None  # memory pool shared by all recordings, of which one runs at a time
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, or a pickle, starts without recordings."""
+        return type(self), (self.network, self.device)
 
     def run(self, name: str, compute: Compute, batch: Tensor, copy: Callable[[Tensor], Tensor]) -> Output:
         """Runs or replays `compute` on a batch and returns a copy of its result, made by `copy`. A `name` always stands
         for the same function, which must not synchronise with the GPU."""
         key = (name, batch.shape)
-        with self.lock:
+        with self.lock, torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext():
             if (recording := self.recordings.get(key)) is not None:
                 found = recording.replay(batch)
                 if self._describe_network() == self.state:
@@ -66,13 +74,21 @@ class RecordedCalls:
         if state != self.state:
             self.recordings.clear()
             self.calls.clear()
+            self.failed.clear()
+            self.pool = None
             tensors = (*self.network.parameters(), *self.network.buffers())
             self.state, self.held = state, [tensor.detach() for tensor in tensors]
         self.calls[key] = self.calls.get(key, 0) + 1
         if self.calls[key] <= WARM:
             return self._warm_up(compute, batch)
-        self.recordings[key] = self._record(compute, batch)
-        return self.recordings[key].replay(batch)
+        if key not in self.failed:
+            try:
+                with RECORDING:
+                    self.recordings[key] = self._record(compute, batch)
+                return self.recordings[key].replay(batch)
+            except RuntimeError:  # a network of the user's may synchronise, or memory may run out
+                self.failed.add(key)
+        return compute(batch)
 
     def _warm_up(self, compute: Compute, batch: Tensor) -> Output:
         """Runs on a side stream, as the recording will."""
@@ -84,14 +100,16 @@ class RecordedCalls:
         return found
 
     def _record(self, compute: Compute, batch: Tensor) -> Recording:
-        place, graph = batch.clone(), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+        place, graph, stream = batch.clone(), torch.cuda.CUDAGraph(), torch.cuda.Stream(self.device)
+        with torch.cuda.graph(graph, pool=self.pool, stream=stream, capture_error_mode="thread_local"):
             found = compute(place)
         self.pool = graph.pool()
         return Recording(graph, place, found)
 
     def _describe_network(self) -> tuple[Any, ...] | None:
         """The addresses of the network's parameters and buffers, and its settings; None if any module has a hook."""
+        if nn.modules.module._has_any_global_hook():  # pyright: ignore[reportPrivateUsage]
+            return None
         near = (self.network, *self.network.children())
         state: list[Any] = [value for part in near for value in vars(part).values() if type(value) in SETTINGS]
         waiting: list[nn.Module] = [self.network]
