@@ -73,7 +73,7 @@ def test_one_wrong_size_or_batch_is_enough() -> None:
 
 
 def test_a_wrong_shape_is_refused() -> None:
-    with pytest.raises(ExportFailed, match=r"\[1, 6\] where the network gives \[1, 7\]"):
+    with pytest.raises(ExportFailed, match=r"\[1, 6\], but the network's is \[1, 7\]"):
         run(lambda images: network(images)[:, :6])
 
 
@@ -83,6 +83,8 @@ def test_without_a_tolerance_answers_need_only_be_numbers() -> None:
     assert report.agreement == 0
     with pytest.raises(ExportFailed):
         run(lambda images: network(images) * math.nan, tolerance=None)
+    with pytest.raises(ExportFailed):
+        run(lambda images: network(images) * math.inf, tolerance=None)
 
 
 def test_features_have_no_answer() -> None:

@@ -108,8 +108,7 @@ def make_onnx_subject(
 ) -> Subject:
     """The network of an ONNX file. Images are prepared on the device and then moved to the CPU, where it runs."""
     found = open_onnx(name, image_size=image_size, patch=patch)
-    if precision != "auto":
-        set_precision(found, precision, device)  # refuses all but float32
+    found.check_precision(precision)
     network = cast("Model", found)
     about: dict[str, Any] = {"name": name, "preprocessing": get_card(network).preprocessing, "device": device}
     return Subject(network=network, facts=describe_weights(name, network), numbers=found.precision, **about)

@@ -144,7 +144,7 @@ def write_onnx(bundle: Bundle, path: Path, options: OnnxOptions, sizes: ImageSiz
         del thing.metadata_props[:]
     model.producer_name, model.producer_version, model.doc_string = "vitrail", __version__, ""
     model.graph.name = "vitrail"
-    about = {name: json.dumps(value) for name, value in describe(config, bundle.card.abridge()).items()}
+    about = {name: json.dumps(value) for name, value in describe(config, bundle.card).items()}
     onnx.helper.set_model_props(model, {"vitrail": __version__, **about})
     external = is_large(bundle)
     location = f"{path.name}.data" if external else None

@@ -1,17 +1,17 @@
-"""Every export is run before it is called done: the written file next to the network, on the same images.
+"""Checks of exports: the written file and the network run on the same images before an export counts as done.
 
     report = check(references, candidate, subject="model.onnx", against="onnxruntime 1.31.1")
     report.worst, report.agreement
 
-Images are seeded noise with slopes and waves in it, at several batches and image sizes. The largest difference is
-taken over the largest value, as in the certificate of a conversion.
+Images are gradients and waves with seeded noise, at several batch and image sizes. The relative difference is the
+largest difference over the largest value, as in the parity check of a conversion.
 
-What an export says to given images, next to what the network says.
-
-How quick exported files are next to each other: batch by batch in turn, so that whatever else runs falls on both.
+`score_export` compares the answers of both on given images. `measure_speed` compares the speed of exported files, batch
+by batch in turn, so that other load on the machine affects both.
 """
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -39,8 +39,8 @@ Forward: TypeAlias = Callable[[Tensor], Any]  # [B, C, H, W] -> an `Output`, or 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckedBatch:
-    """One batch at one image size. An image has one answer, its largest output, or as many `places` with one: its
-    pixels. To `agree` of them both gave the same; none where there are no classes."""
+    """The check of one batch at one image size. The answer is the largest output, one per image, or one per pixel or
+    query (`places`). `agree` counts the answers that are the same; None without classes."""
 
     image: Pair
     batch: int
@@ -56,7 +56,7 @@ class CheckedBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportReport:
-    """What was run, and how far it is from the network."""
+    """The checked batches, and how far the export is from the network."""
 
     against: str
     cases: tuple[CheckedBatch, ...]
@@ -64,13 +64,13 @@ class ExportReport:
 
     @property
     def worst(self) -> float:
-        """The largest relative difference; not a number where one is none."""
+        """The largest relative difference; NaN if any is NaN."""
         found = [case.relative for case in self.cases]
         return float("nan") if any(value != value for value in found) else max(found)
 
     @property
     def agreement(self) -> float | None:
-        """The share of images, or of their pixels, with the same answer."""
+        """The share of answers that are the same; None without classes."""
         known = [(case.agree, case.answers) for case in self.cases if case.agree is not None]
         return sum(agree for agree, _ in known) / sum(answers for _, answers in known) if known else None
 
@@ -83,7 +83,7 @@ class ExportReport:
 
 
 def make_noise_images(batch: int, channels: int, image: Pair, *, seed: int = 0, pixels: bool = False) -> Tensor:
-    """Slopes, waves and grain, other ones in every image and channel: [B, C, H, W] of about unit scale, or as bytes."""
+    """Gradients, waves and noise, different in every image and channel: [B, C, H, W] of about unit scale, or bytes."""
     generator = torch.Generator().manual_seed(seed)
     y, x = torch.meshgrid(torch.linspace(-1, 1, image[0]), torch.linspace(-1, 1, image[1]), indexing="ij")
     turn = torch.rand(batch, channels, 2, 1, 1, generator=generator) * 6
@@ -103,17 +103,18 @@ def check_export(
     pixels: bool = False,
     tolerance: float | None = TOLERANCE,
 ) -> ExportReport:
-    """Both on the same images, at every size that there is a reference for. Beyond the tolerance it raises
-    ExportFailed; without one (int8) the answers need only be finite. With `pixels` both get bytes."""
+    """Compares an export with the network on the same images, at every size with a reference. Raises ExportFailed for
+    differences above the tolerance; without one (int8), only for those that are not finite. With `pixels` both get
+    bytes."""
     task, cases = TASKS.get(bundle.card.task), list[CheckedBatch]()
-    # What the largest output chooses from: nothing for features, and where the task is unknown or has no classes.
+    # The outputs to take the largest of: none for features, or if the task is unknown or has no classes.
     classes = bundle.config.classes if task is not None and task.has_classes else 0
     for image, reference in references.items():
         for batch in BATCHES:
             images = make_noise_images(batch, bundle.config.channels, image, seed=batch, pixels=pixels)
             cases.append(compare_outputs(image, reference(images), read_output(candidate(images)), classes))
     report = ExportReport(against=against, cases=tuple(cases), tolerance=tolerance)
-    bar = float("inf") if tolerance is None else tolerance
+    bar = sys.float_info.max if tolerance is None else tolerance
     if not report.worst <= bar:
         case = max(cases, key=lambda case: case.relative if case.relative == case.relative else float("inf"))
         found = f"{case.relative:.1e} off the network at {format_size(case.image)} and batch {case.batch}"
@@ -123,25 +124,26 @@ def check_export(
 
 
 def explain_masks(config: ModelConfig) -> str:
-    """What may be the cause where queries still mask attention: a patch on the edge of a mask is seen or is not."""
+    """A possible cause of a difference: while queries mask attention, rounding may flip a patch at the edge of a
+    mask."""
     masked: int = getattr(config, "masked_blocks", 0)
     remedy = "export weights from the end of a run"
     return f" (its queries still mask attention, masked_blocks={masked}: {remedy})" if masked else ""
 
 
 def read_output(found: Any) -> Output:
-    """What a runtime gives as the network itself would: one tensor, or a class and a mask of each query."""
+    """A runtime's outputs in the network's own form: one tensor, or the classes and masks of queries."""
     if isinstance(found, Tensor | QueryOutput):
         return found
     return QueryOutput(*found)
 
 
 def compare_outputs(image: Pair, mine: Output, theirs: Output, classes: int) -> CheckedBatch:
-    """The tensor that differs most counts. The answers of queries are their classes."""
+    """Compares the outputs of a batch by the tensor that differs most. The answers of queries are their classes."""
     pairs = list(zip(output_tensors(mine), output_tensors(theirs), strict=True))
     for own, other in pairs:
         if own.shape != other.shape:
-            raise ExportFailed(f"it gives {list(other.shape)} where the network gives {list(own.shape)}")
+            raise ExportFailed(f"its output is {list(other.shape)}, but the network's is {list(own.shape)}")
     found = [measure_difference(own, other) for own, other in pairs]
     absolute, relative = max(found, key=lambda one: one[1] if one[1] == one[1] else float("inf"))
     axis = 1 if isinstance(mine, Tensor) else 2
@@ -157,7 +159,7 @@ def compare_outputs(image: Pair, mine: Output, theirs: Output, classes: int) -> 
 
 
 def measure_difference(mine: Tensor, theirs: Tensor) -> tuple[float, float]:
-    """The largest difference, and that over the largest value."""
+    """The largest difference, and the same relative to the largest value."""
     difference = (mine.double() - theirs.double()).abs().max().item()
     scale = mine.double().abs().max().item()
     return difference, difference / scale if scale else difference
@@ -165,8 +167,8 @@ def measure_difference(mine: Tensor, theirs: Tensor) -> tuple[float, float]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportScores:
-    """Of `count` readable images: to how many of them both gave one answer, or none where answers are never quite the
-    same; of `labelled` ones, the number by which their task judges each; which could not be read."""
+    """Scores on `count` readable images: how many have the same answer (`agree`; None for tasks without classes), the
+    criterion of the task for both on the `labelled` ones, and the unreadable ones."""
 
     count: int
     agree: float | None
@@ -182,7 +184,7 @@ class ExportScores:
 
     @property
     def difference(self) -> float:
-        """The export's number less the network's."""
+        """The export's score minus the network's."""
         return self.export - self.network
 
 
@@ -190,8 +192,8 @@ class ExportScores:
 def score_export(
     bundle: Bundle, reference: Forward, candidate: Forward, images: ExportImages | None, *, pixels: bool = False
 ) -> ExportScores | None:
-    """Both on every image once, in the words of the bundle's task; none without images or outputs. With `pixels` both
-    get bytes, else normalised images."""
+    """Scores both networks on every image once, with the metrics of the bundle's task; None without images or classes.
+    With `pixels` both get bytes, else normalised images."""
     if images is None or not bundle.config.classes:
         return None
     task, preprocessing, count, shares = find_task(bundle.card.task), bundle.card.preprocessing, 0, list[float]()
@@ -233,14 +235,14 @@ SECONDS: Final = 3.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportSpeed:
-    """Images a second of each, at one batch size."""
+    """Images per second by runner, at one batch size."""
 
     batch: int
     images_per_s: Mapping[str, float]
 
 
 def measure_speed(runners: Mapping[str, Forward], bundle: Bundle, *, pixels: bool = False) -> ExportSpeed:
-    """Medians over rounds in which each runs once, behind a warm one."""
+    """Times runners in rounds in which each runs once; the first round is a warm-up. Returns medians."""
     images = make_noise_images(BATCH, bundle.config.channels, bundle.config.image, pixels=pixels)
     times: dict[str, list[float]] = {name: [] for name in runners}
     begun, rounds = time.perf_counter(), 0

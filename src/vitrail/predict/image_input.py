@@ -78,7 +78,7 @@ def describe_input(given: object) -> str:
         return f"{len(given):,} bytes"
     if isinstance(given, np.ndarray | Tensor):
         return f"{'array' if isinstance(given, np.ndarray) else 'tensor'} {list(cast('Any', given).shape)}"
-    return f"a {type(given).__name__}"
+    return "image" if isinstance(given, Image.Image) else f"a {type(given).__name__}"
 
 
 def read_input(path: "str | os.PathLike[str]", urls: bool) -> bytes:

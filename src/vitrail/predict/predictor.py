@@ -112,10 +112,14 @@ class Predictor(Generic[PredictionT]):
         if not 0 <= threshold <= 1:
             raise ConfigError(f"threshold={threshold} must be between 0 and 1")
         self.network: Model = network.eval().to(self.device)
-        if precision != "auto" or (isinstance(weights, str | Path) and not is_onnx(weights)):
-            precision = choose_precision(precision, self.device)
-            set_precision(self.network, precision, self.device)
-        self.precision: PrecisionChoice = precision
+        self.precision: str = precision
+        if isinstance(network, OnnxNetwork):
+            network.check_precision(precision)
+            self.precision = network.precision
+        elif precision != "auto" or isinstance(weights, str | Path):
+            chosen = choose_precision(precision, self.device)
+            set_precision(self.network, chosen, self.device)
+            self.precision = chosen
         recorded = self.device.type == "cuda" and not isinstance(network, OnnxNetwork)
         self._recorded = RecordedCalls(network, self.device) if recorded else None
         self.preprocessing = (preprocessing or known.preprocessing).adapt_channels(config.channels)
@@ -229,7 +233,8 @@ class Predictor(Generic[PredictionT]):
     def outputs(self, batch: Tensor) -> Output:
         """As `logits`, for any network; one with queries gives classes [N, Q, K + 1] and masks [N, Q, h, w]."""
         if not self.labels:
-            remedy = "take its features, give it a head with `vitrail fit`, or fine-tune it"
+            remedy = "use its features, give it a head with `vitrail fit`, or fine-tune it"
+            remedy = "use its features" if isinstance(self.network, OnnxNetwork) else remedy
             raise ConfigError(f"this network has no classes to name; {remedy}")
         return self._compute("outputs", self.network, batch)
 

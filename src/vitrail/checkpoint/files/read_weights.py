@@ -1,11 +1,11 @@
-"""Reads a weight file of any kind into plain tensors, or refuses it in one line.
+"""Reads weight files of any kind into plain tensors, or refuses them with a one-line error.
 
-The first bytes decide the kind, never the name. Nothing in a file is run, no size in it is trusted before it is
-compared with the bytes of the file, and only vitrail's own errors leave this module.
+The kind is recognised by the first bytes, never by the name. Nothing in a file is executed, no size in it is trusted
+before it is compared with the file's actual bytes, and only vitrail's own errors leave this module.
 
-.npz archives are read here without NumPy's reader, which unpickles on request and allocates whatever a header asks for:
-a header must have a strict form, its size is compared with the member's before anything is allocated, and no Python
-object ever comes out of it.
+.npz archives are read here without NumPy's reader, which can unpickle and allocates whatever a header declares. Headers
+must have a strict form, their size is compared with the member's before anything is allocated, and Python objects are
+never restored.
 """
 
 import errno
@@ -32,7 +32,7 @@ NPY_SUFFIX = ".npy"
 NPY_MAGIC = b"\x93NUMPY"
 HEADER_LIMIT = 1 << 16  # bytes
 FIELD = re.compile(r"'(descr|fortran_order|shape)' ?: ?('[^']{1,16}'|True|False|\((?:\d{1,20}, ?)*(?:\d{1,20})?\))")
-FRAME = re.compile(r"\{ ?, ?, ?,? ?\}\s*")  # what is left of an honest header once its three fields are taken out
+FRAME = re.compile(r"\{ ?, ?, ?,? ?\}\s*")  # the rest of a valid header without its three fields
 
 KINDS = ("f2", "f4", "f8", "c8", "c16", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "b1", "V2")
 OPAQUE = "V2"  # NumPy has no bfloat16: JAX saves two opaque bytes
@@ -103,7 +103,7 @@ PICKLE_START = b"\x80"
 READS = "vitrail reads .safetensors, .npz and files of torch.save"
 WRAPPERS = ("module.", "_orig_mod.")  # put before every name by DistributedDataParallel and torch.compile
 
-# What often lies where a weight file should, by its first bytes, and what to do about it.
+# Files often mistaken for weight files, by their first bytes, and the remedy.
 MISTAKEN = (
     (b"version https://git-lfs", "is a Git LFS pointer", "run 'git lfs pull'"),
     (b"<", "is a web page or other markup", DOWNLOAD_AGAIN),
@@ -116,7 +116,7 @@ MISTAKEN = (
 
 @dataclass(frozen=True, slots=True)
 class RawWeights:
-    """The tensors of a file as they stand there: on the CPU, in its types, contiguous and under its names."""
+    """The tensors of a file as stored: on the CPU, in the file's types and under its names, contiguous."""
 
     path: Path
     container: Literal["safetensors", "npz", "torch"]
@@ -125,7 +125,7 @@ class RawWeights:
 
 
 def read_weights(path: str | Path) -> RawWeights:
-    """Read a .safetensors, .npz or torch file; whatever is wrong with it becomes one of the weights errors."""
+    """Reads a .safetensors, .npz or torch file. Raises a WeightsError whatever is wrong with it."""
     path = Path(path)
     try:
         if not stat.S_ISREG(path.stat().st_mode):
@@ -144,18 +144,18 @@ def read_weights(path: str | Path) -> RawWeights:
         raise refuse(WeightsError, path, f"cannot be read ({error.strerror or shorten(error)})", remedy) from error
     except MemoryError as error:
         remedy = "use a machine with more memory, or a smaller file"
-        raise refuse(UnsafeWeights, path, "asks for more memory than there is", remedy) from error
+        raise refuse(UnsafeWeights, path, "needs more memory than is available", remedy) from error
     except Exception as error:
         raise corrupt(path, f"is damaged ({shorten(error)})") from error
     return _check_sound(found)
 
 
 def _read(path: Path, file: BufferedReader) -> RawWeights:
-    """Tell the container by its first bytes and have it read."""
+    """Recognises the container by its first bytes and reads it."""
     size = file.seek(0, 2)
     file.seek(0)
     start = file.read(64)
-    # A header's length may begin like a pickle or a zip, but no pickle of torch and no zip has a brace in this place.
+    # A header's length may begin like a pickle or a zip, but neither torch's pickles nor zips have a brace here.
     if start[8:9] == b"{":
         tensors, description = read_safetensors(path, file, size)
         return RawWeights(path, "safetensors", tensors, description)
@@ -174,14 +174,15 @@ def _read(path: Path, file: BufferedReader) -> RawWeights:
     for magic, what, remedy in MISTAKEN:
         if start.lstrip().startswith(magic):
             raise refuse(CorruptWeights, path, f"{what}, not a weight file", remedy)
-    if path.suffix.lower() == ".onnx":
-        remedy = "predict, evaluate and serve run it; all else needs the weights that it was exported from"
+    if path.suffix.lower() == ".onnx" or b"\x12\x07vitrail" in start[:16]:  # our producer name in its header
+        named = "" if path.suffix.lower() == ".onnx" else " once its name ends in .onnx"
+        remedy = f"predict, evaluate and serve can run it{named}; other commands need the weights it was exported from"
         raise refuse(CorruptWeights, path, "is an ONNX file, not a weight file", remedy)
     raise refuse(CorruptWeights, path, f"is not a weight file: it starts with {start[:8]!r}", READS)
 
 
 def _check_sound(found: RawWeights) -> RawWeights:
-    """Names without their wrapper, and the assurance that there are tensors and that they hold numbers."""
+    """Removes wrappers from the names, and checks that there are tensors and that their values are finite."""
     if not found.tensors:
         raise corrupt(found.path, "holds no tensors")
     tensors = found.tensors
