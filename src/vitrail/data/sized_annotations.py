@@ -18,7 +18,7 @@ def read_sized_mask(source: ImageDataset, sample: int, size: Pair) -> NDArray[np
         raise BadImage(f"mask: {getattr(error, 'strerror', None) or error}") from None
     height, width = indices.shape
     if (height, width) != size:
-        raise BadImage(f"mask: its size is {format_size((height, width))}, that of the image {format_size(size)}")
+        raise BadImage(f"mask: its size is {compare_sizes((height, width), size)}")
     known = len(source.pixel_classes)
     if (wrong := indices[(indices >= known) & (indices != IGNORED)]).size:
         among = "is 1 class, 0" if known == 1 else f"are {known} classes, 0 to {known - 1}"
@@ -34,6 +34,11 @@ def read_sized_segments(source: ImageDataset, sample: int, size: Pair) -> Segmen
     except (BadImage, OSError) as error:
         raise BadImage(f"segments: {getattr(error, 'strerror', None) or error}") from None
     if found.size != size:
-        sizes = f"their size is {format_size(found.size)}, that of the image {format_size(size)}"
-        raise BadImage(f"segments: {sizes}")
+        raise BadImage(f"segments: their size is {compare_sizes(found.size, size)}")
     return found
+
+
+def compare_sizes(found: Pair, image: Pair) -> str:
+    """Two sizes that differ, and the usual cause if one is the other on its side."""
+    turned = "; images are rotated upright by their EXIF tag, so annotate them upright" if found == image[::-1] else ""
+    return f"{format_size(found)}, that of the image {format_size(image)}{turned}"

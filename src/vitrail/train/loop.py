@@ -1,4 +1,4 @@
-"""The one training loop. It knows neither the objective nor how many processes there are.
+"""The training loop. It depends neither on the objective nor on the number of processes.
 
     with joined() as world:
         result = train(run, out=Path("runs/mine"), world=world)
@@ -235,7 +235,7 @@ class Training:
         self.advance(STEP, self.step, self.config.steps)
 
     def read_metrics(self) -> None:
-        """Every `log` steps: sends the sums off and records those sent the time before; on a CPU, all at once."""
+        """Every `log` steps, starts copying the sums and records those sent the time before; on a CPU, both at once."""
         if self.step % self.config.log and self.step != self.config.steps:
             return
         self.record_sent()
@@ -248,8 +248,8 @@ class Training:
             self.record(snapshot, last=last)
 
     def record(self, snapshot: MetricsSnapshot, *, last: bool) -> None:
-        """Writes a row of metrics to the file, to TensorBoard and to the observer. DataError if a whole epoch had no
-        usable image: all were unreadable or without a target."""
+        """Writes a row of metrics to the file, to TensorBoard and to the observer. DataError if a whole epoch, or the
+        whole run, had no usable image: all were unreadable or without a target."""
         speed = self.throughput.update(snapshot.steps, last=last)
         row: dict[str, Any] = {"kind": "train", "step": snapshot.step}
         row |= {"epoch": snapshot.step * self.config.batch / len(self.splits.train), "loss": snapshot.mean("total")}
@@ -262,7 +262,7 @@ class Training:
         self.observer.progress({**row, "steps": self.config.steps, "best": self.best.values, "left_s": left_s})
         more, images = snapshot.skipped - self.skipped_before, len(self.splits.train)
         self.empty_steps = 0 if snapshot.values["count"] or more else self.empty_steps + snapshot.steps
-        if self.empty_steps * self.config.batch >= images:
+        if self.empty_steps * self.config.batch >= min(images, self.config.steps * self.config.batch):
             why = f"see {self.folder.path / 'unreadable.jsonl'}" if len(self.ledger) else "all their labels are ignored"
             raise DataError(f"none of the {images:,} training images could be used: {why}")
         if more > 0:
@@ -277,7 +277,7 @@ class Training:
             self.report("running")
 
     def evaluate(self) -> None:
-        """Scores the watched split, keeps the best weights, and computes the few-shot accuracy."""
+        """Scores the watched split, keeps the best weights, and computes few-shot accuracy."""
         self.check_folder()
         rows: list[dict[str, Any]] = []
         is_watching, can_select = self.splits.watch is not None, self.splits.can_select_best
@@ -310,7 +310,7 @@ class Training:
     def save(self) -> None:
         """Hands a copy of the state to the writer, which works while the run continues."""
         self.check_folder()
-        self.record_sent()  # a kill would lose a row that is on its way
+        self.record_sent()  # a kill would lose a row still in transit
         cost, meter = self.throughput.cost_so_far().state(), self.meter.state()
         facts = {"micro": self.micro, "chosen": self.config.micro, "best": asdict(self.best), "cost": cost}
         facts |= {"meter": meter, "provenance": get_card(self.network).provenance, KEY: self.trained_on}
@@ -371,7 +371,7 @@ class Training:
             raise TrainingError(f"{self.folder.path} was removed or moved {when}; start again with the same command")
 
     def write(self, name: str, row: dict[str, Any] | None) -> bool:
-        """Writes a weight file with its provenance and the cost so far; returns whether that worked."""
+        """Writes a weight file with its provenance and the cost so far; returns whether it succeeded."""
         run, cost = self.config, self.throughput.cost_so_far().row()
         provenance = {"run": run.name, "data": run.data.source, "seed": run.seed, "step": self.step, "cost": cost}
         provenance |= {**self.splits.provenance, KEY: self.trained_on}

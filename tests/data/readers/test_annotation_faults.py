@@ -14,6 +14,7 @@ from tests.data.readers.annotated_sets import SIZE, write_coco, write_panoptic, 
 from vitrail.core.errors import BadImage, DataError, VitrailError
 from vitrail.data.collection import Collection, open_collection
 from vitrail.data.readers import find_annotations
+from vitrail.data.sized_annotations import read_sized_segments
 from vitrail.data.tools.overview import summarise
 
 Change = Callable[[dict[str, Any]], object]
@@ -154,6 +155,8 @@ BAD_FILES: dict[str, Change] = {
     "ids of images, one as text": change_list("images", 1, id="10"),
     "id of an image": change_list("images", 1, id=None),
     "file of an image": change_list("images", 1, file_name=3),
+    "file of two images": lambda content: content["images"][1].update(file_name=content["images"][0]["file_name"]),
+    "empty annotations": lambda content: content.update(annotations=[]),
     "file with a NUL": change_list("images", 1, file_name="a\0.jpg"),
     "file of a half letter": change_list("images", 1, file_name="\ud800.jpg"),
     "height": change_list("images", 1, height=-3),
@@ -205,6 +208,24 @@ def test_encodings_of_json(tmp_path: Path, encoding: str) -> None:
     text = json.dumps(json.loads(file.read_text()), ensure_ascii=False)
     file.write_text(text, encoding)
     assert open_collection(f"coco:{tmp_path}").segment_classes[1].name == "Müller"
+
+
+def test_the_other_kind_of_coco_is_named(tmp_path: Path) -> None:
+    write_coco(tmp_path / "objects")
+    write_panoptic(tmp_path / "panoptic")
+    for kind, other in (("panoptic", "objects"), ("coco", "panoptic")):
+        with pytest.raises(DataError, match=rf"use {'coco' if kind == 'panoptic' else 'panoptic'}:"):
+            open_collection(f"{kind}:{tmp_path / other}")
+
+
+def test_annotations_on_their_side_name_the_cause(tmp_path: Path) -> None:
+    file = write_coco(tmp_path)
+    image = Image.open(tmp_path / "images/0.jpg")
+    exif = image.getexif()
+    exif[0x0112] = 6  # turned by a quarter
+    image.save(tmp_path / "images/0.jpg", exif=exif)
+    with pytest.raises(BadImage, match="EXIF"):
+        read_sized_segments(open_collection(file).splits["train"], 0, SIZE[::-1])
 
 
 def change_ids(root: Path, change: Callable[[Any], object]) -> None:

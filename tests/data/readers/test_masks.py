@@ -106,6 +106,8 @@ def test_layouts_without_splits(tmp_path: Path, layout: str) -> None:
         ("classes.txt", "wall\ndoor\nwindow\n"),
         ("labels.txt", "wall\ndoor\nwindow"),
         ("classes.json", json.dumps(NAMES)),
+        ("classes.txt", "\ufeffwall\r\ndoor\r\nwindow\r\n"),
+        ("classes.json", "\ufeff" + json.dumps(NAMES)),
     ],
 )
 def test_names_of_the_classes(tmp_path: Path, file: str, text: str) -> None:
@@ -265,6 +267,13 @@ def test_an_empty_line_among_names_would_shift_the_classes(tmp_path: Path) -> No
         open_collection(tmp_path)
     (tmp_path / "classes.txt").write_text("wall\ndoor\nwindow\n\n")
     assert open_collection(tmp_path).pixel_classes == ("wall", "door", "window")
+
+
+def test_two_classes_of_one_name_are_refused(tmp_path: Path) -> None:
+    write_set(tmp_path, *LAYOUTS["in splits"])
+    (tmp_path / "classes.txt").write_text("wall\nwall\nwindow\n")
+    with pytest.raises(DataError, match="wall"):
+        open_collection(tmp_path)
 
 
 def test_one_is_counted_as_one(tmp_path: Path) -> None:

@@ -230,6 +230,18 @@ def test_a_pack_of_masks_without_labels_says_so(here: Path, tmp_path: Path, caps
     assert "--task segmentation" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_a_run_shorter_than_an_epoch_fails_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    draw_folder(tmp_path / "drawn")
+    for mask in (tmp_path / "drawn/train/masks").iterdir():
+        Image.fromarray(np.full(SIZE, 255, np.uint8)).save(mask)
+    assert main(command("run", "--set", "schedule.warmup=0", steps=1)) == 2
+    assert "training images could be used" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("value", [200, pytest.param(255, marks=pytest.mark.slow)])
 def test_a_run_without_an_image_to_learn_from_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], value: int

@@ -98,8 +98,10 @@ def test_images_are_kept_or_resized_until_they_cover_a_window() -> None:
     same_aspect = Image.fromarray(noise(12, 16))
     assert torch.equal(SlidingWindows("fit").cut(same_aspect, plain), plain.pixels(same_aspect))
     assert SlidingWindows("full").choose_size((20000, 20000), WINDOW) == (20000, 20000)
-    with pytest.raises(BadImage, match="would become"):
-        SlidingWindows("fit").choose_size((1, 10_000_000), WINDOW)
+    assert SlidingWindows("full").choose_size((10, 20000), WINDOW) == (10, 20000)  # needs no resize
+    for scale, size in (("fit", (1, 10_000_000)), ("fit", (40, 80000)), ("full", (1, 2000))):
+        with pytest.raises(BadImage, match="would become"):
+            SlidingWindows(scale).choose_size(size, WINDOW)
 
 
 def test_smaller_copies_are_resized_to_the_image() -> None:

@@ -1,4 +1,4 @@
-"""`vitrail pretrain` and `finetune`: how runs are started, resumed and reported; recipes, report and replay."""
+"""`vitrail pretrain` and `finetune` start, resume and report runs; `recipes`, `report` and `replay` show them."""
 
 import csv
 import io
@@ -43,6 +43,8 @@ from vitrail.train.run_folder.files import BEST, COMMAND, LAST, is_done, read_co
 from vitrail.train.run_folder.metric_rows import describe_numbers, headline
 from vitrail.train.scoring import TrainingResult
 
+ANNOTATION_FOLDERS = ("annotations", "labels", "masks", "panoptic", "segmentation")
+
 
 def run_pretrain(options: declared.PretrainOptions) -> int:
     return run_training(options, "pretrain", options.recipe or None, "which recipe? `vitrail recipes` lists them")
@@ -57,7 +59,7 @@ def run_finetune(options: declared.FinetuneOptions) -> int:
 
 
 def merge_weight_words(options: declared.FinetuneOptions) -> declared.FinetuneOptions:
-    """WEIGHTS DATA, or --from WEIGHTS and DATA in either form."""
+    """Reads --from WEIGHTS, the older form, as WEIGHTS; DATA may then be the first word."""
     if not options.start:
         return options
     if options.weights and options.data:
@@ -66,19 +68,19 @@ def merge_weight_words(options: declared.FinetuneOptions) -> declared.FinetuneOp
 
 
 def build_request(options: TrainingOptions, verb: str) -> RunCommand:
-    """The request as typed; --epochs, --steps, --batch and --lr are settings like those of --set."""
+    """The request as typed; --epochs, --steps, --batch and --lr become settings, as with --set."""
     settings = (*options.settings, *short_options(options))
     return pass_options(options, RunCommand, verb=verb, data=options.data or "", settings=settings)
 
 
 def short_options(options: TrainingOptions) -> list[str]:
-    """The options that are settings by themselves, as --set would give them; a contradiction is refused."""
+    """The options that stand for settings, as --set would give them; refuses contradictions."""
     lengths = {name: getattr(options, name) for name in ("epochs", "steps", "batch", "lr")}
     return launch.short_settings(options.settings, **lengths, option="--", setting="--set ")
 
 
 def run_training(options: TrainingOptions, verb: str, subject: str | None, question: str) -> int:
-    """Everything after parsing; without a `subject`, a recipe or weights, the folder to resume says it."""
+    """Does everything after parsing. `subject` is a recipe or weights; without one, the run in --resume has it."""
     if subject is None and options.resume is None:
         raise ConfigError(question)
     out = Path(options.resume) if options.resume else options.out
@@ -121,7 +123,7 @@ def start_run(options: TrainingOptions, asked: RunCommand, out: Path | None, goi
 
 
 def add_class_names(asked: RunCommand, labels: str | None, renames: Sequence[str]) -> RunCommand:
-    """--labels and --rename as a setting, so that the run's folder has the names themselves."""
+    """Turns --labels and --rename into a setting, so that the run's folder records the names themselves."""
     if labels is None and not renames:
         return asked
     collection = open_collection(asked.data or load_recipe(asked.recipe).data.source)
@@ -132,7 +134,7 @@ def add_class_names(asked: RunCommand, labels: str | None, renames: Sequence[str
 
 
 def show_forecast(plan: RunPlan, asked: RunCommand, world: World) -> int:
-    """Prints what to expect of the run and, if requested, of the sweep, which ends with a run on all images."""
+    """Prints what to expect from the run and, if requested, from the sweep, which ends with a run on all images."""
     grid = None if asked.sweep is None else build_sweep_grid(asked, plan)
     runs = 1.0 if grid is None else sweep.relative_cost(plan.run, grid, world, with_changes)
     run = plan.run if grid is None else sweep.with_all_images(plan.run)
@@ -204,16 +206,16 @@ def suggest_next(result: TrainingResult, asked: RunCommand) -> list[str]:
 
 
 def find_first_image(source: str) -> str:
-    """An image of a folder, or nothing."""
+    """The first image in a folder, masks and other annotations aside; empty if there is none."""
     for folder, inside, files in os.walk(source):
-        inside.sort()
+        inside[:] = sorted(name for name in inside if not name.lower().startswith(ANNOTATION_FOLDERS))
         if found := sorted(name for name in files if has_image_suffix(name)):
             return os.path.join(folder, found[0])
     return ""
 
 
 def describe_scores(result: TrainingResult) -> list[str]:
-    """The scores of the weights that the run stands for, then those of the last ones where these are others."""
+    """The scores of the run's weights, then those of its last weights if they differ."""
     found: list[str] = []
     watch, chose = result.watch, result.weights.name == BEST
     scores = {row["split"]: row for row in (watch, result.test) if row is not None}
@@ -232,7 +234,7 @@ def describe_scores(result: TrainingResult) -> list[str]:
 
 
 def describe_outcome(row: dict[str, Any]) -> str:
-    """A score as text; features without a classifier are scored by their neighbours and their rank."""
+    """A score as text. Features without a classifier are scored by nearest neighbours and by their rank."""
     rank = f"feature rank {row['rank']:.1f}" if "rank" in row else ""
     first = headline(row)
     if first is None:
@@ -277,11 +279,11 @@ def run_replay(options: declared.ReplayOptions) -> int:
     with join_world(options.device) as world, waiting(f"running step {options.step} again"):
         splits = open_splits(config.data, task_of(config.objective))
         found = replay(config, splits, options.run, options.step, world)
-    weights = "the weights of the start" if found.weights_step < 0 else f"the weights of step {found.weights_step:,}"
+    weights = "the initial weights" if found.weights_step < 0 else f"the weights of step {found.weights_step:,}"
     state = "finite" if found.is_finite else "NOT finite"
     print(f"Step {found.step:,} with {weights}: loss {found.loss:.4g}, gradient norm {found.norm:.4g}, {state}")
     bad = sum(not math.isfinite(one.loss) for one in found.images)
-    print(f"{len(found.images):,} images, {bad:,} of them with a loss that is not finite by itself. Worst first:")
+    print(f"{len(found.images):,} images, {bad:,} of them with a non-finite loss of their own. Worst first:")
     labels = any(one.label for one in found.images)
     rows = [(one.name, *([one.label] if labels else []), f"{one.loss:.4g}") for one in found.images[:MAX_ROWS]]
     print_table(("image", *(["label"] if labels else []), "loss"), rows, left=1 + labels)

@@ -38,7 +38,7 @@ from vitrail.predict.predictor import Predictor, View, predictor
 from vitrail.report.page import printable
 from vitrail.tasks.task import Task, TaskPrediction
 
-BAR_WIDTH = 24  # signs of a full bar
+BAR_WIDTH = 24  # characters of a full bar
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
@@ -75,7 +75,7 @@ def run_predict(options: PredictOptions) -> int:
 
 
 def load_predictor(options: PredictOptions, weights: str, device: torch.device) -> Predictor[Any]:
-    """The requested network, if it has classes and its task takes the options."""
+    """Loads the requested network; refuses one without classes, and options that its task does not take."""
     batch = options.batch or (128 if device.type == "cuda" else 32)
     if options.windows is not None and options.attention is not None:
         raise ConfigError("--attention draws what the network sees at once; omit --windows")
@@ -96,21 +96,22 @@ def load_predictor(options: PredictOptions, weights: str, device: torch.device) 
 
 
 def describe_predictor(weights: str, asker: Predictor[Any]) -> str:
-    """The weights in one line: "w.npz: ViT, 5.72M parameters, 224x224 px, 1,000 classes, bfloat16"."""
+    """Describes weights in one line: "w.npz: ViT, 5.72M parameters, 224x224 px, 1,000 classes, bfloat16"."""
+    kind = type(asker.network.config).__name__.removesuffix("Config")
     network, size = asker.network, f"{format_size(asker.preprocessing.image)} px"
     count = format_millions(sum(parameter.numel() for parameter in network.parameters()))
     named = f"{weights} (bundled)" if is_bundled(weights) else printable(weights)
     classes = asker.task.describe_outputs(asker.labels)
-    classes += f", each by itself; chosen from {100 * asker.threshold:g} %" if asker.multi_label else ""
+    classes += f", multi-label; predicted from {100 * asker.threshold:g} %" if asker.multi_label else ""
     if not asker.multi_label and "threshold" in asker.task.prediction_options(multi_label=False):
-        classes += f", found from a score of {asker.threshold:g}"
-    classes += ", named as ImageNet's" if asker.labels == read_class_names("imagenet") else ""
+        classes += f", with a score of at least {asker.threshold:g}"
+    classes += ", with ImageNet's names" if asker.labels == read_class_names("imagenet") else ""
     classes += f", {asker.precision}" if asker.precision not in ("auto", "float32") else ""
-    return f"{named}: {type(network).__name__}, {count} parameters, {size}, {classes}"
+    return f"{named}: {kind}, {count} parameters, {size}, {classes}"
 
 
 class LineWriter:
-    """A line for every image; `made` are the files that were written for it, by what they are."""
+    """Writes one line per image. `made` are the files written for it, by kind."""
 
     def __init__(self, file: TextIO) -> None:
         self.file = file
@@ -120,11 +121,11 @@ class LineWriter:
         self.file.write(f"{printable(path)}: {prediction}{f' -> {files}' if files else ''}\n")
 
     def write_failure(self, path: str, reason: str) -> None:
-        """Nothing: stderr has it."""
+        """Writes nothing; failures are on stderr."""
 
 
 class JsonWriter(LineWriter):
-    """JSON Lines: an object for every image, in ASCII, so that any name can be written."""
+    """Writes JSON Lines: one object per image, in ASCII, so that any file name can be written."""
 
     def answer(self, path: str, prediction: TaskPrediction, made: Mapping[str, str]) -> None:
         self.file.write(json.dumps({"path": path, **prediction.to_dict(), **made}) + "\n")
@@ -134,7 +135,7 @@ class JsonWriter(LineWriter):
 
 
 class CsvWriter(LineWriter):
-    """CSV: a row for every answer, and for an image that could not be read one with the reason."""
+    """Writes CSV: one row per prediction, and for an unreadable image one row with the reason."""
 
     def __init__(self, file: TextIO, task: Task, *, multi_label: bool = False) -> None:
         self.table, self.task = csv.writer(file, lineterminator="\n"), task
@@ -149,7 +150,7 @@ class CsvWriter(LineWriter):
 
 
 class TerminalWriter(LineWriter):
-    """A block for every image, with bars where the task has some."""
+    """Writes one block per image, with bars if the task has them."""
 
     def __init__(self, file: TextIO, task: Task) -> None:
         self.console, self.task = make_console(file=file, highlight=False), task
@@ -175,7 +176,7 @@ class TerminalWriter(LineWriter):
 
 
 def make_writer(asker: Predictor[Any], options: PredictOptions) -> LineWriter:
-    """To stdout, in which names that it cannot write are spelt out."""
+    """The writer for stdout that the options ask for; characters that stdout cannot encode are escaped."""
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="backslashreplace")
@@ -187,18 +188,18 @@ def make_writer(asker: Predictor[Any], options: PredictOptions) -> LineWriter:
 
 
 def draw_bar(share: float) -> str:
-    """As long as its share, to an eighth of a sign."""
+    """A bar whose length is proportional to a share, to an eighth of a character."""
     whole, eighths = divmod(round(share * BAR_WIDTH * 8), 8)
     return "█" * whole + (EIGHTHS[eighths] if eighths else "")
 
 
-MAX_DRAWING: Final = 1536  # pixels of the longer side of a drawing, at most
-MAX_NAME: Final = 200  # bytes of a name; file systems take 255
+MAX_DRAWING: Final = 1536  # pixels: the longer side of a drawing, at most
+MAX_NAME: Final = 200  # bytes of a name; file systems allow 255
 
 
 def take_name(taken: set[str], above: str, name: str, *endings: str) -> str:
-    """The name of a file, shortened to what a file system takes, and numbered if it is taken with one of the endings;
-    some file systems do not tell Cat from cat."""
+    """Reserves a file name: shortened to what file systems allow, and numbered if it is taken with one of the endings.
+    Case is ignored, since some file systems do not distinguish Cat from cat."""
     if len(os.fsencode(name)) > MAX_NAME:
         short = os.fsencode(name)[: MAX_NAME - 20].decode("utf-8", "ignore")
         name = f"{short}-{sha256(os.fsencode(name)).hexdigest()[:16]}"
@@ -211,7 +212,8 @@ def take_name(taken: set[str], above: str, name: str, *endings: str) -> str:
 
 
 def limit_size(image: Image.Image) -> Image.Image:
-    """The image, or a smaller copy that is large enough to draw on: batches of photographs would fill the memory."""
+    """The image, or a smaller copy that is large enough to draw on, since batches of full photographs take much
+    memory."""
     if max(image.size) <= MAX_DRAWING:
         return image
     small = image.copy()
@@ -220,8 +222,8 @@ def limit_size(image: Image.Image) -> Image.Image:
 
 
 class PredictionFiles:
-    """Files in a folder, called as the images are, and one about all of them where the task has one. None is written
-    where images lie, so that none of them is replaced, and no two have the same name."""
+    """Writes predictions to a folder: one file per image, named after it, and one for all images if the task has one.
+    No file is written to a folder with input images, which it might replace, and no two have the same name."""
 
     def __init__(self, folder: Path, asker: Predictor[Any], images: Iterable[ImageFile]) -> None:
         task = asker.task
@@ -243,7 +245,7 @@ class PredictionFiles:
             self._check_free(folder / target)
 
     def write(self, found: ImageFile, prediction: Any, image: Image.Image) -> dict[str, str]:
-        """Writes what the task makes of a prediction; the paths by what they are: "file", "overlay"."""
+        """Writes the files that the task makes of a prediction; returns their paths by kind: "file", "overlay"."""
         content, drawing = self.task.file_of(prediction), self.task.draw(prediction, image)
         suffix = "" if content is None else content[0]
         self.occupied.add(identify(os.path.dirname(found.path) or os.curdir))
@@ -260,13 +262,13 @@ class PredictionFiles:
         return {kind: str(self.folder / f"{name}{ending}") for kind, (ending, _) in files.items()}
 
     def finish(self) -> None:
-        """Writes the file about all images."""
+        """Writes the file for all images."""
         if self.every is not None:
             write_file(self.folder / self.every.name, self.every.to_bytes())
 
     def _check_free(self, folder: Path) -> None:
         if (place := identify(folder)) is not None and place in self.occupied:
-            raise ConfigError(f"--out {self.folder}: {folder} holds images that are read; name another folder")
+            raise ConfigError(f"--out {self.folder}: {folder} contains input images; name another folder")
 
 
 def encode_png(image: Image.Image) -> bytes:
@@ -276,7 +278,7 @@ def encode_png(image: Image.Image) -> bytes:
 
 
 def identify(folder: str | Path) -> tuple[int, int] | None:
-    """A folder's identity under any of its names; None if it does not exist."""
+    """The identity of a folder, which is the same for all of its paths; None if it does not exist."""
     try:
         status = os.stat(folder)
     except (OSError, ValueError):
@@ -284,12 +286,12 @@ def identify(folder: str | Path) -> tuple[int, int] | None:
     return (status.st_dev, status.st_ino)
 
 
-VIEW_SIZES: Final = (256, 768)  # pixels of the longer side, at least and at most
+VIEW_SIZES: Final = (256, 768)  # pixels: the longer side, at least and at most
 
 
 def crop_view(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
-    """What the network sees of an image, borders included, in the image's own aspect, in a size that one can look
-    at."""
+    """The part of an image that the network sees, including borders, in the image's own aspect ratio and at a size for
+    viewing."""
     left, top, right, bottom = preprocessing.view_box((image.height, image.width))
     width, height = right - left, bottom - top
     least, most = VIEW_SIZES
@@ -306,10 +308,10 @@ def crop_view(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
 
 
 class AttentionImages:
-    """The files in a folder. Names are flat, so that none leads out of it, and no two are the same."""
+    """Writes attention maps to a folder. File names are flat, so that none leads outside of it, and unique."""
 
     def __init__(self, folder: Path, asker: Predictor[Any]) -> None:
-        require_transformer(asker.network)  # refuses what has no attention
+        require_transformer(asker.network)  # refuses networks without attention
         check_writable(folder / "image.png")
         if folder.exists() and not folder.is_dir():
             raise ConfigError(f"--attention {folder} is a file; name a folder")
@@ -321,14 +323,14 @@ class AttentionImages:
         return run_in_portions(network, self.asker.normalise(batch), lambda images: rollout(network, images)).cpu()
 
     def draw(self, inside: str, view: Image.Image, map: Tensor) -> str:
-        """Writes an image; its path."""
+        """Writes an image and returns its path."""
         path = self.folder / self.free_name(inside)
         write_file(path, encode_png(Image.fromarray(overlay(np.asarray(view), map))))
         return str(path)
 
     def free_name(self, inside: str) -> str:
-        """animals/cat.jpg -> animals--cat.jpg.png, and the second one of that name animals--cat.jpg.2.png. The
-        suffix is always added: a folder that is drawn into itself keeps its images."""
+        """A free file name: animals/cat.jpg -> animals--cat.jpg.png; for a second image of that name,
+        animals--cat.jpg.2.png. The suffix is always added, so that images in the output folder are not replaced."""
         flat = printable(inside).replace(os.sep, "--").replace("/", "--") or "picture"
         return f"{take_name(self.taken, '', flat, '.png')}.png"
 
@@ -343,7 +345,7 @@ class LoadedImage(NamedTuple):
 
 @dataclass(kw_only=True, slots=True)
 class PredictSession:
-    """The predictor, the outputs, and the counts so far."""
+    """The predictor, its outputs, and the counts so far."""
 
     asker: Predictor[Any]
     out: LineWriter
@@ -354,7 +356,7 @@ class PredictSession:
     failed: int = 0
 
     def prepare(self, found: ImageFile) -> LoadedImage:
-        """The network's input, and what is drawn on if requested."""
+        """Prepares the network's input and, if requested, the image to draw on."""
         if self.attention is None and self.files is None:
             return LoadedImage(self.asker.view(found.path))
         image = upright_rgb(image_from(found.path))
@@ -388,7 +390,7 @@ class PredictSession:
 
 
 def predict_all(done: PredictSession, found: ImageListing, workers: int) -> None:
-    """Predicts all images, batch by batch; results are written as they come."""
+    """Predicts all images, batch by batch, and writes each batch's results at once."""
     threads = 0 if found.total == 1 else workers
     # A bar would interleave with predictions on the same terminal.
     with bars() if not sys.stdout.isatty() else contextlib.nullcontext(lambda *_: None) as progress:

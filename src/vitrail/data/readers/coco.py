@@ -97,7 +97,10 @@ def open_splits(root: Path, contents: Mapping[str, tuple[Path, Any]]) -> dict[st
         source.faults, source.note = builder.faults, "; ".join(builder.notes())
         opened[split] = source
     classes, tables = agree_on_classes(str(root), {split: tuple(found.classes) for split, found in parsed.items()})
-    boxes_only = not any(bool(source.objects.kinds.any()) for source in opened.values())
+    kinds = [source.objects.kinds for source in opened.values()]
+    if not any(map(len, kinds)):
+        raise DataError(f"{next(iter(contents.values()))[0]} has no annotations: the list is empty")
+    boxes_only = not any(bool(one.any()) for one in kinds)
     for split, source in opened.items():
         source.objects = source.objects._replace(classes=tables[split][source.objects.classes])
         source.set_classes(classes, overlap=True, boxes_only=boxes_only)

@@ -67,6 +67,7 @@ def parse_images(path: Path, content: Any) -> CocoImages:
     images, annotations = list_part(path, content, "images"), list_part(path, content, "annotations")
     names: list[str] = []
     places: dict[int | str, int] = {}
+    files: dict[str, int] = {}
     sizes = np.zeros((len(images), 2), np.int64)
     for at, image in enumerate(images):
         where = f"{path}: images[{at}]"
@@ -76,6 +77,8 @@ def parse_images(path: Path, content: Any) -> CocoImages:
             raise DataError(f"{where} has the id {repr(image.get('id'))[:60]}, {fact}; give every image a unique id")
         places[number] = at
         names.append(check_file_name(image.get("file_name"), where))
+        if (first := files.setdefault(names[-1], at)) != at:
+            raise DataError(f"{where} has the file of images[{first}], {names[-1]}; give every file one entry")
         size = [image.get("height"), image.get("width")]
         if size != [None, None]:
             if not all(

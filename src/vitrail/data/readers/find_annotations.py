@@ -103,6 +103,10 @@ def find_json(path: Path, kind: str) -> dict[str, Path]:
     files = list_json(path, list_folder(str(path)), kind)
     if not files:
         parts = "images, annotations and categories"
+        other = "panoptic" if kind == "coco" else "coco"
+        if list_json(path, list_folder(str(path)), other):
+            kinds = "panoptic annotations" if other == "panoptic" else "annotations of objects, not panoptic ones"
+            raise DataError(f"{path} has {kinds}; use {other}:{path}")
         raise DataError(f"{kind}:{path}: no json with {parts} here or in {path / 'annotations'}; give the json itself")
     splits: dict[str, list[Path]] = {}
     for file in files:

@@ -57,7 +57,7 @@ def read_file(path: str, first: int | None = None) -> bytes:
 def read_names(path: Path) -> tuple[str, ...]:
     """Class names in order: one per line, a JSON list, or a JSON object from numbers to names."""
     try:
-        text = path.read_text("utf-8", "surrogatepass")
+        text = path.read_text("utf-8-sig", "surrogatepass")
         if path.suffix == ".txt":
             names = tuple(line.rstrip() for line in text.rstrip().splitlines())
             if "" in names:

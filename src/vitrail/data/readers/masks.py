@@ -27,6 +27,7 @@ from vitrail.data.dataset import ImageDataset, StringArray, hash_parts
 from vitrail.data.decode.headers import detect_format
 from vitrail.data.decode.image import read_mask
 from vitrail.data.readers import folder
+from vitrail.data.readers.annotated import refuse_repeated
 from vitrail.data.readers.folder import FileDataset, find_split_word, list_below, list_folder, parse_split, read_file
 
 KIND: Final = "images and masks"
@@ -354,6 +355,7 @@ def name_pixel_classes(path: Path, paths: Sequence[str], other: str) -> tuple[tu
         names = folder.read_names(found)
         if not 0 < len(names) <= IGNORED:
             raise DataError(f"{found} names {len(names):,} classes; masks can have 1 to {IGNORED}, one name per line")
+        refuse_repeated(names, str(found))
         top, ignored = survey_indices(paths[:: -(-len(paths) // SAMPLE)])
         return names, BLACK_AND_WHITE if len(names) > 1 and top == 0 and ignored else ""
     top, ignored = survey_indices_once(paths)

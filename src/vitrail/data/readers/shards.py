@@ -23,6 +23,7 @@ from vitrail.core.errors import BadImage, BadLabels, DataError, SourceNotFound, 
 from vitrail.data.annotations.packed_segments import SegmentKinds, parse_segments, read_kinds
 from vitrail.data.annotations.segments import Segments
 from vitrail.data.dataset import Encoded, ImageDataset, number_classes, pixel_class_words
+from vitrail.data.readers.annotated import refuse_repeated
 from vitrail.data.readers.detect_format import expand_braces, find_files, group_by_split, refuse_suffix
 from vitrail.data.readers.folder import MAX_BYTES, parse_split, read_names
 from vitrail.data.readers.shard_index import Progress, ShardFile, ShardIndex, open_index
@@ -148,6 +149,7 @@ def read(path: Path | str, *, progress: Progress | None = None) -> dict[str, Ima
         raise SourceNotFound(f"{path}: no .tar files here")
     listed = find_names(root, path, "pixel_classes")
     pixel_classes = () if listed is None else read_names(listed)
+    refuse_repeated(pixel_classes, str(listed))
     names = [name for names in splits.values() for name in names]
     kinds = find_kinds(root, path)
     index = open_index(root, names, place, progress, masks=listed is not None, segments=kinds is not None)

@@ -9,6 +9,7 @@ from typing import Final
 import torch
 
 from vitrail.core.errors import DataError
+from vitrail.core.text import pluralise
 from vitrail.data.collection import Collection
 from vitrail.data.segment_targets import SegmentTargets
 from vitrail.data.targets import Geometry
@@ -49,7 +50,7 @@ class InstancesTask(SegmentsTask):
         return names
 
     def describe_outputs(self, names: Sequence[str]) -> str:
-        return f"{len(names):,} classes of objects"
+        return f"{pluralise(len(names), 'class', 'classes')} of objects"
 
     def metric(self, outputs: int, device: torch.device, *, extremes: int = 0) -> InstanceMetric:
         return InstanceMetric(outputs, device, extremes)

@@ -9,6 +9,7 @@ import torch
 
 from vitrail.checkpoint.bundle import Card
 from vitrail.core.errors import DataError
+from vitrail.core.text import pluralise
 from vitrail.data.collection import Collection
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.segment_targets import SegmentTargets
@@ -50,7 +51,7 @@ class PanopticTask(SegmentsTask):
         return tuple(one.name for one in collection.segment_classes)
 
     def describe_outputs(self, names: Sequence[str]) -> str:
-        return f"{len(names):,} classes of segments"
+        return f"{pluralise(len(names), 'class', 'classes')} of segments"
 
     def card_facts(self, objective: ObjectiveConfig, source: ImageDataset) -> Mapping[str, Any]:
         return {"things": tuple(one.thing for one in source.segment_classes)}

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.core.errors import BadImage, ConfigError, unknown_name
-from vitrail.core.text import Pair, format_size
+from vitrail.core.text import LARGEST_SIDE, Pair, format_size
 from vitrail.data.decode.image import upright_rgb
 from vitrail.data.preprocessing import LARGEST, Preprocessing
 from vitrail.tasks.segmentation.prediction import resize_argmax
@@ -53,8 +53,9 @@ class SlidingWindows:
         cover = max(window[0] / whole[0], window[1] / whole[1])
         scale = cover if self.scale == "fit" else max(cover, 1.0)
         size = (max(round(whole[0] * scale), window[0]), max(round(whole[1] * scale), window[1]))
-        if size[0] * size[1] > max(LARGEST, whole[0] * whole[1]):
-            raise BadImage(f"{format_size(whole)} pixels would become {format_size(size)} for sliding windows")
+        if size[0] * size[1] > max(LARGEST, whole[0] * whole[1]) or (max(size) > LARGEST_SIDE and size != whole):
+            limit = f"the limit is {LARGEST_SIDE} pixels a side and {LARGEST:,} in all"
+            raise BadImage(f"{format_size(whole)} pixels would become {format_size(size)} for sliding windows; {limit}")
         return size
 
     def cut(self, image: "Image", preprocessing: Preprocessing) -> Tensor:
