@@ -1,4 +1,4 @@
-"""The public functions that do what the commands do, in silence, and return what they found.
+"""Public functions that do what the commands do, print nothing, and return their results.
 
     run = vitrail.train("digits", out="runs/first", steps=200, settings={"optim.lr": 1e-3})
     tuned = vitrail.finetune(run.folder, "photos/", out="runs/mine", epochs=3)
@@ -8,8 +8,8 @@
     masks = vitrail.fit_segmenter("vitrail-cifar10", "annotated/")
     found = vitrail.extract_features("vitrail-cifar10", "photos@train")
 
-Weights are given by any name that `vitrail.load` takes, or, but for `finetune`, as a network; data by any name that
-`vitrail.open_collection` takes, or as a collection.
+Weights may be any name that `vitrail.load` accepts or, except for `finetune`, a network. Data may be any name that
+`vitrail.open_collection` accepts; `evaluate`, `fit`, `fit_segmenter` and `extract_features` also accept a collection.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -61,19 +61,19 @@ from vitrail.train.scoring import TrainingResult
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trained:
-    """A run that ended: "done", or "interrupted", which the same call resumes."""
+    """A run that has ended: "done", or "interrupted", which the same call resumes."""
 
     folder: Path
     state: str
     step: int
-    weights: Path  # the best where the run chose some, else the last
+    weights: Path  # the best ones if the run selects them, else the last
     scores: dict[str, dict[str, Any]]  # by split, of these weights: accuracy, loss, count and the like
-    score: float | None  # the task's first number on the test split, else on the watched one; none where there is none
-    choices: tuple[str, ...] = ()  # what was chosen for the run where nothing was said, and why, line by line
+    score: float | None  # the task's first metric on the test split, else on the watched one; None if not scored
+    choices: tuple[str, ...] = ()  # settings that were chosen automatically, and why, one per line
 
     @property
     def accuracy(self) -> float | None:
-        """The score of a run whose task is scored by it; none of others, and where nothing was scored."""
+        """The score, if it is an accuracy; None for other tasks, or if nothing was scored."""
         found = [row["accuracy"] for row in self.scores.values() if "accuracy" in row]
         return found[-1] if found else None
 
@@ -84,7 +84,7 @@ class Trained:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """The rows of metrics.jsonl: losses, rates and scores, step by step."""
+        """The rows of metrics.jsonl: losses, learning rates and scores, step by step."""
         return [dict(row) for row in read_metrics(self.folder / METRICS)[0]]
 
 
@@ -108,13 +108,14 @@ def train(
     observer: Observer | None = None,
     device: str = "auto",
 ) -> Trained:
-    """Trains by a recipe of `vitrail recipes`, as `vitrail pretrain` does, on its own data or others.
+    """Trains a network following a recipe of `vitrail recipes`, on the recipe's data or on `data`, like `vitrail
+    pretrain`.
 
-    `settings` are what --set takes, by name: {"optim.lr": 1e-3, "model": "ViT-S/16"}. The same call again resumes the
-    run in `out`, or finds it done; without `out` every call starts a new run in runs/NAME. `force` resumes a run
-    although its config has changed. `task` is another task than the recipe's: "segmentation" learns from masks;
-    `decoder` says how features become masks: "linear", "eomt" or "pmt". An `observer` hears how it goes: log(text) and
-    progress(row).
+    `settings` are those of --set, by name: {"optim.lr": 1e-3, "model": "ViT-S/16"}. Repeating the call resumes the run
+    in `out`, or returns it if it is done; without `out` every call starts a new run in runs/NAME. `force` resumes a run
+    even though its config has changed. `task` replaces the recipe's task: "segmentation" learns from masks. `decoder`
+    selects how features become masks: "linear", "eomt" or "pmt". An `observer` follows the run by its methods log(text)
+    and progress(row).
     """
     typed = write_settings(settings, epochs=epochs, steps=steps, batch=batch, lr=lr)
     asked = RunCommand(image_size=image_size or 0, patch=patch or 0, task=task, decoder=decoder, seed=seed)
@@ -143,11 +144,11 @@ def finetune(
     observer: Observer | None = None,
     device: str = "auto",
 ) -> Trained:
-    """Fine-tunes weights on images, as `vitrail finetune` does: what is not said is chosen from weights and data, or by
-    a `recipe`. On a CPU a run whose length nobody sets is fitted into 5 minutes; `minutes` is another budget, 0 none.
-    The rest is as in `train`."""
-    if not isinstance(weights, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance] - not everybody checks types
-        raise ConfigError("a run records the file that it starts from: vitrail.save the network, and give its path")
+    """Fine-tunes weights on images, like `vitrail finetune`. Settings that are not given are chosen from the weights
+    and the data, or by a `recipe`. On a CPU, a run without a given length is limited to 5 minutes; `minutes` sets
+    another budget, and 0 none. Other arguments are as in `train`."""
+    if not isinstance(weights, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance] - not all callers check types
+        raise ConfigError("a run records the file that it starts from; write one with vitrail.save, and give its path")
     if data is None and not recipe:
         raise ConfigError("which images? give data: a folder with one subfolder per class, or another source")
     typed = write_settings(settings, epochs=epochs, steps=steps, batch=batch, lr=lr)
@@ -158,7 +159,7 @@ def finetune(
 
 
 def write_settings(settings: Mapping[str, object] | None, **short: Any) -> tuple[str, ...]:
-    """Settings, and what is short for one, as they would be typed."""
+    """Settings, and the arguments that are short for one, as they are typed after --set."""
     typed = [f"{name}={format_value(value)}" for name, value in (settings or {}).items()]
     return (*typed, *short_settings(typed, **short))
 
@@ -166,7 +167,7 @@ def write_settings(settings: Mapping[str, object] | None, **short: Any) -> tuple
 def launch(
     asked: RunCommand, out: str | Path | None, *, force: bool, observer: Observer | None, device: str
 ) -> Trained:
-    """The run of a request, from its first step or from where it stopped."""
+    """Runs a request, from its first step or from where it stopped."""
     folder = None if out is None else Path(out)
     with join_world(device) as world:
         plan, budget = plan_run(asked, folder, world)
@@ -179,7 +180,7 @@ def launch(
 
 
 def summarise_training(result: TrainingResult, choices: tuple[str, ...]) -> Trained:
-    """The scores are those of the weights that the run stands for."""
+    """Summarises a run, with the scores of its chosen weights."""
     watch: dict[str, Any] | None = result.watch
     if watch is not None and result.weights.name == BEST:
         watch = result.best.apply_to(watch)
@@ -197,13 +198,12 @@ def summarise_training(result: TrainingResult, choices: tuple[str, ...]) -> Trai
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """The score of a network on the images of a split. Shares are between 0 and 1. `measures` has every number of the
-    task, with its 95% interval where there is one; `result` is what `vitrail evaluate --out` writes:
-    `result.write(path)`."""
+    """The scores of a network on the images of a split. Shares are between 0 and 1. `measures` holds all metrics of the
+    task, with 95% intervals if available. `result.write(path)` writes the file of `vitrail evaluate --out`."""
 
     split: str
-    count: int  # images that were read to be scored; those in `unreadable` are among them, and not in the measures
-    left_out: int  # images that were not, because the weights were trained on them
+    count: int  # selected images, including the `unreadable` ones, which do not count in the measures
+    left_out: int  # images that were skipped because the weights were trained on them
     measures: dict[str, Measure]
     unreadable: tuple[str, ...]
     notes: tuple[str, ...]
@@ -211,12 +211,12 @@ class Evaluation:
 
     @property
     def top1(self) -> float | None:
-        """The share of right answers; none of multi-label weights."""
+        """The share of correct predictions; None for multi-label weights."""
         return self._value("top-1")
 
     @property
     def top5(self) -> float | None:
-        """The share of images whose class is among the five likeliest; none for five classes or fewer."""
+        """The share of images whose class is among the five likeliest; None for five classes or fewer."""
         return self._value("top-5")
 
     @property
@@ -225,7 +225,7 @@ class Evaluation:
 
     @property
     def mean_average_precision(self) -> float | None:
-        """mAP, of multi-label weights."""
+        """Mean average precision (mAP); None unless the weights are multi-label."""
         return self._value("mAP")
 
     def _value(self, name: str) -> float | None:
@@ -250,14 +250,14 @@ def evaluate(
     seed: int = 0,
     device: str = "auto",
 ) -> Evaluation:
-    """Scores weights, or a network, by their task, as `vitrail evaluate` does.
+    """Scores weights, or a network, with the metrics of their task, like `vitrail evaluate`.
 
-    The test split is scored, else val, or the one that `data` names ("photos@dev"). Images that the weights were
-    trained on are excluded, as far as the weights record them, unless `include_seen`. Of classification, `labels` name
-    the outputs where the weights do not, or otherwise; `by_number` takes class 7 for output 7; `real` is a file of ReaL
-    labels; `threshold` is for multi-label weights. With `windows` a network of segmentation slides over each image,
-    resized until its shorter side fits ("fit") or in its own pixels ("full"), and is scored in the image's own size. A
-    network that is passed is not changed. Under torchrun all processes call it and get the same numbers.
+    Scores the split that `data` names ("photos@dev"), else test, else val. Images that the weights were trained on are
+    excluded, as far as the weights record them, unless `include_seen` is set. For classification, `labels` name the
+    outputs, instead of the weights; `by_number` matches class 7 with output 7; `real` is a file of ReaL labels;
+    `threshold` is for multi-label weights. With `windows`, a segmentation network slides over each image, resized until
+    its shorter side fits ("fit") or at full size ("full"), and is scored at the image's own size. A network that is
+    passed is not changed. Under torchrun all processes call this and get the same numbers.
     """
     collection = as_collection(data)
     name, bundle = ("", None) if is_onnx(weights) else as_bundle(weights)
@@ -307,12 +307,12 @@ def fit(
     cache: bool = True,
     device: str = "auto",
 ) -> FittedClassifier:
-    """A classifier of new classes in seconds, as `vitrail fit` makes it: frozen features and least squares in closed
-    form (4.1). Its `model` is a network for `vitrail.save` and `vitrail.Predictor`.
+    """Fits a classifier of new classes in seconds, like `vitrail fit`: closed-form least squares on frozen features
+    (4.1). Its `model` is a network for `vitrail.save` and `vitrail.Predictor`.
 
-    The train split of `data`, or its only one, is learnt from; its test split, else val, or that of `test` is scored.
-    `l2` is chosen on the share `dev` of every class, unless it is given; at most `shots` images of each class count.
-    Features are kept in the cache for the next call, unless `cache` is False. A network that is passed is not changed.
+    Fits on the train split of `data`, or its only split, and scores its test split, else val, or that of `test`. Unless
+    `l2` is given, it is chosen on the share `dev` of every class. `shots` limits the images per class. Features are
+    cached for the next call, unless `cache` is False. A network that is passed is not changed.
     """
     collection, place = as_collection(data), find_device(device)
     collection.need_labels()  # before the weights are read
@@ -346,11 +346,11 @@ def fit_segmenter(
     workers: int = 0,
     device: str = "auto",
 ) -> FittedSegmenter:
-    """Classes of pixels in seconds, as `vitrail fit` makes them of data with masks: frozen patch tokens and least
-    squares in closed form. Its `model` is a segmentation network for `vitrail.save` and `vitrail.Predictor`.
+    """Fits a segmentation network to data with masks in seconds, like `vitrail fit`: closed-form least squares on
+    frozen patch tokens. Its `model` is for `vitrail.save` and `vitrail.Predictor`.
 
-    The train split of `data`, or its only one, is learnt from; its test split, else val, or that of `test` is scored.
-    `l2`, the offsets of the classes and the scale of the logits are chosen on the share `dev` of the images."""
+    Fits on the train split of `data`, or its only split, and scores its test split, else val, or that of `test`. The
+    offsets of the classes, the scale of the logits and, unless given, `l2` are chosen on the share `dev` of images."""
     collection, place = as_collection(data), find_device(device)
     collection.need_masks()  # before the weights are read
     name, bundle = as_bundle(weights)
@@ -373,15 +373,15 @@ def fit_segmenter(
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Features:
-    """What the last layer of a network reads (the paper's pre-logits) of the N images of a split that could be read, in
-    the order of the split, on the CPU."""
+    """Features of the N readable images of a split, in its order, on the CPU: the input of the network's last layer
+    (the paper's pre-logits)."""
 
     split: str
     features: Tensor  # float32 [N, D]
-    labels: Tensor  # int64 [N]; or [N, M] where images have several, padded with -1; -1 for no label
-    names: tuple[str, ...]  # of the N images: paths, or what else they are called
+    labels: Tensor  # int64 [N], -1 for none; or [N, M] padded with -1 if images have several
+    names: tuple[str, ...]  # of the N images: paths, or other names
     classes: tuple[str, ...]
-    unreadable: tuple[str, ...]  # names of the images that are not among them
+    unreadable: tuple[str, ...]  # names of the images that were skipped
 
 
 def extract_features(
@@ -396,11 +396,11 @@ def extract_features(
     cache: bool = True,
     device: str = "auto",
 ) -> Features:
-    """The features of every image of a split, with its label, for a classifier, a search or a plot of your own.
+    """Extracts the features of every image of a split, with its label, for your own classifier, search or plot.
 
-    `data` has one split or names one ("photos@train"); labels are not needed. Features are kept in the cache for the
-    next call, unless `cache` is False; `vitrail embed` writes those of a large set to a file. A network that is passed
-    is not changed.
+    `data` has one split or names one ("photos@train"); labels are optional. Features are cached for the next call,
+    unless `cache` is False; for a large set, `vitrail embed` writes them to a file. A network that is passed is not
+    changed.
     """
     collection, place = as_collection(data), find_device(device)
     split, source = choose_split(collection)
@@ -430,7 +430,7 @@ def as_collection(data: str | Path | Collection) -> Collection:
 
 
 def as_bundle(weights: str | Path | Model) -> tuple[str, Bundle]:
-    """What weights are called in results, and what they are."""
+    """The name of weights in results, and the weights as a bundle."""
     if isinstance(weights, str | Path):
         return str(weights), find_weights(weights)
     return type(weights).__name__, to_bundle(weights)

@@ -239,9 +239,9 @@ NPZ = ("npz", "npz-linen", "npz-big-vision", "npz-bit")
 @pytest.mark.parametrize(
     ("target", "to", "complaint"),
     [
-        ("a.pth", None, "a.pth: .pth does not say a format; add --to timm or --to torchvision"),
-        ("a.bin", None, "a.bin: .bin does not say a format"),
-        ("a.onnx", None, "a.onnx: .onnx does not say a format"),
+        ("a.pth", None, "a.pth: .pth does not determine a format; add --to timm or --to torchvision"),
+        ("a.bin", None, "a.bin: .bin does not determine a format"),
+        ("a.onnx", None, "a.onnx: .onnx does not determine a format"),
         ("a.npz", "vitrail", "a.npz: format 'vitrail' goes into '.safetensors'"),
         ("a", "vitrail", "a: format 'vitrail' goes into '.safetensors'"),
         ("a.safetensors", "hf", "a.safetensors: format 'hf' goes into a folder"),
@@ -307,7 +307,7 @@ def test_a_folder_that_exists_is_written_into(source: Path, tmp_path: Path) -> N
 
 def test_a_file_where_a_folder_should_be(source: Path, tmp_path: Path) -> None:
     (tmp_path / "out").write_text("mine", "utf-8")
-    with pytest.raises(ExportRefused, match="out: is a file; a folder is to be written there"):
+    with pytest.raises(ExportRefused, match="out: is a file; this format is written as a folder"):
         convert(source, tmp_path / "out")
     assert (tmp_path / "out").read_text("utf-8") == "mine"
 
@@ -385,7 +385,7 @@ def test_a_certificate_has_a_row_for_every_place(source: Path, tmp_path: Path) -
         assert seal.worst == max(row.relative for row in seal.rows) < 1e-5
     for form in ("npz", "vitrail"):
         seal = convert(source, tmp_path / TARGETS[form], form).parity
-        assert (seal.reference, seal.rows, seal.why_not) == (None, [], "no other library to hold it against")
+        assert (seal.reference, seal.rows, seal.why_not) == (None, [], "there is no other library to compare with")
 
 
 def test_a_certificate_is_honest_about_numerics(tmp_path: Path) -> None:
@@ -456,7 +456,7 @@ def test_the_command_says_why_there_is_nothing_to_compare(
 ) -> None:
     assert main(["convert", str(source), str(tmp_path / "out.npz")]) == 0
     seen = lines(capsys.readouterr().out)
-    assert seen[-1] == "parity: no other library to hold it against"
+    assert seen[-1] == "parity: there is no other library to compare with"
     assert "npz cannot hold gelu" in seen[1]
 
 
@@ -484,7 +484,7 @@ def test_the_command_fails_when_tensors_do_not_come_back(
     [
         ([], "the following arguments are required: WEIGHTS"),
         (["SOURCE"], "the following arguments are required: --out OUT"),
-        (["SOURCE", "out.pth"], "does not say a format"),
+        (["SOURCE", "out.pth"], "does not determine a format"),
         (["SOURCE", "out.npz", "--to", "tim"], "unknown weight format 'tim'; did you mean timm"),
         (["SOURCE", "out.npz", "--to", "npz-bit"], "npz-bit holds BiT ResNets; this network is a ViT"),
         (["SOURCE", "nowhere/out.npz"], "does not exist; make it first"),

@@ -93,7 +93,7 @@ def test_the_card_of_a_network_that_knows_little() -> None:
     assert "| origin | not recorded in the file |" in text
     assert "layers" not in text
     model = network(VIT, labels=None)
-    assert "5, whose names the file does not know." in model_card(to_bundle(model))
+    assert "5, without names in the file." in model_card(to_bundle(model))
 
 
 def test_names_in_a_card_act_on_nothing() -> None:
@@ -177,7 +177,7 @@ def test_a_push_that_is_refused_says_what_to_do(monkeypatch: pytest.MonkeyPatch)
     refused = PermissionError("403 Forbidden\nmore")
     monkeypatch.setattr(huggingface_hub, "HfApi", Hub([], fails=refused))
     with pytest.raises(
-        WeightsError, match=r"owner/name: the hub did not take it \(403 Forbidden\); log in with"
+        WeightsError, match=r"owner/name: the hub refused the upload \(403 Forbidden\); log in with"
     ) as said:
         vitrail.push_to_hub(told(), "owner/name")
     assert said.value.__cause__ is refused
@@ -249,7 +249,7 @@ def test_a_repository_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch, tmp_pa
         vitrail.from_pretrained("owner/name")
     with pytest.raises(WeightsNotFound, match="no such weight file or folder"):
         vitrail.from_pretrained("nothing")
-    with pytest.raises(ConfigError, match="revision='v1' is of a repository"):
+    with pytest.raises(ConfigError, match="revision='v1' is for a repository"):
         vitrail.from_pretrained(tmp_path, revision="v1")
 
 

@@ -609,7 +609,7 @@ class TestTorch:
 
     def test_old_storage_larger_than_the_file(self, refused: Refused) -> None:
         content = torch_bytes({"w": torch.ones(4)}, old=True).replace(b"K\x04N", b"\x8a\x06\xff\xff\xff\xff\xff\x0fN")
-        refused(content, CorruptWeights, "should take 70368744177668 bytes but 24 are there")
+        refused(content, CorruptWeights, "should take 70368744177668 bytes but have 24")
 
     def test_old_text_longer_than_the_file(self, refused: Refused) -> None:
         """Four gigabytes are declared; a buffered file would allocate them before finding that they are not there."""

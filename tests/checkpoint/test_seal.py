@@ -230,7 +230,7 @@ class TestRefusals:
             ({"a": torch.eye(2).to_sparse()}, "'a' .* cannot be stored"),
             ({"a": torch.ones(1, device="meta")}, "'a' .* cannot be stored"),
             ({"a": torch.ones(1, dtype=torch.complex128)}, "'a' .* cannot be stored"),
-            ({'"seal":"' + "0" * 64 + '"}': torch.ones(1)}, "reads like a seal"),
+            ({'"seal":"' + "0" * 64 + '"}': torch.ones(1)}, "looks like a seal"),
         ],
     )
     def test_tensors_that_could_not_be_read_back(self, tensors: dict[str, Tensor], cause: str, path: Path) -> None:
@@ -314,7 +314,7 @@ class TestFailedWrites:
             real(descriptor)
 
         monkeypatch.setattr(os, "fsync", fail)
-        with pytest.raises(WeightsError, match="is written, but its folder could not be put on disk"):
+        with pytest.raises(WeightsError, match="was written, but its folder could not be synced to disk"):
             write_sealed(path, small_tensors(1), {"which": "new"})
         assert read_weights(path).description == {"which": "new"}
 

@@ -53,7 +53,7 @@ def test_surgery_works_on_it_as_on_any(stand_in: Path) -> None:
 
 def test_a_copy_without_the_file_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BUNDLED, DEFAULT_WEIGHTS, str(tmp_path / "gone.safetensors"))
-    with pytest.raises(WeightsNotFound, match=r"vitrail-cifar10: .*gone.safetensors is not there, .*install it again"):
+    with pytest.raises(WeightsNotFound, match=r"vitrail-cifar10: .*gone.safetensors is missing, .*install it again"):
         vitrail.load(DEFAULT_WEIGHTS)
     with pytest.raises(WeightsNotFound, match="name weights of your own"):
         vitrail.predictor()

@@ -58,7 +58,7 @@ def test_html_shows_markup_and_does_not_obey_it(results: Path) -> None:
 
 def test_mistakes_are_one_line(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, why in (
-        (["results", "--out", "table.xls"], "end it in .md, .csv, .html"),
+        (["results", "--out", "table.xls"], "use one of .md, .csv, .html"),
         (["nowhere.json"], "nowhere.json: No such file"),
         (["results", "--measures", "top1"], "did you mean top-1"),
     ):

@@ -41,7 +41,7 @@ def test_several_networks_and_their_convolutions(capsys: pytest.CaptureFixture[s
     text = said(capsys, "BiT-R50x1", "R50+ViT-B/16", "--data", "jft")
     assert cells(text, "BiT-R50x1", "jft")[-3:-1] == ["50.7", "50"]
     assert cells(text, "R50+ViT-B/16", "jft")[-3:-1] == ["272.7", "274"]
-    assert "padding does not count" in text
+    assert "multiplies with its padding" in text
     assert "recomputed" in text
 
 
@@ -64,7 +64,7 @@ def test_ones_own_pictures(capsys: pytest.CaptureFixture[str]) -> None:
         (["ViT-B/16", "--image-size", "100"], "100"),
         (["ViT-B/16", "--images", "5"], "give --epochs E"),
         (["ViT-B/16", "--epochs", "5"], "give --data NAME or --images N"),
-        (["ViT-B/16", "--data", "pets"], "how many epochs on pets"),
+        (["ViT-B/16", "--data", "pets"], "--data pets needs a number of epochs"),
         (["ViT-B/16", "--data", "pets", "--images", "5"], "one of them"),
         (["ViT-B/16", "--data", "jft", "--epochs", "-1"], "above 0"),
     ],
@@ -89,7 +89,7 @@ def test_weights_are_measured_here(
     assert "Inference on CPU" in text
     assert "float32" in text
     for size in ("8x8", "16x16"):
-        assert "all asked for" in " ".join(cells(text, "tiny", size, "about"))
+        assert "all requested" in " ".join(cells(text, "tiny", size, "about"))
     found = Result.read(tmp_path / "here" / "tiny.json")
     assert found.kind == "cost"
     assert found.weights["hash"]

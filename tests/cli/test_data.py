@@ -150,7 +150,7 @@ def test_imbalance_and_several_labels_are_said(here: Path, capsys: pytest.Captur
     assert main(["data", "list.csv", "--no-sheet"]) == 0
     said = capsys.readouterr().out
     assert "train: 3 labels on 2 images, 1.50 each; 1 have none" in said
-    assert "train: classes differ in size 2.0 times, from 1 (indoors) to 2 (cat)" in said
+    assert "train: class sizes differ 2.0-fold, from 1 (indoors) to 2 (cat)" in said
 
 
 def test_without_a_source_the_names_are_listed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -191,7 +191,7 @@ def test_pack_and_what_it_packed(here: Path, capsys: pytest.CaptureFixture[str])
     assert main(["data", "pack", "photos", "packed", "--max-side", "20", "--workers", "1"]) == 0
     said = capsys.readouterr().out
     assert "train: 3 images\n1 shard, " in said
-    assert "3 images made smaller" in said
+    assert "3 images shrunk" in said
     assert main(["data", "packed", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["kind"] == "tar shards"

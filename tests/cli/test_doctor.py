@@ -156,7 +156,7 @@ def test_a_missing_extra_is_no_fault_but_named_with_its_command(
 @pytest.mark.parametrize(
     ("name", "facts", "what"),
     [
-        ("torchvision", {"version": "0.24.0", "error": "RuntimeError: operator does not exist"}, "does not belong to"),
+        ("torchvision", {"version": "0.24.0", "error": "RuntimeError: operator does not exist"}, "does not match"),
         ("torch", {"version": "2.4.0"}, "torch 2.4.0 is too old"),
         ("pillow", {"lacks": ["JPEG"]}, "this Pillow reads no JPEG"),
         ("weights", {"error": "CorruptWeights: vitrail-cifar10.safetensors is damaged"}, "is damaged"),
@@ -182,7 +182,7 @@ def test_a_library_that_is_not_there_is_to_be_installed(sound, capsys, monkeypat
 def test_versions_that_do_not_belong_together_are_a_note(sound: dict[str, Any], capsys) -> None:
     sound["torchvision"]["version"] = "0.26.1"
     lines = told(capsys, 0)
-    assert lines[-1] == "Usable. Worth a look: torchvision 0.26.1 does not belong to torch 2.10.0, whose is 0.25"
+    assert lines[-1] == "Usable. Worth a look: torchvision 0.26.1 does not match torch 2.10.0, which needs 0.25"
 
 
 def test_another_build_of_torchvision_is_a_note(sound: dict[str, Any], capsys) -> None:
@@ -193,9 +193,9 @@ def test_another_build_of_torchvision_is_a_note(sound: dict[str, Any], capsys) -
 def test_a_gpu_that_torch_does_not_see(sound: dict[str, Any], capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = {"name": "A GPU", "memory": 1 << 34, "driver": "500.1"}
     monkeypatch.setattr(doctor_facts, "query_driver", lambda: [gpu])
-    assert told(capsys, 0)[-1].endswith("A GPU is there, but this torch is built for CPUs")
+    assert told(capsys, 0)[-1].endswith("A GPU is present, but this torch is built for CPUs")
     sound["torch"]["cuda"] = "12.8"
-    assert told(capsys, 0)[-1].endswith("A GPU is there with driver 500.1, but torch cannot use it")
+    assert told(capsys, 0)[-1].endswith("A GPU is present with driver 500.1, but torch cannot use it")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     assert told(capsys, 0)[-1].endswith("A GPU is hidden by CUDA_VISIBLE_DEVICES=7")
     seen = {"name": "A GPU", "memory": 1 << 34, "capability": "9.0", "kernels": True}
@@ -208,7 +208,7 @@ def test_a_gpu_that_torch_does_not_see(sound: dict[str, Any], capsys, monkeypatc
 def test_it_says_which_kernels_run(sound, capsys) -> None:
     seen = {"name": "A GPU", "memory": 1 << 34, "capability": "9.0", "kernels": True, "float8": True}
     assert not any(line.lstrip().startswith("kernels ") for line in told(capsys, 0))
-    for triton, float8, wanted in ((None, True, "alone"), ("3.6.0", False, "cannot"), ("3.6.0", True, "fp8 can be")):
+    for triton, float8, wanted in ((None, True, "only"), ("3.6.0", False, "cannot"), ("3.6.0", True, "fp8 can be")):
         sound["devices"] = {"seen": [seen | {"float8": float8}], "triton": triton, "mps": False}
         (line,) = (line for line in told(capsys, 0) if line.lstrip().startswith("kernels "))
         assert wanted in line
@@ -253,7 +253,7 @@ def test_the_cache_is_weighed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     [
         ("runs", {"folder": "/x/runs", "writable": True, "free": 1 << 30}, "/x/runs has 1.1 GB left"),
         ("runs", {"folder": "/x/runs", "writable": False, "free": 1 << 40}, "/x/runs cannot be written to"),
-        ("shared_memory", 64 << 20, "/dev/shm has 67 MB left"),
+        ("shared_memory", 64 << 20, "/dev/shm, through which loader processes pass images, has 67 MB left"),
     ],
 )
 def test_little_room_is_a_note(place, facts, what, sound, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +266,7 @@ def test_little_room_is_a_note(place, facts, what, sound, capsys, monkeypatch: p
 def test_a_misspelt_variable_is_noticed(sound, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITRAIL_CASHE", "/elsewhere")
     lines = told(capsys, 0)
-    assert lines[-1] == "Usable. Worth a look: nothing reads VITRAIL_CASHE"
+    assert lines[-1] == "Usable. Worth a look: VITRAIL_CASHE has no effect"
     assert any("rename it to VITRAIL_CACHE" in line for line in lines)
 
 

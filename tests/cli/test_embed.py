@@ -81,5 +81,5 @@ def test_what_is_refused_says_what_to_do(here: Path, run: Run) -> None:
     assert "type: float32 -> float16" in run("--type", "float16", status=2)
     assert "float16" in run("--type", "float16", "--force")
     (here / "other.parquet").write_bytes(b"something else")
-    assert "is not a file of `vitrail embed`" in run(out="other.parquet", status=2)
+    assert "was not written by `vitrail embed`" in run(out="other.parquet", status=2)
     assert (here / "other.parquet").read_bytes() == b"something else"

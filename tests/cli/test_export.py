@@ -69,11 +69,11 @@ def test_int8_is_scored_on_pictures(here: Path, capsys: pytest.CaptureFixture[st
     assert "digits@test: 360 images" in text
     assert (here / "digits.int8.onnx").is_file()
     assert not (here / "digits.onnx").exists()
-    found = re.search(r"same answer to (\d+) of 360 images", text)
+    found = re.search(r"same answer on (\d+) of 360 images", text)
     assert found is not None
     assert int(found[1]) >= 0.98 * 360
     assert re.search(r"accuracy: network \d\d\.\d\d%, export \d\d\.\d\d%, difference [+-]\d\.\d\d points", text)
-    assert re.search(r"images per second at batch 16, in turn: float32 [\d,.]+, int8 [\d,.]+", text)
+    assert re.search(r"images per second at batch 16, run in turn: float32 [\d,.]+, int8 [\d,.]+", text)
     assert re.search(r"kB, \d\d% of the \d+\.\d kB in float32", text)
     assert "note: 7 matrix products in int8" in text
 
@@ -98,7 +98,7 @@ def test_a_library_is_told_how_to_load_it(here: Path, capsys: pytest.CaptureFixt
         (["net.safetensors", "--to", "hf", "--data", "x"], "DATA goes with --to onnx"),
         (["net.safetensors", "--to", "hf", "--fixed-size"], "--fixed-size goes with --to onnx or torch-export"),
         (["net.safetensors", "--to", "onnx", "--opset", "7"], "opset=7 must lie between 18 and 23"),
-        (["net.safetensors", "--to", "onnx", "--out", "net.safetensors"], "are the weights themselves"),
+        (["net.safetensors", "--to", "onnx", "--out", "net.safetensors"], "holds the weights themselves"),
         (["net.safetensors", "--to", "onnx", "--out", "net.safetensors/m.onnx"], "net.safetensors is not a folder"),
         (["net.safetensors", "--to", "onnx", "--out", "."], "must end in .onnx"),
         (["net.safetensors", "--to", "torch-export", "--out", "m.pt"], "must end in .pt2"),
@@ -145,7 +145,7 @@ def test_nothing_but_the_result_reaches_the_terminal(here: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert done.stdout.startswith(f"{weights}: ")
-    assert "these images are made up; --data FOLDER says what int8 costs on real ones" in done.stdout
+    assert "these images are synthetic; give DATA to measure what int8 costs on real ones" in done.stdout
 
 
 # The program in the docs, which has onnxruntime, Pillow and numpy alone.
@@ -199,7 +199,7 @@ def test_int8_of_the_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     capsys.readouterr()
     out = str(tmp_path / "m.onnx")
     text = said(capsys, str(tmp_path / "demo" / "finetune"), "--to", "onnx", "--int8", "--data", "digits", "--out", out)
-    found = re.search(r"same answer to (\d+) of 360 images", text)
+    found = re.search(r"same answer on (\d+) of 360 images", text)
     assert found is not None
     assert int(found[1]) >= 0.98 * 360
 

@@ -186,7 +186,7 @@ def test_frozen_features_are_scored_on_images_that_the_weights_have_not_seen(
 def test_images_to_score_are_not_among_those_to_learn_from(capsys: pytest.CaptureFixture[str]) -> None:
     write_weights("old.safetensors")
     run("knn", "old.safetensors", "--test", "photos", status=2)
-    assert "all 30 images to learn from are also scored" in capsys.readouterr().err
+    assert "all 30 images to train on are also scored" in capsys.readouterr().err
     for at in range(3):
         path = Path("test") / NAMES[at] / "copied.png"
         path.parent.mkdir(parents=True)

@@ -112,7 +112,7 @@ def test_bad_pictures_are_named(here: Path, run: Run) -> None:
 
 def test_what_is_refused_says_what_to_do(here: Path, run: Run) -> None:
     assert "a network is written as .safetensors; name it m.safetensors" in run(out="m.pt", status=2)
-    assert "is the file of the weights themselves" in run(out="weights.safetensors", status=2)
+    assert "is the weight file itself" in run(out="weights.safetensors", status=2)
     assert "--l2 -1 must be above 0" in run("--l2=-1", status=2)
     assert "--dev 1 must be at least 0 and below 1" in run("--dev", "1", status=2)
     assert "--shots 0 must be at least 1" in run("--shots", "0", status=2)

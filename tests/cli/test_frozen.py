@@ -116,7 +116,7 @@ def test_probe_says_how_it_ended(here: Path, run: Run) -> None:
     assert f"{100 * result.measures[0].value:.2f}%" == row(said, "probe")[2]
     said = run("probe", "--penalty", "0.001", "--iterations", "2")
     assert "penalty 0.001, as given; 2 iterations" in said
-    assert "note: it has not converged" in said
+    assert "note: not converged" in said
 
 
 def test_knn_shows_both_votes(here: Path, run: Run) -> None:
@@ -127,7 +127,7 @@ def test_knn_shows_both_votes(here: Path, run: Run) -> None:
     assert one.value == plain.value  # a single vote
     assert row(said, "7")[1::2] == [f"{100 * measure.value:.2f}%" for measure in result.measures[2:]]
     assert column(run("knn")) == ["1", "5", "10", "20"]  # 50 are not there
-    assert "-k 37: there are 36 images" in run("knn", "-k", "37", status=2)
+    assert "-k 37 exceeds the 36 training images" in run("knn", "-k", "37", status=2)
 
 
 def test_the_sweep_takes_one_penalty_for_all_sets(here: Path, run: Run) -> None:
@@ -142,7 +142,7 @@ def test_the_sweep_takes_one_penalty_for_all_sets(here: Path, run: Run) -> None:
         assert result.details["by_penalty"]["5-shot"][f"{penalty:g}"] == result.measures[1].value
         assert len(result.details["by_penalty"]["5-shot"]) == 30
     assert column(said) == ["photos", "photos", "more", "more"]
-    assert "leave --seeds and --penalty out" in run("fewshot", "--sweep", "--seeds", "1", status=2)
+    assert "omit --seeds and --penalty" in run("fewshot", "--sweep", "--seeds", "1", status=2)
     assert "names a data set twice" in run("fewshot", "--data", "photos", status=2)
 
 
@@ -209,7 +209,7 @@ def test_several_labels_are_scored_by_any_and_learnt_from_where_there_is_one(her
     for command in ("fewshot", "probe", "knn"):
         said = run(command, "--test", "test.tar", "--out", "result.json", data="train.tar")
         assert "learned from 18 of train, scored on 12 of test.tar@" in said
-        assert "note: 6 of train have no label or several, and are not learned from" in said
+        assert "note: 6 of train have no label or several, and are not used for training" in said
         result = Result.read(here / "result.json")
         assert result.measures[0].value == 1.0  # any answer is one of the three
         assert result.measures[0].count == 11

@@ -83,7 +83,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_goes_on(
         f"vitrail: skipped {tmp_path / 'p' / 'text.jpg'}: not an image: starts with 'hello'",
         f"vitrail: skipped {tmp_path / 'p' / 'broken.jpg'}: No such file or directory",
         "vitrail: skipped gone.png: No such file or directory",
-        f"vitrail: {tmp_path / 'p'}: skipped 1 file without the suffix of an image",
+        f"vitrail: {tmp_path / 'p'}: skipped 1 file without an image suffix",
         "vitrail: 4 of 9 images were unreadable",
     ):
         assert line in said.err.splitlines()
@@ -203,13 +203,13 @@ def test_which_word_is_weights(tmp_path: Path, path: str) -> None:
         (["nothing"], "nothing: there is no such file or folder; the first word is weights"),
         (["{w}"], "is weights, but no images follow"),
         (["a.jpg", "{w}"], "looks like weights, which come first: vitrail predict"),
-        (["{w}", "{empty}"], "no images there; names end in .jpg"),
+        (["{w}", "{empty}"], "no images found; names end in .jpg"),
         (["{w}", "-", "-"], "stdin, which can be read once"),
         (["{w}", "a.jpg", "--topk", "0"], "--topk 0 must be at least 1"),
         (["{w}", "a.jpg", "--batch", "0"], "--batch 0 must be at least 1"),
         (["{w}", "a.jpg", "--json", "--csv"], "not allowed with argument"),
         (["{headless}", "a.jpg"], "has no head, so it names no classes; give it one with `vitrail fit`"),
-        (["{bit}", "a.jpg", "--attention", "out"], "a ResNet has no tokens and no attention"),
+        (["{bit}", "a.jpg", "--attention", "out"], "ResNet has no tokens and no attention"),
         (["{w}", "a.jpg", "--attention", "{w}"], "cannot be written|is a file"),
         (["{w}", "a.jpg", "--image-size", "7"], "leaves 1 pixel over"),
         (["{w}", "a.jpg", "--labels", "{labels}"], "has 2 lines, but the network has 5 classes"),
@@ -266,7 +266,7 @@ def test_folders_are_walked_once_and_in_order(tmp_path: Path) -> None:
     assert [one.inside for one in found] == ["c.gif", "a/z/1.png", "b/10.jpg", "b/2.jpg"]
     assert [one.path for one in found] == [str(tmp_path / one.inside) for one in found]
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="empty: no images there"):
+    with pytest.raises(DataError, match="empty: no images found"):
         list_images([str(tmp_path / "empty")])
 
 
@@ -281,7 +281,7 @@ def test_overlays_of_earlier_predictions_are_skipped(tmp_path: Path) -> None:
     assert list_images([str(tmp_path / "a.overlay.png")]).total == 1
     (tmp_path / "a.jpg").unlink()
     shutil.rmtree(tmp_path / "b")
-    with pytest.raises(DataError, match="no images there but 1 overlay of earlier predictions"):
+    with pytest.raises(DataError, match="no images found but 1 overlay of earlier predictions"):
         list_images([str(tmp_path)])
 
 

@@ -175,7 +175,7 @@ def test_an_interrupted_pack_resumes(
         assert main(words) == 130
     assert "stopped;" in capsys.readouterr().err
     assert main(words) == 0
-    assert "from before" in capsys.readouterr().out
+    assert "already written" in capsys.readouterr().out
 
 
 def test_an_interrupted_export_leaves_what_was_there(

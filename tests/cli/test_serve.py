@@ -64,7 +64,7 @@ def test_it_says_where_it_is_what_it_is_and_what_it_takes(server: Running) -> No
     assert server.said[1].startswith("model: tiny.safetensors: ViT, 0.0")
     assert "8x12 px, 5 classes, on cpu, 1 thread" in server.said[1]
     assert server.said[2] == (
-        "limits: 20 MiB and 9 images a request, 1 million pixels each, 9 waiting, 3 a batch, 7 s; no token"
+        "limits: 20 MiB and 9 images per request, 1 million pixels each, 9 queued, 3 per batch, 7 s; no token"
     )
     assert fetched(server, "/model")["limits"]["max_pixels"] == 1_000_000
 
@@ -174,14 +174,14 @@ def test_the_token_comes_from_the_environment_and_is_not_shown(weights: Path) ->
         refused.value.close()
         assert refused.value.code == 401
         assert fetched(server, "/model", Authorization="Bearer s3cret")["name"] == "tiny.safetensors"
-        assert server.said[2].endswith("token asked for")
+        assert server.said[2].endswith("token required")
         assert not any("s3cret" in line for line in server.said)
 
 
 @pytest.mark.slow
 def test_an_open_server_is_warned_of(weights: Path) -> None:
     with started(weights, "--host", "0.0.0.0", "--access-log") as server:
-        assert "warning: anybody who reaches 0.0.0.0 can use this server; give it a token" in "\n".join(server.said)
+        assert "warning: anyone who can reach 0.0.0.0 can use this server; set a token" in "\n".join(server.said)
         assert fetched(server, "/model", Host="photos.example")["name"] == "tiny.safetensors"
         time.sleep(0.3)
         assert any(line.startswith("vitrail: GET /model 200 ") for line in server.said), server.said

@@ -49,7 +49,7 @@ def test_a_study_to_its_end(written: list[tuple[str, ...]], capsys: pytest.Captu
     assert written == [("tiny", "runs/study-tiny-tiny", "tiny", "", *names)]
     assert main(["study", "tiny", *QUICK]) == 0
     again = capsys.readouterr().out
-    assert "3 of 3 cells are finished already" in again
+    assert "3 of 3 cells are already finished" in again
     assert "start " not in again
     assert main(["study", "tiny", "--list", *QUICK]) == 0
     listed = capsys.readouterr().out

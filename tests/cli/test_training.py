@@ -160,7 +160,7 @@ def test_a_finished_sweep_does_not_hide_another(tmp_path: Path, capsys: pytest.C
 
 def test_a_run_is_no_sweep(pretrained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pretrain", "digits", "--out", str(pretrained), *QUICK, "--sweep", "optim.lr=1e-9,3e-3"]) == 2
-    assert "holds a run and no sweep; add --force" in lines(capsys)[1]
+    assert "holds a run that is not a sweep; add --force" in lines(capsys)[1]
     assert not (pretrained / "sweep").exists()
 
 

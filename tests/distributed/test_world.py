@@ -61,7 +61,7 @@ def test_half_an_environment_is_refused(
 
 
 def test_unknown_devices_are_refused() -> None:
-    with pytest.raises(ConfigError, match="'abacus' is none that torch knows"), join_world("abacus"):
+    with pytest.raises(ConfigError, match="'abacus' is not known to torch"), join_world("abacus"):
         pass
 
 

@@ -86,7 +86,7 @@ def test_other_pictures_to_learn_from_are_said() -> None:
         replace(one, data={**one.data, "train": {"pictures": 10 + at, "fingerprint": f"{at}"}})
         for at, one in enumerate(results)
     ]
-    assert table(*results).notes == ("pets@test: what was learnt from differs: 10 (0) for a; 11 (1) for b",)
+    assert table(*results).notes == ("pets@test: the training images differ: 10 (0) for a; 11 (1) for b",)
 
 
 def test_of_many_settings_the_names_are_enough() -> None:
@@ -133,7 +133,7 @@ def test_of_equal_results_the_newest_counts() -> None:
         assert texts(found) == [["a", "90.00% (60.00–95.00)"]]
         assert found.notes[0].endswith("and counts")
     others = replace(newer, data={**newer.data, "fingerprint": "another"})
-    assert table(made("a"), others).notes[0].endswith("and counts; it is of other images")
+    assert table(made("a"), others).notes[0].endswith("and counts; its images differ")
 
 
 def test_names_have_as_much_as_tells_them_apart() -> None:

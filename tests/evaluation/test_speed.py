@@ -57,7 +57,7 @@ def test_the_first_pass_does_not_count() -> None:
     found = measure_speed(machine, SpeedLimits(batches=(4,), seconds=1000), clock=machine.clock)
     assert found.points[0].seconds == pytest.approx(1.4)
     assert found.points[0].passes == LEAST
-    assert found.stopped == "all asked for"
+    assert found.stopped == "all requested"
 
 
 def test_time_ends_it_before_the_batch_that_would_take_too_long() -> None:

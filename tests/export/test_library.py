@@ -98,7 +98,7 @@ def test_the_library_loads_it_and_agrees(to, name: str, config, tmp_path: Path) 
 def test_npz_has_no_library_and_is_read_back(tmp_path: Path) -> None:
     done = to_library(bundle(SQUARE), tmp_path / "m.npz", "npz")
     assert done.report.worst == 0
-    assert done.report.against == "vitrail itself, which read it back (no other library to hold it against)"
+    assert done.report.against == "vitrail itself, which read it back (there is no other library to compare with)"
 
 
 def test_where_the_library_is_missing_it_is_read_back_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,5 +153,5 @@ def test_slips_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"must end in \.npz"):
         to_library(bundle(SQUARE), tmp_path / "m.safetensors", "npz")
     (tmp_path / "taken").write_text("")
-    with pytest.raises(ExportRefused, match="is a file; a folder is to be written there"):
+    with pytest.raises(ExportRefused, match="is a file, but this format is a folder"):
         to_library(bundle(SQUARE), tmp_path / "taken", "hf")

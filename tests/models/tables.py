@@ -67,10 +67,10 @@ def list_norms(c: ViTConfig) -> str:
     parts = {
         "before block 1": c.norm_stem == "tokens",
         "on the patches": c.norm_stem == "patches",
-        "behind each branch": c.norm_order == "res-post",
+        "after each branch": c.norm_order == "res-post",
         "in attention": c.norm_inner_attention,
         "in the MLP": c.norm_inner_mlp,
-        "behind the mean": c.norm_after_pool,
+        "after the mean": c.norm_after_pool,
         "none at the end": not c.norm_final,
         "LayerScale": bool(c.layer_scale),
     }
@@ -91,7 +91,7 @@ def name_mlp(c: ViTConfig) -> str:
 def name_readout(c: ViTConfig) -> str:
     pools = {"token": "class token", "mean": "mean", "token+mean": "class token and mean", "map": "attention pooling"}
     if c.head == "distilled":
-        return "class and distillation token, a head each"
+        return "class and distillation token, one head each"
     return pools[c.pool] + (", projection" if c.projection else "") + (", neck" if c.neck else "")
 
 

@@ -365,7 +365,7 @@ def test_targets_and_networks_that_do_not_go_together() -> None:
     MaskedPatches().check_model(model(patch=(3, 5)))
     with pytest.raises(ConfigError, match="feature map"):
         MaskedPatches().macs_per_image(HYBRID)
-    with pytest.raises(ConfigError, match="there is one alone"):
+    with pytest.raises(ConfigError, match="the image has only one"):
         MaskedPatches(rate=1.0).check_model(model(patch=VIT.image))
 
 

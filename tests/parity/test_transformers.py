@@ -293,7 +293,7 @@ def test_class_names_and_image_processor_go_both_ways(tmp_path: Path) -> None:
             {"intermediate_size": 700},
             r"tensor '.*intermediate.dense.weight' has shape \[768, 192\], expected \[700, 192\]",
         ),
-        ({"model_type": "swin"}, "of model_type 'swin' are of no format that vitrail knows"),
+        ({"model_type": "swin"}, "of model_type 'swin' match no format that vitrail knows"),
         ({"num_attention_heads": 5}, "heads=5 does not divide width=192"),
         ({"image_size": [64, 64, 64]}, "expected one or two whole numbers"),
         ({"layer_norm_eps": "small"}, "expected a number"),

@@ -118,7 +118,7 @@ def test_it_is_said() -> None:
     )
     assert explained(chosen(50_000, has_val=True), 50_000, has_val=True)[1:3] == (
         "the val split chooses the best weights",
-        "batch 512 for 50,000 training images; change it with --batch. It is accumulated where memory is short",
+        "batch 512 for 50,000 training images; change it with --batch; gradients are accumulated if memory is short",
     )
     assert explained(chosen(19), 19)[1] == "no images held out: there are too few"
 

@@ -291,7 +291,7 @@ def test_full_matrices_stay_small() -> None:
 
 
 def test_names_must_fit_the_matrix() -> None:
-    with pytest.raises(ConfigError, match="not one of 2 classes"):
+    with pytest.raises(ConfigError, match="does not fit 2 classes"):
         ConfusionSection(counts=matrix(3), classes=("a", "b"))
 
 

@@ -85,7 +85,7 @@ def test_a_cell_after_another_starts_from_its_last_weights(done: Path) -> None:
 def test_a_finished_study_trains_nothing_again(done: Path) -> None:
     before = {name: trained(done, name) for name in ("first-0", "second-0", "third-0")}
     report, recorder = play(plan_of(done))
-    assert recorder.lines == ["told 3 of 3 cells are finished already"]
+    assert recorder.lines == ["told 3 of 3 cells are already finished"]
     cells_now = json.loads((done / "study.json").read_text())["cells"]
     assert all(cell["seconds"] > 0 for cell in cells_now.values())  # of the start that trained them
     assert set(report.states.values()) == {"done"}

@@ -1,1 +1,1 @@
-"""Weights that come and go: our own sealed files, other people's formats, public weights by name."""
+"""Reads and writes weights: our own sealed files, the formats of other libraries, public weights by name."""

@@ -1,7 +1,7 @@
 """A network as data: its config, its tensors, and the card with everything the network itself does not know.
 
-The card holds preprocessing, class names and provenance. A foreign format that has no room for it gets a sidecar: a
-JSON file next to the weights, tied to them by checksum.
+The card holds preprocessing, class names and provenance. In a foreign format that cannot store it, it goes into a
+sidecar: a JSON file next to the weights, tied to them by checksum.
 
 Class names are the network's own, ImageNet's for weights of other libraries with 1,000 classes and no names, or new
 ones from a renaming. The card remembers the old names, so that data whose folders still use them can be scored.
@@ -23,28 +23,28 @@ from vitrail.data.training_record import shorten_provenance
 from vitrail.models.backbone import Backbone
 from vitrail.models.family import ModelConfig, from_dict, to_dict
 
-CLASSIFICATION: Final = "classification"  # the task of a network that says nothing else
-PANOPTIC: Final = "panoptic"  # that of one with queries
+CLASSIFICATION: Final = "classification"  # the default task of a network
+PANOPTIC: Final = "panoptic"  # the task of a network with queries
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Card:
-    """What a network does not know itself: how images are prepared, its class names, where it comes from."""
+    """What the network itself does not contain: preprocessing, class names, provenance."""
 
     preprocessing: Preprocessing
     labels: tuple[str, ...] | None = None
     provenance: dict[str, Any] = field(default_factory=dict[str, Any])
-    multi_label: bool = False  # whether each class is a question of its own, answered by a sigmoid
-    task: str = CLASSIFICATION  # what its outputs mean; a name that is not known here is kept as it is
-    things: tuple[bool, ...] | None = None  # of classes of segments: which are counted one by one; None: all
+    multi_label: bool = False  # whether classes are independent, each with a sigmoid
+    task: str = CLASSIFICATION  # what its outputs mean; unknown names are kept
+    things: tuple[bool, ...] | None = None  # for classes of segments: which have countable instances; None: all
 
     def without_labels(self, *, keep_task: bool = False) -> "Card":
-        """The card of a network whose head was replaced; the task stays where the new head is of the same kind."""
+        """The card of a network whose head was replaced. The task is kept if the new head is of the same kind."""
         task = self.task if keep_task else CLASSIFICATION
         return replace(self, labels=None, multi_label=False, task=task, things=None)
 
     def abridge(self) -> "Card":
-        """For files that no command here scores: without the hashes of the images that were trained on."""
+        """The card without the hashes of the training images, for files that no command here scores."""
         return replace(self, provenance=shorten_provenance(self.provenance))
 
     def resize(self, image: Pair) -> "Card":
@@ -84,19 +84,19 @@ def describe(config: ModelConfig, card: Card) -> dict[str, Any]:
         "preprocessing": card.preprocessing.to_dict(),
         "labels": None if card.labels is None else list(card.labels),
         "provenance": card.provenance,
-        **({"multi_label": True} if card.multi_label else {}),  # as older versions wrote it where it is not
+        **({"multi_label": True} if card.multi_label else {}),  # omitted if false, as in older versions
         **({"task": card.task} if card.task != CLASSIFICATION else {}),
         **({"things": list(card.things)} if card.things is not None else {}),
     }
 
 
 def parse_description(data: dict[str, Any]) -> tuple[ModelConfig, Card]:
-    """Config and card from what `describe` wrote, validated."""
+    """Parses and validates what `describe` wrote."""
     try:
         config, labels, provenance = from_dict(data["config"]), data["labels"], data["provenance"]
         multi_label, task = data.get("multi_label", False), data.get("task", CLASSIFICATION)
         if not isinstance(multi_label, bool) or not isinstance(task, str) or not task:
-            raise ConfigError(f"multi_label={multi_label!r} is not true or false, or task={task!r} not a name")
+            raise ConfigError(f"multi_label={multi_label!r} must be true or false, and task={task!r} a name")
         preprocessing = Preprocessing.from_dict(data["preprocessing"])
         names = None if labels is None else tuple(map(str, labels))
         kind: Any = {
@@ -115,12 +115,12 @@ def parse_description(data: dict[str, Any]) -> tuple[ModelConfig, Card]:
 
 
 def parse_things(values: Any, classes: int) -> tuple[bool, ...] | None:
-    """Which classes are things, as a description says it; ConfigError unless it says so of each."""
+    """Parses which classes are things; ConfigError unless there is a value for each class."""
     if values is None:
         return None
     things = tuple(cast("list[Any]", values)) if isinstance(values, list) else ()
     if len(things) != classes or not all(isinstance(one, bool) for one in things):
-        raise ConfigError(f"things={values!r} is not true or false for each of {classes} classes")
+        raise ConfigError(f"things={values!r} must be true or false for each of {classes} classes")
     return things
 
 
@@ -129,7 +129,7 @@ def sidecar_path(weights: Path) -> Path:
 
 
 def write_sidecar(weights: Path, config: ModelConfig, card: Card, lost_fields: list[str]) -> Path:
-    """Config and card in full, the fields that made it necessary, and the checksum of the file they belong to."""
+    """Writes config and card in full, the fields that made a sidecar necessary, and the checksum of the weight file."""
     path = sidecar_path(weights)
     data = {"format": 1, "weights": compute_sha256(weights), "unheld": lost_fields, **describe(config, card)}
     path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
@@ -169,7 +169,7 @@ RENAMED: Final = "renamed"  # in a card's provenance: {new name: old name}
 
 
 def name_imagenet(card: Card, num_classes: int) -> Card:
-    """The card of another library's weights with ImageNet's names, where they have 1,000 classes and no names."""
+    """Adds ImageNet's names to the card of another library's weights, if they have 1,000 classes and no names."""
     names = read_class_names("imagenet")
     return replace(card, labels=names) if card.labels is None and num_classes == len(names) else card
 
@@ -184,13 +184,13 @@ def rename_classes(bundle: Bundle, names: Sequence[str]) -> Bundle:
 
 
 def record_renaming(old: Sequence[str] | None, new: Sequence[str]) -> dict[str, Any]:
-    """What a card's provenance says of new names; nothing where none changed."""
+    """The provenance entry for renamed classes; empty if no name changed."""
     changed = {one: other for one, other in zip(new, old or new, strict=True) if one != other}
     return {RENAMED: changed} if changed else {}
 
 
 def list_other_names(card: Card) -> list[tuple[str, ...]]:
-    """What data sets may call the classes next to the card's own names: WordNet ids, or the names before a renaming."""
+    """Other names that data sets may use for the classes: WordNet ids, or the names before a renaming."""
     if card.labels is None:
         return []
     found = [read_imagenet_ids()] if card.labels == read_class_names("imagenet") else []

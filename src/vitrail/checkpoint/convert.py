@@ -1,4 +1,4 @@
-"""`convert`: weights from any format to any other, tensor by tensor, with a parity report on the result."""
+"""`convert`: converts weights from any format to any other, tensor by tensor, with a parity report on the result."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ FILE_SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin")
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What a conversion wrote, what the format could not hold, and the certificate."""
+    """What a conversion wrote, what the format could not hold, and the parity report."""
 
     source: Path
     target: Path
@@ -40,7 +40,7 @@ class Conversion:
     sidecar: Path | None
     lost_fields: list[str]
     parity: ParityReport
-    inferred: str | None = None  # what the source did not say, and how it was read
+    inferred: str | None = None  # what the source did not state, and how it was read
 
 
 def convert(
@@ -53,13 +53,13 @@ def convert(
     name: Callable[[Bundle], Sequence[str] | None] | None = None,
     **facts: Any,
 ) -> Conversion:
-    """Read weights of any format and write them in another; `to` is needed where the target's name does not tell, and
-    `dtype` where the numbers shall be of another type: in float16 a file is half as long. `name` gives other class
-    names, or none to keep those there are.
+    """Reads weights in any format and writes them in another. `to` is needed if the target's name does not imply a
+    format. `dtype` converts the numbers: a float16 file is half as long. `name` gives new class names; None keeps the
+    old.
 
-    A `.npz` is Google's layout, a `.safetensors` our own, a folder Hugging Face's; `to="timm"` or `"torchvision"` with
-    `.safetensors` or `.pth` is a state dict of theirs, and `to="timm"` with a folder is one that timm's hub code reads.
-    `unofficial` writes a `.npz` even where Google's own code would read it as another network.
+    A `.npz` is in Google's layout, a `.safetensors` our own, a folder Hugging Face's. `to="timm"` or `"torchvision"`
+    with `.safetensors` or `.pth` writes their state dict, and `to="timm"` with a folder writes one that timm's hub code
+    reads. `unofficial` writes a `.npz` even if Google's own code would read it as another network.
     """
     bundle = read_bundle(source, **facts)
     if dtype is not None:
@@ -73,7 +73,8 @@ def convert(
 def export(
     bundle: Bundle, target: Path, to: str | None = None, *, source: Path = Path(), unofficial: bool = False
 ) -> Conversion:
-    """Write a bundle, read it back, and hold both against each other and against the other library where it is."""
+    """Writes a bundle, reads it back, and compares the two with each other and, if it is installed, with the other
+    library."""
     name = format_for(target, to)
     if not target.parent.is_dir():
         raise WeightsError(f"{target}: the folder {target.parent} does not exist; make it first")
@@ -91,12 +92,12 @@ def export(
 
 
 def format_for(target: Path, to: str | None) -> str:
-    """The format that a target's name asks for, held against `to`."""
+    """The format that a target's name implies, checked against `to`."""
     suffix = target.suffix
     if to is None:
         formats = {".safetensors": OWN, ".npz": "npz", "": huggingface.NAME}
         if suffix not in formats:
-            raise ConfigError(f"{target}: {suffix} does not say a format; add --to timm or --to torchvision")
+            raise ConfigError(f"{target}: {suffix} does not determine a format; add --to timm or --to torchvision")
         return formats[suffix]
     files = (".safetensors", ".pth", ".bin")
     known = OWN if to == OWN else find_format(to).library
@@ -111,12 +112,12 @@ def format_for(target: Path, to: str | None) -> str:
 
 
 def _write_foreign(bundle: Bundle, target: Path, known: Format) -> tuple[Path | None, list[str]]:
-    """Tensors, the format's own config files, and a sidecar for what neither holds; in place only when whole."""
+    """Writes tensors, the format's own config files, and a sidecar for what neither holds, atomically."""
     tensors = known.finish(export_tensors(known.table(bundle.config), bundle.tensors), bundle.config)
     folder = target.suffix not in FILE_SUFFIXES
     if target.exists() and folder != target.is_dir():
         found, wanted = ("file", "folder") if folder else ("folder", "file")
-        raise ExportRefused(f"{target}: is a {found}; a {wanted} is to be written there")
+        raise ExportRefused(f"{target}: is a {found}; this format is written as a {wanted}")
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as scratch:
         draft = Path(scratch) / target.name
         weights = draft

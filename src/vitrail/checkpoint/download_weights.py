@@ -1,4 +1,4 @@
-"""A public weight file, from the cache or from the hub; verified when it is downloaded and again at every use.
+"""Fetches public weight files from the cache or the hub, and verifies them when they are downloaded and at every use.
 
     path = fetch(find("vit_b_16", "augreg_in21k"))
 
@@ -13,11 +13,11 @@ HF_TOKEN                             sent to the hub, and to no host that it red
 VITRAIL_CHECKSUMS                    the file of pins; else <cache>/weights/checksums.json
 
 The expected checksum is the registry's, else a pin, else the one that the hub names before it redirects to its storage.
-A server that names none is trusted, and so is a file that was put in the cache by hand, but each use warns that it is
+If the server names none, the file is trusted, as is a file put in the cache by hand, but each use warns that it is
 unverified; the recorded checksum then guards against later changes.
 
-A pin is a checksum that was recorded once, at a download that somebody trusts. Pins are stored as
-{repository/file: sha256}. A cached file that differs from its pin is not used, even if its own record agrees with it.
+A pin is a checksum recorded at a download that the user trusts. Pins are stored as {repository/file: sha256}. A cached
+file that differs from its pin is not used, even if it matches its own record.
 """
 
 import json
@@ -43,7 +43,7 @@ from vitrail.core.locks import try_lock, unlock
 HUB: Final = "https://huggingface.co"
 MAX_BYTES: Final = 32 * 2**30  # DINOv3-7B has 25 GiB
 LOCK_POLL_S: Final = 0.05
-RECORD: Final = ("sha256", "size", "url", "etag", "date")  # what is noted of a file in the cache
+RECORD: Final = ("sha256", "size", "url", "etag", "date")  # what is recorded about a cached file
 PIN_HINT: Final = "`vitrail models --pin NAME:TAG` trusts it from now on"
 
 VerifiedState: TypeAlias = Literal["pinned", "as the hub said", "unverified", "changed"]
@@ -64,8 +64,8 @@ def fetch(
 ) -> Path:
     """The path of a verified copy of the file, downloaded if necessary.
 
-    A cached copy is used without a request. One that no longer has its recorded checksum is removed and downloaded
-    again; offline it is refused.
+    A cached copy is used without a request. If it no longer matches its recorded checksum, it is removed and downloaded
+    again, or refused when offline.
     """
     url = file_url(entry, endpoint)
     path = cached_path(entry, cache)
@@ -73,7 +73,7 @@ def fetch(
         offline = is_offline()
     missing = f"{path} is not in the cache and vitrail is offline; download {url} and put it there"
     try:
-        # Neither of these writes, so that a read-only cache is enough.
+        # Neither of these writes, so a read-only cache suffices.
         record = _read_record(path)
         same_size = record and path.is_file() and path.stat().st_size == record["size"]
         if record and same_size and compute_sha256(path) == (entry.sha256 or record["sha256"]):
@@ -90,7 +90,7 @@ def fetch(
         return path
     except OSError as error:
         fault = f"cannot use {error.filename or path} ({error.strerror or error})"
-        raise WeightsError(f"{fault}; put that right, or set VITRAIL_CACHE to another folder") from error
+        raise WeightsError(f"{fault}; fix that, or set VITRAIL_CACHE to another folder") from error
 
 
 def cached_path(entry: PublicWeights, cache: Path | None = None) -> Path:
@@ -120,7 +120,7 @@ def _weights_folder(cache: Path | None) -> Path:
 
 
 def _keep(path: Path, entry: PublicWeights, url: str, offline: bool) -> bool:
-    """Whether the file in the cache may stay; one that was put there by hand gets its record."""
+    """Whether the cached file may be kept. A file that was put there by hand gets its record."""
     record = _read_record(path)
     size, sha256 = path.stat().st_size, compute_sha256(path)
     expected = entry.sha256 or (record["sha256"] if record else sha256)
@@ -185,7 +185,7 @@ def _hold_lock(path: Path) -> Generator[None, None, None]:
 
 
 def _download(path: Path, entry: PublicWeights, url: str) -> None:
-    """Puts the complete file in its place, or nothing."""
+    """Downloads the complete file into its place, or leaves nothing there."""
     part, etag = _next_to(path, "part"), None
     token = os.environ.get("HF_TOKEN", "").strip()
     if not re.fullmatch(r"[\x21-\x7e]*", token):
@@ -250,14 +250,14 @@ def _weights_error(error: http.HttpError, entry: PublicWeights, url: str, path: 
 
 
 def explain_gate(repo: str) -> str:
-    """What to do about weights that are given to those alone who accepted their terms."""
+    """What to do about gated weights, which require accepting their terms."""
     first = f"these weights are gated: log in to {HUB}/{repo} and accept the terms there"
     return f"{first}; once access is granted, set HF_TOKEN to a token of that account ({HUB}/settings/tokens)"
 
 
 @contextmanager
 def _show_progress() -> Generator[http.Progress | None, None, None]:
-    """A bar on a terminal; nothing elsewhere."""
+    """Shows a progress bar on a terminal, and nothing elsewhere."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -283,7 +283,7 @@ def pins_file(cache: Path | None = None) -> Path:
 
 
 def read_pins(cache: Path | None = None) -> dict[str, str]:
-    """{repository/file: sha256}; an unreadable file of pins is refused, not ignored."""
+    """{repository/file: sha256}; an unreadable file of pins raises WeightsError."""
     path = pins_file(cache)
     try:
         pins: dict[str, str] = json.loads(path.read_text("utf-8")) if path.exists() else {}
@@ -304,7 +304,7 @@ def pin_key(entry: PublicWeights) -> str:
 
 
 def pin(entry: PublicWeights, cache: Path | None = None) -> str:
-    """Records and returns the checksum of a file, downloaded if necessary; from now on no other file is accepted."""
+    """Records and returns the checksum of a file, downloaded if necessary. From then on, no other file is accepted."""
     entry = apply_pin(entry, cache)
     sha256 = compute_sha256(fetch(entry, cache=cache))
     if entry.sha256 is None:

@@ -1,4 +1,4 @@
-"""Weights from anywhere: a path, the folder of a run, the name of bundled weights, or public weights as NAME:TAG.
+"""Finds weights by a path, the folder of a run, the name of bundled weights, or public weights as NAME:TAG.
 
 A file is recognised by its content: one of our own, or a foreign file or folder in any format of the registry.
 """
@@ -34,14 +34,14 @@ from vitrail.models.family import FAMILIES, ModelConfig
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import ZOO, adapt_config, hybrid_backbone, resolve_name, slug
 
-INDEX = "model.safetensors.index.json"  # of weights in several files
-# The last two are a run's: its folder stands for the best weights, or the last.
+INDEX = "model.safetensors.index.json"  # for weights in several files
+# The last two are a run's: its folder stands for its best weights, or the last.
 FOLDER_FILES = ("model.safetensors", "pytorch_model.bin", "model.npz", "best.safetensors", "last.safetensors")
 
 
 def read_bundle(path: str | Path, settings: dict[str, Any] | None = None, **facts: Any) -> Bundle:
-    """Config, tensors and card of any weights, by path or by the name of some that come with the package; `settings`
-    stand for the config.json of a file that lies alone, and `facts` are config fields that the caller knows better."""
+    """Reads config, tensors and card of any weights, by path or by the name of bundled weights. `settings` replace the
+    config.json of a file without one, and `facts` override config fields."""
     path = bundled_file(str(path)) if is_bundled(path) else Path(path)
     known = sorted({field.name for config in FAMILIES.values() for field in fields(config)})
     for name in facts:
@@ -67,7 +67,7 @@ def read_bundle(path: str | Path, settings: dict[str, Any] | None = None, **fact
 
 
 def _read_pieces(index: Path) -> RawWeights:
-    """Weights in several files next to an index, which says what is in which."""
+    """Reads weights in several files next to an index, which says which tensor is in which file."""
     listed: Any = read_json(index).get("weight_map")
     places = cast(dict[str, Any], listed) if isinstance(listed, dict) else {}
     files = sorted({str(file) for file in places.values()})
@@ -101,7 +101,7 @@ def _foreign(raw: RawWeights, settings: dict[str, Any] | None, folder: Path | No
 
 
 def _card(known: Format, config: ModelConfig, settings: dict[str, Any] | None, folder: Path | None) -> Card:
-    """What a folder says of images and classes, or the format's own habit."""
+    """Preprocessing and classes as the folder states them, or the format's defaults."""
     task = PANOPTIC if config.has_queries else CLASSIFICATION
     card = Card(preprocessing=known.preprocessing(config), task=task)
     if settings is None or folder is None:
@@ -115,7 +115,8 @@ def _card(known: Format, config: ModelConfig, settings: dict[str, Any] | None, f
 
 
 def _read_processor(folder: Path) -> dict[str, Any] | None:
-    """How a Hugging Face folder prepares images: a file of its own, or a part of one that prepares text, too."""
+    """The image preprocessing of a Hugging Face folder: a file of its own, or a part of a file that covers text,
+    too."""
     alone, both = folder / "preprocessor_config.json", folder / "processor_config.json"
     if alone.is_file() or not both.is_file():
         return read_json(alone) if alone.is_file() else None
@@ -124,8 +125,8 @@ def _read_processor(folder: Path) -> dict[str, Any] | None:
 
 
 def find_weights(text: str | Path, **facts: Any) -> Bundle:
-    """Weights by path, those of a run by its folder, those that come with the package by name, or public ones as
-    NAME:TAG; `facts` are config fields that the caller knows better than the file."""
+    """Reads weights by path, those of a run by its folder, bundled ones by name, or public ones as NAME:TAG. `facts`
+    override config fields of the file."""
     if is_bundled(text) or Path(text).exists():
         return read_bundle(text, **facts)
     name, _, tag = str(text).partition(":")
@@ -149,7 +150,7 @@ def load_public(name: str, tag: str, **facts: Any) -> Bundle:
 
 
 def name_licence(bundle: Bundle, entry: registry.PublicWeights) -> Bundle:
-    """The bundle with the licence in its card, and its terms where there are some. They are named on stderr, too."""
+    """Adds the licence to the bundle's card, and the terms, if there are any, which are also printed to stderr."""
     if entry.access != "open":
         hub.write_line(f"warning: {entry.name} is {entry.access} ({entry.licence}): {entry.terms}")
     licence = {"licence": entry.licence, **({"terms": entry.terms} if entry.terms else {})}
@@ -157,14 +158,14 @@ def name_licence(bundle: Bundle, entry: registry.PublicWeights) -> Bundle:
 
 
 def known_settings(entry: registry.PublicWeights) -> dict[str, Any] | None:
-    """The config.json that files in the format of transformers are not read without; the table says as much."""
+    """The config.json that files in the format of transformers require, from the facts in the table."""
     build = None if entry.repo.startswith("timm/") else find_format("huggingface", entry.config).settings
     return None if build is None else build(entry.config)
 
 
 def trained_numerics(entry: registry.PublicWeights) -> dict[str, Any]:
-    """What the tensors do not show. timm's names hide that Google's hybrids have their own standardisation, and that
-    what it keeps as a head of CLIP is a projection."""
+    """The numerics that the tensors do not show. timm's names hide that Google's hybrids standardise weights in their
+    own way, and that what timm stores as CLIP's head is a projection."""
     config, numerics = ZOO[entry.network], dict(entry.numerics)
     shows_size = isinstance(config, ViTConfig) and (config.position != "none" or config.position_bias != "none")
     numerics |= {} if shows_size else {"image": (entry.image, entry.image)}

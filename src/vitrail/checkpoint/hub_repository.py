@@ -4,8 +4,8 @@
     push_to_hub(model, "owner/name")      # the same two files, on the hub
     model = from_pretrained("out")        # or "owner/name", or any weights that vitrail reads
 
-The card is filled in from the file; what only a person can know is left as questions at its end. A blank card with the
-same headings is docs/model-card.md.
+The card is filled in from the file; what only the author can know is left as questions at its end. docs/model-card.md
+is a blank card with the same headings.
 """
 
 import json
@@ -33,7 +33,7 @@ from vitrail.models.zoo import network_name
 CardRow: TypeAlias = tuple[str, str]
 
 CARD_TEMPLATE: Final = "model-card.md.jinja"
-MOST_NAMED: Final = 100  # classes that are named on the page; the file has them all
+MOST_NAMED: Final = 100  # classes that are named in the card; the file has them all
 
 
 def model_card(bundle: Bundle, *, name: str | None = None) -> str:
@@ -58,7 +58,7 @@ def model_card(bundle: Bundle, *, name: str | None = None) -> str:
         network=[
             ("network", title),
             ("parameters", f"{config.parameters:,}"),
-            ("multiply-accumulates an image", f"{config.macs / 1e9:.3g} G"),
+            ("multiply-accumulates per image", f"{config.macs / 1e9:.3g} G"),
             *config.card_rows,
         ],
         images=[
@@ -77,14 +77,14 @@ def class_names(classes: int, labels: Iterable[str] | None) -> str:
     if not classes:
         return "None: it gives features."
     if labels is None:
-        return f"{classes:,}, whose names the file does not know."
+        return f"{classes:,}, without names in the file."
     names = [escape_markdown(label) for label in labels]
     more = f", and {len(names) - MOST_NAMED:,} more in the file" if len(names) > MOST_NAMED else ""
     return f"{classes:,}: {', '.join(names[:MOST_NAMED])}{more}."
 
 
 def origin_rows(provenance: Mapping[str, Any], prefix: str = "") -> list[CardRow]:
-    """What the file says of its making, one fact a row; weights that it started from stand behind it."""
+    """The provenance in the file, one fact per row, followed by that of the weights it started from."""
     known = {"run": "recipe", "from": "started from", "imported_from": "format it came in", "file": "file it came in"}
     rows: list[CardRow] = []
     for key, value in provenance.items():
@@ -101,7 +101,7 @@ def origin_rows(provenance: Mapping[str, Any], prefix: str = "") -> list[CardRow
 
 
 def escape_markdown(text: str) -> str:
-    """Text from a file in one line of Markdown, with nothing in it that Markdown or HTML would act on."""
+    """Escapes text from a file for one line of Markdown, so that neither Markdown nor HTML interprets any of it."""
     line = " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
     return "".join(f"\\{sign}" if sign in "\\`*_[]|#" else {"<": "&lt;", "&": "&amp;"}.get(sign, sign) for sign in line)
 
@@ -123,20 +123,20 @@ def from_pretrained(
     head: Literal["linear", "patches"] | None = None,
 ) -> Model:
     """The network of a folder, a file, weights that come with the package, NAME:TAG, or a repository of the hub
-    ("owner/name"). What is there on disk comes first. `classes`, `image_size`, `patch`, `channels`, the kind of
-    a new `head` and the mode are as in `load`; `revision` is a branch, a tag or a commit of a repository."""
+    ("owner/name"). Local files take precedence. `classes`, `image_size`, `patch`, `channels`, the kind of a new `head`
+    and the mode are as in `load`; `revision` is a branch, a tag or a commit of a repository."""
     text = str(name)
     is_remote = REPOSITORY.fullmatch(text) is not None and not Path(text).exists()
     if revision is not None and not is_remote:
-        raise ConfigError(f"revision={revision!r} is of a repository, and {text} is none")
+        raise ConfigError(f"revision={revision!r} is for a repository, and {text} is not one")
     bundle = repository(text, revision) if is_remote else find_weights(name)
     bundle = replace_head_and_resize(bundle, classes, image_size, kind=head, patch=patch, channels=channels)
     return build_network(bundle, dtype).train(bool(classes))
 
 
 def save_pretrained(model: torch.nn.Module, folder: str | Path, *, name: str | None = None) -> Path:
-    """Writes model.safetensors and its card, README.md, into a folder; the folder. A README.md that is there already
-    stays as it is: somebody may have filled it in."""
+    """Writes model.safetensors and its card, README.md, into a folder, and returns the folder. An existing README.md is
+    kept: somebody may have filled it in."""
     folder, bundle = Path(folder), to_bundle(model)
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; give a folder")
@@ -156,8 +156,8 @@ def push_to_hub(
     revision: str | None = None,
     message: str = "Weights by vitrail",
 ) -> str:
-    """Uploads the weights and their card to a repository of the hub, which is made where there is none; its address.
-    A card that is there already stays. The token is that of `hf auth login` or HF_TOKEN where none is given."""
+    """Uploads the weights and their card to a repository of the hub, which is created if necessary, and returns its
+    address. An existing card is kept. Without a token, that of `hf auth login` or HF_TOKEN is used."""
     hub = client()
     if REPOSITORY.fullmatch(repo_id) is None:
         raise ConfigError(f"repository {repo_id!r} must be written owner/name")
@@ -172,13 +172,13 @@ def push_to_hub(
             api.upload_folder(**files, commit_message=message, revision=revision)
         except Exception as error:  # of the client's, which has a dozen kinds
             remedy = "log in with `hf auth login`, or set HF_TOKEN to a token that may write there"
-            raise WeightsError(f"{repo_id}: the hub did not take it ({first_line(error)}); {remedy}") from error
+            raise WeightsError(f"{repo_id}: the hub refused the upload ({first_line(error)}); {remedy}") from error
     return str(address)
 
 
 def repository(repo: str, revision: str | None) -> Bundle:
-    """A repository's weights. One that the registry knows comes as its tag would, with the numerics it was trained in;
-    of any other the weights and what lies next to them are fetched by huggingface_hub."""
+    """Reads a repository's weights. A repository in the registry is read like its tag, with the numerics it was trained
+    in; for any other, huggingface_hub fetches the weights and the files next to them."""
     known = registry.find_repository(repo)
     if known is not None and known.repo == repo and revision is None:
         return load_public(known.model, known.tag)

@@ -6,8 +6,8 @@ or folder of your own with that name is ./vitrail-cifar10.
     find_public_weights("vit_b_16", "augreg_in21k_ft_in1k_384").repo
     -> "timm/vit_base_patch16_384.augreg_in21k_ft_in1k"
 
-Public weights are data: models/families.toml. A tag is timm's own. timm writes the image size of a Transformer into the
-network's name and vitrail does not, so weights for another size than the network's own carry it at the end of the tag.
+Public weights are data: models/families.toml. A tag is timm's own. timm puts the image size of a Transformer into the
+network's name and vitrail does not, so weights for another size than the network's own have it at the end of the tag.
 """
 
 import difflib
@@ -31,10 +31,10 @@ def is_bundled(name: str | Path) -> bool:
 
 
 def bundled_file(name: str) -> Path:
-    """Where the weights of a name lie in this installation."""
+    """The path of bundled weights in this installation."""
     path = Path(str(resources.files("vitrail"))) / "assets" / BUNDLED[name]
     if not path.is_file():
-        fault = f"{name}: {path} is not there, so this copy of vitrail is incomplete"
+        fault = f"{name}: {path} is missing, so this copy of vitrail is incomplete"
         raise WeightsNotFound(f"{fault}; install it again, or name weights of your own")
     return path
 
@@ -50,10 +50,10 @@ class PublicWeights:
     """One weight file on the hub.
 
     `classes=0` is a network without a head; `parameters` are the published network's. `numerics` are fields of the
-    network that its tensors do not show. `mean`, `std`, `interpolation` and `crop` are how it is evaluated; `crop` is
-    the share of the resized image that is kept, and none where the image is squashed to its size. `terms` say what
-    restricts the use of weights that are not open; `also` is another repository with the same numbers; `unsure` says
-    what of all this is not known for certain. `sha256=None` leaves the checksum to the hub's word.
+    network that its tensors do not show. `mean`, `std`, `interpolation` and `crop` describe its evaluation; `crop` is
+    the share of the resized image that is kept, None if the image is squashed to its size. `terms` restrict the use of
+    weights that are not open; `also` is another repository with the same values; `unsure` says which of these facts are
+    uncertain. With `sha256=None`, the hub names the checksum.
     """
 
     family: str
@@ -78,7 +78,7 @@ class PublicWeights:
     sha256: str | None = None
 
     def __post_init__(self) -> None:
-        # Repository and file become part of a path in the cache: nothing in them may climb out of it.
+        # Repository and file become part of a path in the cache, and must not lead out of it.
         if not re.fullmatch(f"{_NAME}/{_NAME}", self.repo):
             raise ConfigError(f"repo={self.repo!r} must be 'owner/name' of letters, digits, '.', '_' and '-'")
         if not re.fullmatch(_NAME, self.file):
@@ -96,7 +96,7 @@ class PublicWeights:
 
     @property
     def name(self) -> str:
-        """As it is asked for: NAME:TAG."""
+        """The name by which it is requested: NAME:TAG."""
         return f"{self.model}:{self.tag}"
 
     @property
@@ -116,7 +116,7 @@ PUBLIC: tuple[PublicWeights, ...] = tuple(_public(row) for one in WEIGHT_FAMILIE
 
 
 def find_repository(repo: str) -> PublicWeights | None:
-    """The public weights that a repository of the hub holds, as their own or as the same numbers in another format."""
+    """The public weights that a repository of the hub holds, as its own or as the same values in another format."""
     return next((entry for entry in PUBLIC if repo in (entry.repo, entry.also)), None)
 
 
@@ -133,4 +133,4 @@ def find_public_weights(model: str, tag: str) -> PublicWeights:
         raise unknown_name(f"weights of {model}", tag, known)
     models = list(dict.fromkeys(entry.model for entry in PUBLIC))
     near = difflib.get_close_matches(model, models, n=4, cutoff=0.4) or models
-    raise UnknownName(f"there are no public weights of {model!r}; train it, or take one of {', '.join(near)}")
+    raise UnknownName(f"there are no public weights of {model!r}; train it, or use one of {', '.join(near)}")

@@ -1,9 +1,10 @@
-"""A parity report: which tensors a written file gives back, and how far the other library's network is from ours.
+"""A parity report: which tensors are read back unchanged from a written file, and how far the other library's network
+differs from ours.
 
-Both networks run on one seeded batch. The largest difference is taken after the stem, after every block and at the
-logits, relative to the largest value there. The other library's network is built around the file that was just
-written, with `strict=True`, so the report also shows that the library accepts the file. Without the library, the report
-says that it is not installed.
+Both networks run on one seeded batch. The largest difference is measured after the stem, after every block and at the
+logits, relative to the largest value there. The other library's network is built around the file that was just written,
+with `strict=True`, so the report also shows that the library accepts the file. Without the library, the report says
+that it is not installed.
 """
 
 import importlib.util
@@ -33,13 +34,13 @@ from vitrail.models.vit_config import ViTConfig, vit_config
 
 @dataclass(frozen=True, slots=True)
 class ReferenceModel:
-    """A foreign network and where to look at it."""
+    """A foreign network, and the modules whose outputs are compared."""
 
     library: str
     network: nn.Module
     blocks: list[nn.Module]
     logits: Callable[[Any], Tensor] | None = None
-    tokens: Callable[[Tensor], Tensor] = lambda z: z  # what a block takes and gives, in the form that ours has
+    tokens: Callable[[Tensor], Tensor] = lambda z: z  # converts tokens between blocks to our form
 
 
 def build_reference(format_name: str, config: ModelConfig, target: Path) -> ReferenceModel | str:
@@ -48,7 +49,7 @@ def build_reference(format_name: str, config: ModelConfig, target: Path) -> Refe
     family = FORMATS[format_name].library if format_name in FORMATS else format_name
     library = {"huggingface": "transformers"}.get(family, family)
     if family not in builders:
-        return "no other library to hold it against"
+        return "there is no other library to compare with"
     if importlib.util.find_spec(library) is None:
         return f"{library} is not installed"
     try:
@@ -62,7 +63,7 @@ def build_timm(config: ModelConfig, target: Path) -> ReferenceModel:
 
     file = target / "model.safetensors" if target.is_dir() else target
     network: Any
-    # Its own weights would be drawn only to be overwritten; other modules than the plain ViT compute tables, too.
+    # Its initial weights would be overwritten; modules other than the plain ViT also compute tables.
     bare = find_format("timm", config).name == "timm"
     with torch.random.fork_rng(devices=[]), torch.device("meta" if bare else "cpu"):
         if isinstance(config, ResNetConfig):
@@ -79,7 +80,7 @@ def build_timm(config: ModelConfig, target: Path) -> ReferenceModel:
 
 
 def describe_for_timm(config: ModelConfig) -> tuple[str, dict[str, Any]]:
-    """A name of timm's and the arguments for `create_model`; refused where timm has no such network."""
+    """A timm name and the arguments for `create_model`; ExportRefused if timm has no such network."""
     describe = find_format("timm", config).settings
     assert describe is not None
     settings = describe(config)
@@ -87,7 +88,7 @@ def describe_for_timm(config: ModelConfig) -> tuple[str, dict[str, Any]]:
 
 
 def open_pooling(network: Any, config: ModelConfig) -> Callable[[Any], Tensor] | None:
-    """Takes a pooling that the library does not have, class token and mean side by side, from all its tokens."""
+    """Pools in a way that the library does not have, class token and mean side by side, from all its tokens."""
     if not isinstance(config, ViTConfig) or config.pool != "token+mean":
         return None
     network.global_pool = ""
@@ -142,7 +143,8 @@ def _floats(file: Path) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One place in the network: largest absolute difference, and the same over the largest value."""
+    """The difference at one place in the network: largest absolute difference, absolute and relative to the largest
+    value."""
 
     place: str
     absolute: float
@@ -151,7 +153,8 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class ParityReport:
-    """Tensors that came back bit for bit, of how many; and the rows against `peer`, or why there are none."""
+    """How many of the tensors were read back bit for bit, and the rows of the comparison with `peer`, or why there are
+    none."""
 
     identical: int
     tensors: int
@@ -165,7 +168,7 @@ class ParityReport:
 
 
 def check_parity(bundle: Bundle, back: Bundle, format_name: str, target: Path) -> ParityReport:
-    """Hold what was read back against what was written, and both against the library that the format belongs to."""
+    """Compares what was read back with what was written, and with the library that the format belongs to."""
     pairs = [(tensor, back.tensors.get(name)) for name, tensor in bundle.tensors.items()]
     same = sum(b is not None and a.shape == b.shape and torch.equal(a.float(), b.float()) for a, b in pairs)
     built = build_reference(format_name, bundle.config, target)
@@ -175,7 +178,7 @@ def check_parity(bundle: Bundle, back: Bundle, format_name: str, target: Path) -
 
 
 def compare(model: Model, other: ReferenceModel, seed: int = 0) -> list[Difference]:
-    """The two networks side by side on one seeded batch of two."""
+    """Compares the two networks on one seeded batch of two."""
     config = model.config
     images = torch.randn(2, config.channels, *config.image, generator=torch.Generator().manual_seed(seed))
     mine = collect_activations(model, model.units(), images)

@@ -1,4 +1,4 @@
-"""A Hugging Face folder in transformers' hands: its network, its layers, and what it gives in the form of ours."""
+"""Runs a Hugging Face folder in transformers: its network, its layers, and its outputs in our form."""
 
 import importlib
 import inspect
@@ -22,7 +22,7 @@ class TransformersNetwork(NamedTuple):
     network: nn.Module
     units: list[nn.Module]
     logits: Callable[[Any], Tensor]
-    tokens: Callable[[Tensor], Tensor]  # what a unit takes and gives, as [B, T, D]
+    tokens: Callable[[Tensor], Tensor]  # converts tokens between units to [B, T, D]
 
 
 class PatchInput(nn.Module):
@@ -44,12 +44,12 @@ class PatchInput(nn.Module):
 
 def load_with_transformers(config: ModelConfig, folder: Path) -> TransformersNetwork:
     """The network of a folder, loaded by the class that its config.json names."""
-    transformers: Any = importlib.import_module("transformers")  # typed, a checker would read thousands of its files
+    transformers: Any = importlib.import_module("transformers")  # untyped: it has thousands of files
     transformers.utils.logging.disable_progress_bar()
     settings = read_json(folder / "config.json")
     kind: Any = getattr(transformers, settings["architectures"][0])
     family = find_family(settings)
-    # A pooler that is not in the folder would be drawn again.
+    # A pooler that is missing in the folder would be initialised at random.
     poolerless = family is not None and not family.pooled(vit_config(config))
     takes_pooler = "add_pooling_layer" in inspect.signature(kind.__init__).parameters
     without = {"add_pooling_layer": False} if poolerless and takes_pooler else {}
@@ -70,7 +70,7 @@ def load_with_transformers(config: ModelConfig, folder: Path) -> TransformersNet
 
 
 def _read(c: ViTConfig, out: Any, *, pooled: bool) -> Tensor:
-    """Logits, or what our network gives where there are none: [B, K] or [B, D]."""
+    """Logits, or our network's output if it has none: [B, K] or [B, D]."""
     if c.has_queries:
         return flatten_output(QueryOutput(out.class_queries_logits, out.masks_queries_logits))
     if c.classes:

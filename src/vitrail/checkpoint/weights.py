@@ -31,8 +31,8 @@ from vitrail.models.zoo import (
     translate_sizes,
 )
 
-HEADS: Final = ("linear", "patches", "eomt", "pmt")  # kinds of a new one
-# Fields of an encoder that change training, or what it gives behind its last block.
+HEADS: Final = ("linear", "patches", "eomt", "pmt")  # kinds of new heads
+# Encoder fields that change training only, or only what comes after the last block.
 FREE: Final = ("dropout", "attention_dropout", "stochastic_depth", "pool", "norm_after_pool", "head", "classes")
 
 
@@ -51,22 +51,22 @@ def load(
     weights, or its last), public weights as NAME:TAG ("ViT-B/16:augreg_in21k", downloaded into the cache), or the name
     of bundled ones ("vitrail-cifar10"). What cannot be found raises WeightsNotFound.
 
-    The network is in evaluation mode, or in training mode where `classes` gives it a head that has yet to learn.
-    (Lightning and loops of one's own train a network in the mode it is in.)
+    The network is in evaluation mode, or in training mode if `classes` gives it an untrained head. (Lightning and
+    custom loops train a network in the mode it is in.)
 
-    `classes` and `image_size` are the fine-tuning surgery of 3.2: the whole head is thrown away for one linear layer at
-    zero, and positions are resampled to the new grid in the given numerics. With `head="patches"` that layer reads
-    every patch and the network gives logits per pixel; weights that have such a head already get one again, unless
-    `head="linear"` says otherwise. With `head="eomt"` or "pmt" queries give classes and masks, of a head drawn afresh;
-    weights that have queries already keep them, and only their layer of classes is new.
+    `classes` and `image_size` are the fine-tuning surgery of 3.2: the whole head is replaced by one linear layer
+    initialised to zero, and positions are resampled to the new grid in the given numerics. With `head="patches"` that
+    layer reads every patch and the network returns logits per pixel; weights with such a head get a new one of the same
+    kind, unless `head="linear"` is given. With `head="eomt"` or "pmt", the network gets a fresh head of queries that
+    predict classes and masks; weights that already have queries keep them, and only their class layer is new.
 
-    `patch` is another patch size at the same image size, which it has to divide: kernels are resized by the
-    pseudo-inverse of the resize of patches, positions to the new grid (FlexiViT). Load the original each time, for a
-    chain of resizes loses detail at every step. `channels` is another number of them: one takes the sum of the kernels,
-    more take them in turn, scaled; preprocessing follows.
+    `patch` sets another patch size at the same image size, which it must divide: kernels are resized by the
+    pseudo-inverse of the resize of patches, positions to the new grid (FlexiViT). Load the original each time, because
+    every further resize loses detail. `channels` sets another number of channels: a single one takes the sum of the
+    kernels, more take them in turn, scaled; preprocessing is adapted.
 
-    Any other keyword replaces a config field: what a bare state dict does not say (`heads=12`), or what training wants
-    otherwise (`dropout=0.1`).
+    Any other keyword replaces a config field: one that a bare state dict does not state (`heads=12`), or one that
+    training needs (`dropout=0.1`).
     """
     kind = pop_head_kind(classes, facts)
     bundle = find_weights(weights, **facts)
@@ -75,7 +75,7 @@ def load(
 
 
 def build_network(bundle: Bundle, dtype: torch.dtype = torch.float32) -> Model:
-    """The module around a bundle's tensors, in evaluation mode; those already of the right type are not copied."""
+    """Builds the module around a bundle's tensors, in evaluation mode. Tensors of the right type are not copied."""
     model = build_from(bundle.config, {name: tensor.to(dtype) for name, tensor in bundle.tensors.items()})
     model.card = bundle.card
     return model.eval()
@@ -91,10 +91,10 @@ def replace_head_and_resize(
     patch: int | Pair | None = None,
     channels: int | None = None,
 ) -> Bundle:
-    """Fine-tuning surgery (3.2) on a bundle. Positions and patches are resampled in float32 at least. `classes` give it
-    a new head of zeros: one linear layer on the image (`kind="linear"`) or on its patches ("patches"), by default on
-    what the old one read. With `kind` "eomt" or "pmt" it becomes a network with queries, whose head is drawn from a
-    fixed seed; one with queries gets a new layer of classes, unless `kind` says otherwise."""
+    """Fine-tuning surgery (3.2) on a bundle. Positions and patches are resampled in float32 at least. With `classes` it
+    gets a new head initialised to zero: a linear layer on the image (`kind="linear"`) or on its patches ("patches"), by
+    default on what the old head read. With `kind` "eomt" or "pmt" it becomes a network with queries, whose head is
+    drawn from a fixed seed. A network that has queries gets a new class layer, unless `kind` says otherwise."""
     asked: dict[str, Any] = {"image_size": image_size, "patch": patch, "channels": channels}
     if sizes := {name: value for name, value in asked.items() if value is not None}:
         if patch is not None and not hasattr(bundle.config, "patch"):
@@ -125,10 +125,10 @@ def replace_head_and_resize(
 
 
 def graft_encoder(bundle: Bundle, config: ModelConfig, fresh: Mapping[str, Tensor]) -> Bundle:
-    """The weights of a ViT in a network with queries: all tensors that both have outside the head, and those of the
-    head, too, where the bundle has queries of the same kind, but for the layer of classes. What it lacks is `fresh`, of
-    a network of that config; a layer of classes that takes another's place is zero (3.2). ConfigError where the encoder
-    would compute something else with these tensors."""
+    """Puts the weights of a ViT into a network with queries: all tensors that both have outside the head and, if the
+    bundle has queries of the same kind, those of the head except the class layer. Missing tensors come from `fresh`, a
+    network of that config; a class layer that replaces another is zero (3.2). ConfigError if the encoder would compute
+    something else with these tensors."""
     check_encoder(bundle.config, config)
     like, old = next(iter(bundle.tensors.values())), bundle.config
     same = old.family == config.family
@@ -140,7 +140,7 @@ def graft_encoder(bundle: Bundle, config: ModelConfig, fresh: Mapping[str, Tenso
         if known is not None and kept and known.shape == new.shape:
             tensors[name] = known
         elif known is not None and not name.startswith("head."):
-            raise ConfigError(f"tensor {name!r} is {list(known.shape)} in the weights, and {list(new.shape)} is wanted")
+            raise ConfigError(f"tensor {name!r} is {list(known.shape)} in the weights; {list(new.shape)} is needed")
         else:
             zero = same and name.startswith(last)
             tensors[name] = torch.zeros_like(new, dtype=like.dtype) if zero else new.detach().to(like.dtype)
@@ -149,24 +149,25 @@ def graft_encoder(bundle: Bundle, config: ModelConfig, fresh: Mapping[str, Tenso
 
 
 def check_encoder(old: ModelConfig, config: ModelConfig) -> None:
-    """ConfigError unless the encoder of a network with queries computes in inference what that of its weights does."""
+    """Raises ConfigError unless the encoder of a network with queries computes the same in inference as that of its
+    weights."""
     assert isinstance(config, QueryConfig)
     theirs = query_config(old, "eomt" if config.family == "eomt" else "pmt", config.classes).encoder
     for name in (field.name for field in fields(theirs) if field.name not in FREE):
         if (given := getattr(config, name)) != (wanted := getattr(theirs, name)):
-            fact = f"the weights are of an encoder with {name}={wanted!r}, and the network has {given!r}"
+            fact = f"the weights have an encoder with {name}={wanted!r}, but the network has {given!r}"
             raise ConfigError(f"{fact}; leave model.{name} to the weights")
 
 
 def resize_like(bundle: Bundle, config: ModelConfig) -> Bundle:
-    """A bundle at the image size, patch size and channels of a config; its head stays."""
+    """Adapts a bundle to the image size, patch size and channels of a config; its head is kept."""
     patch: Pair | None = getattr(config, "patch", None)
     return replace_head_and_resize(bundle, image_size=config.image, patch=patch, channels=config.channels)
 
 
 def pop_head_kind(classes: int | None, facts: dict[str, Any]) -> str | None:
-    """Takes the kind of a new head out of config fields: the others say what the weights are, and this what they
-    become."""
+    """Removes the kind of a new head from config fields: the other fields describe the given weights, and this one the
+    result."""
     return facts.pop("head") if classes is not None and facts.get("head") in HEADS else None
 
 
@@ -178,7 +179,7 @@ def save(
     labels: list[str] | tuple[str, ...] | None = None,
     provenance: dict[str, Any] | None = None,
 ) -> None:
-    """Write a network to one self-describing file. What is not given is taken from the card it was loaded with."""
+    """Writes a network to one self-describing file. Fields that are not given come from the card it was loaded with."""
     names = None if labels is None else tuple(labels)
     write_bundle(to_bundle(model, preprocessing=preprocessing, labels=names, provenance=provenance), path)
 
@@ -188,20 +189,21 @@ def write_bundle(bundle: Bundle, path: str | Path) -> None:
 
 
 def to_bundle(model: torch.nn.Module, **changes: Any) -> Bundle:
-    """A network and its card, with fields of it changed, as data; compiled and parallel wrappers are looked through."""
+    """A network and its card, with changes to the card's fields, as data. Compiled and parallel wrappers are
+    unwrapped."""
     inner = unwrap_backbone(model)
     given = {name: value for name, value in changes.items() if value is not None}
     card, classes = replace(get_card(inner), **given), inner.config.classes
     if card.labels is not None and len(card.labels) != classes:
         if "labels" in given:
             raise ConfigError(f"{len(card.labels)} labels for {classes} classes")
-        card = replace(card, labels=None, multi_label=False)  # the head was replaced since
+        card = replace(card, labels=None, multi_label=False)  # the head has been replaced
     tensors = {name: tensor.detach() for name, tensor in cast(Tensors, inner.state_dict()).items()}
     return Bundle(config=inner.config, tensors=tensors, card=card)
 
 
 def build_fresh(config: ModelConfig) -> Model:
-    """A network with new weights, and the card of one that is trained on pixels in [-1, 1]."""
+    """A network with new weights, and a card for training on pixels in [-1, 1]."""
     model = build(config)
     model.card = Card(preprocessing=Preprocessing(image=config.image)).adapt_channels(config.channels)
     return model
@@ -220,22 +222,21 @@ def create_model(
     """A network by the paper's notation ("ViT-B/16") or slug ("vit_b_16"), or by a config of yours; timm's names and
     keywords are understood, too ("vit_base_patch16_224.augreg_in21k", `num_classes`, `img_size`, `pretrained=True`).
 
-    Without `weights` it is fresh, initialised as in the reference, with 1000 classes unless said otherwise, and in
-    training mode, as torch's modules are. With the tag of public weights they are downloaded into the cache; `classes`,
-    `image_size`, `patch`, `channels` and the mode are as in `load`.
-    Any other keyword replaces a config field.
+    Without `weights` it is fresh: initialised as in the reference, with 1000 classes by default, and in training mode,
+    like torch's modules. If `weights` is the tag of public weights, they are downloaded into the cache; `classes`,
+    `image_size`, `patch`, `channels` and the mode are as in `load`. Any other keyword replaces a config field.
     """
     changes = translate_sizes(classes, image_size, replacements)
     if not isinstance(name, str):
         if pretrained or weights:
-            raise ConfigError("public weights are found by the name of their network; give that, not a config")
+            raise ConfigError("public weights are looked up by the name of a network; give a name, not a config")
         return build_fresh(adapt_config(name, **changes))
     theirs = find_timm_name(name)
     if theirs is not None and pretrained:
         weights = weights or theirs.tag
     if pretrained and not weights:
         ours = name if theirs is None else theirs.name
-        known = ", ".join(registry.list_tags(slug(resolve_name(ours)))) or "none is public"
+        known = ", ".join(registry.list_tags(slug(resolve_name(ours)))) or "none are public"
         raise ConfigError(f"pretrained=True does not say which weights of {ours}; give weights=TAG, one of: {known}")
     if weights is None:
         return build_fresh(create_config(name, **changes))

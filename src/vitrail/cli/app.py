@@ -1,7 +1,7 @@
 """The `vitrail` command: finds the command, parses its options, imports its code, and prints errors in one line.
 
-Exit status: 0 done, 1 a part of a study failed, 2 a mistake by the user, 130 interrupted, 141 the reader of a pipe
-has gone. With VITRAIL_TRACEBACK=1 in the environment an error also prints its traceback.
+Exit status: 0 success, 1 partial failure or a failed check, 2 user error, 130 interrupted, 141 broken pipe. With
+VITRAIL_TRACEBACK=1 in the environment, an error also prints its traceback.
 """
 
 import argparse
@@ -60,7 +60,7 @@ COMMANDS = {
     "completion": Command("Your shell", "print a completion script for your shell", "completion", "look"),
 }
 
-# What people type for commands with another name here.
+# Words that people may type for commands, and the commands to suggest.
 ALIASES = {
     **dict.fromkeys(("infer", "inference", "label"), ("predict",)),
     **dict.fromkeys(("fine-tune", "tune"), ("finetune",)),
@@ -91,10 +91,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(argv: list[str]) -> int:
-    """Runs the command and turns every way in which it may end into a status."""
+    """Runs the command, prints errors in one line, and returns the exit status."""
     try:
         status = dispatch(argv)
-        sys.stdout.flush()  # a pipe that broke late is noticed here, not in the interpreter's shutdown
+        sys.stdout.flush()  # notices a broken pipe here rather than during the interpreter's shutdown
     except (VitrailError, OSError, MemoryError, RecursionError, OverflowError) as error:
         if isinstance(error, BrokenPipeError):
             return silence_stdout()
@@ -116,7 +116,7 @@ def run(argv: list[str]) -> int:
 
 
 def describe_error(error: Exception) -> str:
-    """An error in one line; for those that no command foresees, what the machine could not do."""
+    """Describes an error in one line, including errors of the system that no command handles."""
     if isinstance(error, VitrailError):
         return " ".join(str(error).split())
     if isinstance(error, MemoryError):
@@ -124,12 +124,12 @@ def describe_error(error: Exception) -> str:
     if isinstance(error, OSError):
         file = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
         place = f"{file}: " if len(file) < 256 else f"{file[:60]}...: "
-        return f"{place if file else ''}{error.strerror or 'the system refused'}; name another file or folder"
-    return "a number is too large or too deeply nested for this machine; give a smaller one"
+        return f"{place if file else ''}{error.strerror or 'the operation failed'}; name another file or folder"
+    return "a number is too large, or data too deeply nested, for this machine; give less"
 
 
 def dispatch(argv: list[str]) -> int:
-    """Parses what precedes the command, then leaves the rest to the command's own parser."""
+    """Parses what precedes the command, then runs the command with the rest."""
     at = next((i for i, word in enumerate(argv) if not word.startswith("-")), len(argv))
     top = Parser(
         prog="vitrail",
@@ -152,7 +152,7 @@ def dispatch(argv: list[str]) -> int:
         known = VitrailError(f"unknown command {name!r}; did you mean {' or '.join(meant)}?")
         raise known if meant else unknown_name("command", name, COMMANDS)
     options = parse_options(name, argv[at + 1 :])
-    from vitrail.core.processes import keep_freed_memory  # help and completion do without
+    from vitrail.core.processes import keep_freed_memory  # not needed for help
 
     keep_freed_memory()
     module = import_module(f"vitrail.cli.{COMMANDS[name].module}")
@@ -166,7 +166,7 @@ def options_type(name: str) -> type[Any]:
 
 
 def parse_options(command: str, words: Sequence[str]) -> Any:
-    """The words after a command, as the dataclass of its options; numbers that no option can mean are refused."""
+    """Parses the words after a command into the dataclass of its options; refuses numbers that are out of range."""
     values = vars(command_parser(command).parse_intermixed_args(words))  # vitrail predict W --topk 1 a.jpg
     for name, value in values.items():
         for one in cast("list[object]", value) if isinstance(value, list) else [value]:
@@ -179,19 +179,19 @@ def parse_options(command: str, words: Sequence[str]) -> Any:
 
 
 def command_parser(name: str) -> Parser:
-    """The parser of a command, without the modules that do its work."""
+    """The parser of a command, built without importing the modules that do its work."""
     return build_parser(options_type(name), f"vitrail {name}")
 
 
 def format_overview() -> str:
-    """The commands by group."""
+    """Lists the commands by group."""
     lines: list[str] = []
     for group in dict.fromkeys(command.group for command in COMMANDS.values()):
         lines += [f"{group}:", *(f"  {name:<11} {c.help}" for name, c in COMMANDS.items() if c.group == group), ""]
-    return "\n".join([*lines, "vitrail <command> --help describes one of them, with examples."])
+    return "\n".join([*lines, "vitrail <command> --help describes a command, with examples."])
 
 
 def silence_stdout() -> int:
-    """Lets stdout flush into nothing, so that nothing is printed about a reader that has gone."""
+    """Redirects stdout to the null device, so that nothing is printed about a broken pipe; returns its status."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 141

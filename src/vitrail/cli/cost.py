@@ -1,4 +1,4 @@
-"""`vitrail cost`: what a network costs, and how fast it is here."""
+"""`vitrail cost`: shows what a network costs, and measures its speed on this machine."""
 
 import math
 from pathlib import Path
@@ -33,13 +33,13 @@ from vitrail.studies.paper.inference_speed import NetworkSpeeds, measure_speeds
 from vitrail.train import resolve as memory
 from vitrail.train.data import find_split
 
-CARDS = (16, 24, 48, 80)  # GB of usual GPUs
+CARDS = (16, 24, 48, 80)  # GB of common GPUs
 SECONDS = {"cuda": 120.0, "cpu": 60.0}
 EPOCHS = {"imagenet": (300,), "imagenet21k": (90,)}  # Table 3
 
 
 class CostedNetwork(NamedTuple):
-    """A network: how it was called, its name in the zoo where it has one, its config, its weights if there are any."""
+    """A network: the name it was given by, its name in the zoo if it has one, its config, and its weights if any."""
 
     text: str
     name: str
@@ -48,7 +48,7 @@ class CostedNetwork(NamedTuple):
 
 
 class CostedTraining(NamedTuple):
-    """Images and epochs to train for, under a name, and the network at its size of training, with as many outputs."""
+    """A named training: its images and epochs, and the network with its image size and number of classes."""
 
     name: str
     images: int
@@ -96,7 +96,7 @@ def run_cost(options: CostOptions) -> int:
 
 
 def find_network(text: str) -> CostedNetwork:
-    """A name of the zoo, else weights by path or NAME:TAG."""
+    """Finds a network by its name in the zoo, else weights by path or NAME:TAG."""
     if not Path(text).exists() and ":" not in text:
         try:
             name = resolve_name(text)
@@ -104,7 +104,7 @@ def find_network(text: str) -> CostedNetwork:
             raise UnknownName(f"{error}; and there is no weight file {text}") from None
         return CostedNetwork(text, name, ZOO[name], None)
     if text in ZOO or text in SLUGS:
-        raise ConfigError(f"{text!r} is a network and a path here; write ./{text} for the path")
+        raise ConfigError(f"{text!r} is both a network and a path; write ./{text} for the path")
     bundle = find_weights(text)
     title = network_name(bundle.config)
     return CostedNetwork(text, title if title in ZOO else Path(text).stem, bundle.config, bundle)
@@ -120,26 +120,26 @@ def plan_trainings(one: CostedNetwork, options: CostOptions) -> list[CostedTrain
         return CostedTraining(name, images, epochs, classes, config)
 
     if options.images and options.data:
-        raise ConfigError("--images or --data: one of them says how many images there are")
+        raise ConfigError("--images and --data both set the number of images; give one of them")
     if options.images:
         if not options.epochs:
-            raise ConfigError(f"how often is each of the {options.images:,} images seen? give --epochs E")
+            raise ConfigError(f"--images {options.images:,} needs a number of passes over them; give --epochs E")
         return [plan("yours", options.images, options.epochs, None)]
     if options.epochs and not options.data:
-        raise ConfigError(f"--epochs {options.epochs:g} of what? give --data NAME or --images N")
+        raise ConfigError(f"--epochs {options.epochs:g} needs training data; give --data NAME or --images N")
     found: list[CostedTraining] = []
     for name in (options.data,) if options.data else ("imagenet", "imagenet21k", "jft"):
         images, classes = count_training_images(name)
         usual = jft_epochs(one.name) if name == "jft" else EPOCHS.get(name, ())
         if not options.epochs and not usual:
-            raise ConfigError(f"how many epochs on {name}? give --epochs E")
+            raise ConfigError(f"--data {name} needs a number of epochs; give --epochs E")
         lengths = (options.epochs,) if options.epochs else usual
         found += [plan(name, images, epochs, classes) for epochs in lengths]
     return found
 
 
 def count_training_images(name: str) -> tuple[int, int | None]:
-    """How many to train on and how many classes: of a named set as published, without its files."""
+    """The number of training images and classes; for a named set as published, so its files are not needed."""
     if name == "jft":
         return JFT_IMAGES, JFT_CLASSES
     if name in SETS:
@@ -150,7 +150,7 @@ def count_training_images(name: str) -> tuple[int, int | None]:
 
 
 def sizes_to_cost(one: CostedNetwork, options: CostOptions) -> list[Pair | int]:
-    """As requested; else the network's own, and the paper's size of fine-tuning for one that has a name."""
+    """The requested sizes; by default the network's own and, for one of the zoo, the paper's size for fine-tuning."""
     if options.image_size:
         return list(options.image_size)
     if one.bundle is not None or one.config.image != (224, 224):
@@ -171,7 +171,7 @@ def show_size(networks: list[CostedNetwork], options: CostOptions) -> None:
 
 
 def show_training(networks: list[CostedNetwork], trainings: list[list[CostedTraining]], options: CostOptions) -> None:
-    """exaFLOPs and core-days, with what Table 6 prints for the network, set, size and head."""
+    """Prints exaFLOPs and core-days, next to the value of Table 6 for the same network, data, size and head."""
     rows: list[list[str]] = []
     for one, each in zip(networks, trainings, strict=True):
         for training in each:
@@ -183,9 +183,9 @@ def show_training(networks: list[CostedNetwork], trainings: list[list[CostedTrai
             rows.append([one.name, format_size(config.image), training.name, *cells])
     heads = ("network", "image", "data", "images", "epochs", "classes", "exaFLOPs", "Table 6", "TPUv3 core-days")
     print_table(heads, rows, left=3, title="Training")
-    print("exaFLOPs are 6 x MACs x images x epochs, as in the paper; core-days at the pace of its ViT-L/16.")
+    print("exaFLOPs are 6 x MACs x images x epochs, as in the paper; core-days assume the speed of its ViT-L/16.")
     if any(one.config.padding_macs for one in networks):
-        print("As in the paper, what a convolution multiplies of its padding does not count here; in GMACs it does.")
+        print("As in the paper, exaFLOPs leave out what a convolution multiplies with its padding; GMACs count it.")
 
 
 def format_amount(value: float) -> str:
@@ -193,7 +193,7 @@ def format_amount(value: float) -> str:
 
 
 def show_memory(networks: list[CostedNetwork], options: CostOptions) -> None:
-    """Prints the memory of training, by the closed forms that choose a run's micro-batch."""
+    """Prints the memory of training, from the formulas that choose a run's micro-batch."""
     rows: list[list[str]] = []
     for one in networks:
         size = options.image_size[0] if options.image_size else None
@@ -206,12 +206,12 @@ def show_memory(networks: list[CostedNetwork], options: CostOptions) -> None:
             cells = [f"{state / 1e9:,.2f} GB", f"{each / 1e6:,.1f} MB", *(f"{count:,}" for count in fits)]
             rows.append([one.name, format_size(config.image), "recomputed" if recompute else "kept", *cells])
     heads = ("network", "image", "activations", "weights, moments", "an image", *(f"in {card} GB" for card in CARDS))
-    title = "Memory of training, and how many images fit at once (reckoned: AdamW, bfloat16 with float32 masters)"
+    title = "Training memory, and how many images fit at once (estimated for AdamW, bfloat16 with float32 masters)"
     print_table(heads, rows, left=3, title=title)
 
 
 def measure_speed(networks: list[CostedNetwork], options: CostOptions) -> tuple[list[NetworkSpeeds], dict[str, Any]]:
-    """Runs every network at every size, and prints a line for each; and how it was done, for the results."""
+    """Runs every network at every size, and prints a line for each. Also returns the settings, for the results."""
     found: list[NetworkSpeeds] = []
     with single_process(options.device) as place, bars() as progress:
         seconds = options.seconds or SECONDS.get(place.type, SECONDS["cpu"])
@@ -252,7 +252,8 @@ def cost_result(
     found: NetworkSpeeds | None,
     how: dict[str, Any],
 ) -> Result:
-    """All of it as data; `how` is how it was measured. A network by name has no weights, so no hash."""
+    """All costs as a result; `how` are the settings of the measurement. A network by name has no weights, so no
+    hash."""
     config = adapt_config(one.config, classes=options.classes)
     facts = {"name": one.text, "hash": None, "image": list(config.image), "parameters": config.parameters}
     measures = [Measure(name="parameters", value=config.parameters, unit="count")]

@@ -1,4 +1,4 @@
-"""`vitrail data`, `data pack` and `data dedup`: what is in a data set, tar shards, and duplicates."""
+"""`vitrail data` shows what is in a data set, `data pack` writes tar shards, and `data dedup` finds duplicates."""
 
 import hashlib
 import json
@@ -27,16 +27,16 @@ from vitrail.data.datasets.catalogue import SETS, VTAB_TASKS
 from vitrail.data.datasets.open_by_name import find_places, find_set, folder_of
 from vitrail.data.datasets.scenes import SCENES, THINGS
 
-if TYPE_CHECKING:  # without torch `vitrail data` alone is quick
+if TYPE_CHECKING:  # `vitrail data` alone starts fast without torch
     from vitrail.data.dedup.match import Embed
     from vitrail.data.tools.overview import SplitSummary
     from vitrail.data.tools.segment_summary import SegmentSummary
 
-SHOWN: Final = 20  # unreadable files that are listed
-NAMED: Final = 12  # classes that are
+SHOWN: Final = 20  # unreadable files to list
+NAMED: Final = 12  # classes to list
 INCLUDED, FETCHED, BY_HAND = "in the package", "--download", "by hand"  # where the files of a named set come from
 PROCESSES: Final = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_WORLD_SIZE", "1"))  # as torchrun sets them
-SOFTWARE: Final = "vitrail contact sheet"  # how a sheet of ours is known again
+SOFTWARE: Final = "vitrail contact sheet"  # by which our own sheets are recognised
 
 
 def run_data(options: DataOptions) -> int:
@@ -75,13 +75,13 @@ def run_data(options: DataOptions) -> int:
 
 
 def show_summaries(collection: Collection, summaries: "dict[str, SplitSummary]") -> None:
-    """The table of the splits, then what does not fit into one."""
+    """Prints the table of splits, then what does not fit into a table."""
     from vitrail.data.tools.overview import printable_name
 
     where = f" at {printable_name(str(collection.path))}" if collection.path is not None else ""
     heads = ["split", "images", "classes", "fewest", "most", "median HxW", "smallest", "largest", "bytes", "unreadable"]
     rows = [summary_row(split, summary) for split, summary in summaries.items()]
-    told = [at for at in range(len(heads)) if any(row[at] != "-" for row in rows)]  # a set may have masks alone
+    told = [at for at in range(len(heads)) if any(row[at] != "-" for row in rows)]  # a set may have only masks
     heads, rows = [heads[at] for at in told], [[row[at] for at in told] for row in rows]
     print_table(heads, rows, title=f"{printable_name(collection.name)}: {collection.kind}{where}")
 
@@ -91,7 +91,7 @@ def show_summaries(collection: Collection, summaries: "dict[str, SplitSummary]")
 
     if collection.classes:
         print(f"classes: {join_names(collection.classes)}")
-    if collection.pixel_classes and not collection.segment_classes:  # whose masks are those of the segments
+    if collection.pixel_classes and not collection.segment_classes:  # masks of segments are counted elsewhere
         counts = [f"{summary.masks:,} in {split}" for split, summary in summaries.items() if summary.masks]
         print(f"images with a mask: {', '.join(counts)}")
         print(f"pixel classes: {join_names(collection.pixel_classes)}")
@@ -122,7 +122,7 @@ def summary_row(split: str, summary: "SplitSummary") -> list[str]:
 
 
 def describe_split(split: str, summary: "SplitSummary") -> list[str]:
-    """How much was looked at, formats, balance and labels of one split."""
+    """Describes one split: how many images were inspected, their formats, class balance and labels."""
     from vitrail.data.tools.overview import printable_name
 
     looked = f"{summary.looked:,}" if summary.looked < summary.images else f"all {summary.looked:,}"
@@ -139,12 +139,12 @@ def describe_split(split: str, summary: "SplitSummary") -> list[str]:
         low = int((counts + (counts == 0) * (counts.max() + 1)).argmin())
         high = int(counts.argmax())
         small, large = (f"{counts[at]:,} ({printable_name(summary.classes[at])})" for at in (low, high))
-        lines.append(f"{split}: classes differ in size {counts[high] / counts[low]:.1f} times, from {small} to {large}")
+        lines.append(f"{split}: class sizes differ {counts[high] / counts[low]:.1f}-fold, from {small} to {large}")
     return lines
 
 
 def show_segments(summaries: "dict[str, SegmentSummary]") -> None:
-    """The segments of each split in a line or two, and a table of their classes in the first."""
+    """Prints a line or two about the segments of each split, and a table of classes for the first split."""
     from vitrail.data.tools.overview import printable_name
 
     for split, found in summaries.items():
@@ -174,24 +174,24 @@ def show_segments(summaries: "dict[str, SegmentSummary]") -> None:
 
 
 def describe_segments(split: str, found: "SegmentSummary") -> list[str]:
-    """How many there are to an image, and how large."""
+    """Describes how many segments an image has, and how large they are."""
     counts = found.per_image
     if not len(counts):
-        return [f"{split}: no image whose segments can be read"]
+        return [f"{split}: no image has readable segments"]
     what = "box" if found.boxes_only else "segment"
-    each = f"{counts.min():,} to {counts.max():,} to an image, {counts.mean():.1f} on average"
+    each = f"{counts.min():,} to {counts.max():,} per image, {counts.mean():.1f} on average"
     amount = pluralise(found.count, what, "boxes" if found.boxes_only else "")
     empty = f"; {int((counts == 0).sum()):,} have none" if (counts == 0).any() else ""
     lines = [f"{split}: {amount} in {pluralise(len(counts), 'image')}, {each}{empty}"]
     if found.things:
         low, middle, high = (f"{100 * size / found.things:.0f} %" for size in found.sizes)
-        crowd = f"; {found.crowd:,} of a crowd" if found.crowd else ""
+        crowd = f"; {found.crowd:,} marked as crowd" if found.crowd else ""
         lines.append(f"{split}: things: {low} small (below 32x32), {middle} medium, {high} large (from 96x96){crowd}")
     return lines
 
 
 def sheet_name(collection: Collection, source: str) -> str:
-    """shapes/colour@test -> shapes-colour-test; of a path its last part, without a suffix."""
+    """The name of a sheet: shapes/colour@test -> shapes-colour-test; for a path, its last part without the suffix."""
     name = collection.title if collection.path is None or collection.path.is_dir() else Path(collection.title).stem
     split = source.rpartition("@")[2]
     return re.sub(r"[^\w.-]+", "-", f"{name}-{split}" if split in collection.splits else name).strip("-.") or "data"
@@ -226,7 +226,7 @@ def is_sheet(path: Path) -> bool:
 
 
 def list_data_sets(as_json: bool) -> int:
-    """The sets that have a name, and whether their files are here."""
+    """Lists the named sets, and whether their files are here."""
     rows = known_sets()
     if as_json:
         for name, what, classes, images, files in rows:
@@ -240,12 +240,12 @@ def list_data_sets(as_json: bool) -> int:
     print_table(["name", "what", "files", "classes", "images"], table, left=3)
     for path in dict.fromkeys(here.values()):
         print(f"here: {', '.join(name for name, place in here.items() if place == path)} in {path}")
-    print("vitrail data NAME shows one; NAME:FOLDER says where its files are; --download fetches public files.")
+    print("vitrail data NAME shows one; NAME:FOLDER gives the folder of its files; --download fetches public files.")
     return 0
 
 
 def known_sets() -> list[tuple[str, str, int, int, str]]:
-    """Name, title, classes, images in all, and where the files are."""
+    """Name, title, classes, total images and location of each named set."""
     rows = [(DIGITS, "handwritten digits, 8x8", 10, 1797, INCLUDED)]
     for name in SHAPES:
         label = name.partition("/")[2] or "shape"
@@ -259,7 +259,7 @@ def known_sets() -> list[tuple[str, str, int, int, str]]:
 
 
 def locate_files(name: str) -> str:
-    """Where the files of a set are, or how to get them. Only folders are looked at, nothing is opened."""
+    """Where the files of a set are, or how to get them. Checks folders only and opens no files."""
     entry = find_set(name)
     here = next((place for place in find_places(entry, folder_of(entry), search=True) if any(place.iterdir())), None)
     return str(here) if here is not None else FETCHED if entry.is_downloadable else BY_HAND
@@ -279,10 +279,10 @@ def run_pack(options: PackOptions) -> int:
         report = pack(collection.splits, options.out, **how, progress=tell)
     for split, count in report.splits.items():
         print(f"{split}: {count:,} images")
-    kept = f" ({report.kept} of them from before)" if report.kept else ""
+    kept = f" ({report.kept} already written)" if report.kept else ""
     print(f"{pluralise(report.shards, 'shard')}{kept}, {format_bytes(report.bytes)}, in {report.out}")
     if report.reencoded:
-        print(f"{report.reencoded:,} images made smaller")
+        print(f"{report.reencoded:,} images shrunk")
     if report.unreadable:
         print(f"{report.unreadable:,} skipped (unreadable): {report.out / 'unreadable.jsonl'}")
     return 0
@@ -300,7 +300,7 @@ def run_dedup(options: DedupOptions) -> int:
         name, source = open_split(text, ("test", "val"), options.download)
         name = text if name in tests else name  # two folders with the same name are distinguished by their paths
         if name in tests:
-            raise ConfigError(f"--against names {name} twice")
+            raise ConfigError(f"--against names {name} twice; give it once")
         tests[name] = source
     rank, world, here = (int(os.environ.get(*name)) for name in PROCESSES)
     workers = available_cores() // here if options.workers is None else options.workers
@@ -314,7 +314,7 @@ def run_dedup(options: DedupOptions) -> int:
             method=MatchRule(near=not options.exact, cosine=options.cosine, embedding=embedding),
             embed=embed,
             within=options.within,
-            workers=workers if workers > 1 else 0,  # one process is this one
+            workers=workers if workers > 1 else 0,  # a single process is this one
             rank=rank,
             world=world,
             progress=bar,
@@ -333,7 +333,8 @@ def run_dedup(options: DedupOptions) -> int:
 
 
 def make_embedder(weights: str) -> "tuple[str, Embed]":
-    """An identifier of a weight file, and a function from images to its features, on an accelerator if there is one."""
+    """An identifier of a weight file, and a function that computes features of images, on an accelerator if there is
+    one."""
     import torch
 
     from vitrail.checkpoint.find_weights import read_bundle
@@ -358,7 +359,7 @@ def make_embedder(weights: str) -> "tuple[str, Embed]":
 
 
 def open_split(text: str, splits: tuple[str, ...], download: bool) -> tuple[str, ImageDataset]:
-    """The split that a text names, else the first of the usual ones, else the only one."""
+    """Opens the split that `text` names, else the first of `splits` that exists, else the only split."""
     from vitrail.cli.open_data import open_data
     from vitrail.evaluation.scoring import choose_split
 

@@ -19,12 +19,12 @@ from vitrail.core.text import format_bytes, pluralise
 Facts = dict[str, Any]
 LITTLE_DISK: Final = 2_000_000_000
 LITTLE_SHARED: Final = 256_000_000
-PYTHON: Final = ("3.11", "3.14")  # from, and up to but without
+PYTHON: Final = ("3.11", "3.14")  # first version, and the one after the last
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A problem; a fault keeps vitrail from working, anything else is a note."""
+    """A problem. A fault keeps vitrail from working; anything else is a note."""
 
     what: str
     remedy: str
@@ -32,13 +32,13 @@ class Finding:
 
 
 def find_problems(facts: Facts) -> list[Finding]:
-    """Faults first."""
+    """All problems, faults first."""
     rules = (find_broken, find_mismatched, find_hidden_devices, find_full_places, find_unknown_variables)
     return sorted((finding for rule in rules for finding in rule(facts)), key=lambda finding: not finding.fault)
 
 
 def find_broken(facts: Facts) -> Iterator[Finding]:
-    """Required libraries, and the package's own files."""
+    """Problems with required libraries and with the package's own files."""
     libraries = facts["libraries"]
     for name, about in libraries.items():
         wanted = f"'{name}>={NEEDED[name]}'"
@@ -56,25 +56,25 @@ def find_broken(facts: Facts) -> Iterator[Finding]:
         yield Finding(f"the bundled weights: {weights['error']}", "install vitrail again, or clone it again", True)
     version = facts["python"]["version"]
     if is_older(version, PYTHON[0]) or not is_older(version, PYTHON[1]):
-        what = f"Python {version} is not one that vitrail is tested with ({PYTHON[0]} and later, before {PYTHON[1]})"
-        yield Finding(what, "make a virtual environment with one of those")
+        what = f"Python {version} is untested; vitrail is tested with {PYTHON[0]} and later, before {PYTHON[1]}"
+        yield Finding(what, "use one of those in a virtual environment")
     mine = facts["vitrail"]
     if mine["installed"] not in (None, mine["version"]):
-        what = f"vitrail {mine['version']} is run, but {mine['installed']} is what pip has installed"
-        yield Finding(what, "see PYTHONPATH and the folder above; pip install -e . in the clone that you mean")
+        what = f"vitrail {mine['version']} is running, but pip has installed {mine['installed']}"
+        yield Finding(what, "check PYTHONPATH and the folder above, or run pip install -e . in the clone that you want")
     if facts["platform"].startswith("Windows"):
-        yield Finding("vitrail has not been tested on Windows", "where something fails, use WSL")
+        yield Finding("vitrail has not been tested on Windows", "if something fails, use WSL")
 
 
 def find_mismatched(facts: Facts) -> Iterator[Finding]:
-    """A torch and a torchvision that were not built for each other."""
+    """Whether torch and torchvision were built for different versions of each other or of CUDA."""
     torch, vision = (facts["libraries"][name]["version"] for name in ("torch", "torchvision"))
     if torch is None or vision is None:
         return
     partner = matching_torchvision(torch)
     if partner is not None and not re.match(rf"{re.escape(partner)}(\.|$)", vision):
         remedy = f"pip install 'torch=={torch.partition('+')[0]}' 'torchvision=={partner}.*'"
-        yield Finding(f"torchvision {vision} does not belong to torch {torch}, whose is {partner}", remedy)
+        yield Finding(f"torchvision {vision} does not match torch {torch}, which needs {partner}", remedy)
         return
     builds = [version.partition("+")[2] for version in (torch, vision)]
     if all(builds) and builds[0] != builds[1]:
@@ -82,7 +82,7 @@ def find_mismatched(facts: Facts) -> Iterator[Finding]:
 
 
 def matching_torchvision(torch: str) -> str | None:
-    """The torchvision of a torch: 0.15 with 2.0, 0.25 with 2.10; unknown for a torch 3."""
+    """The torchvision release that matches a torch release: 0.15 for 2.0, 0.25 for 2.10; None for torch 3."""
     found = re.match(r"2\.(\d+)", torch)
     return f"0.{int(found[1]) + 15}" if found else None
 
@@ -96,35 +96,35 @@ def find_hidden_devices(facts: Facts) -> Iterator[Finding]:
             what = f"this torch has no kernels for {gpu['name']} (capability {gpu['capability']})"
             yield Finding(what, "install a torch built for it, or give --device cpu")
     if devices.get("mps"):
-        remedy = "compare with --device cpu; where an operator is missing, set PYTORCH_ENABLE_MPS_FALLBACK=1"
+        remedy = "compare with --device cpu; if an operator is missing, set PYTORCH_ENABLE_MPS_FALLBACK=1"
         yield Finding("vitrail has not been tested on Apple's GPUs (mps)", remedy)
     if seen or not facts["driver"] or "error" in torch:
         return
     name = facts["driver"][0]["name"]
     if torch.get("cuda") is None:
-        yield Finding(f"{name} is there, but this torch is built for CPUs", "to use it, install a torch for CUDA")
+        yield Finding(f"{name} is present, but this torch is built for CPUs", "to use it, install a torch for CUDA")
     elif "CUDA_VISIBLE_DEVICES" in facts["environment"]:
         what = f"{name} is hidden by CUDA_VISIBLE_DEVICES={facts['environment']['CUDA_VISIBLE_DEVICES']}"
-        yield Finding(what, "unset CUDA_VISIBLE_DEVICES, if it is to be used")
+        yield Finding(what, "to use it, unset CUDA_VISIBLE_DEVICES")
     else:
-        what = f"{name} is there with driver {facts['driver'][0]['driver']}, but torch cannot use it"
+        what = f"{name} is present with driver {facts['driver'][0]['driver']}, but torch cannot use it"
         yield Finding(what, f"install a driver for CUDA {torch['cuda']}, or a torch for an older CUDA")
 
 
 def find_full_places(facts: Facts) -> Iterator[Finding]:
     cache, made, shared = facts["cache"], facts["runs"], facts["shared_memory"]
     if "error" in cache:
-        yield Finding(cache["error"], "set VITRAIL_CACHE to a folder that can be written to")
+        yield Finding(cache["error"], "set VITRAIL_CACHE to a writable folder")
     elif not cache["writable"]:
-        yield Finding(f"the cache {cache['folder']} cannot be written to", "set VITRAIL_CACHE to a folder that can be")
+        yield Finding(f"the cache {cache['folder']} cannot be written to", "set VITRAIL_CACHE to a writable folder")
     if not made["writable"]:
         yield Finding(f"{made['folder']} cannot be written to", "runs go there by default; give --out")
     elif made["free"] is not None and made["free"] < LITTLE_DISK:
         what = f"{made['folder']} has {made['free'] / 1e9:.1f} GB left"
         yield Finding(what, "runs go there by default; make room, or give --out on another disk")
     if shared is not None and shared < LITTLE_SHARED:
-        what = f"/dev/shm has {shared / 1e6:.0f} MB left, which loader processes pass images through"
-        yield Finding(what, "give a container more (docker run --shm-size 1g), or the commands --workers 0")
+        what = f"/dev/shm, through which loader processes pass images, has {shared / 1e6:.0f} MB left"
+        yield Finding(what, "give the container more (docker run --shm-size 1g), or use --workers 0")
 
 
 def find_unknown_variables(facts: Facts) -> Iterator[Finding]:
@@ -132,7 +132,7 @@ def find_unknown_variables(facts: Facts) -> Iterator[Finding]:
     for name in environment:
         if name not in VARIABLES:
             near = difflib.get_close_matches(name, mine, n=1)
-            yield Finding(f"nothing reads {name}", f"rename it to {near[0]}, if you meant that" if near else "unset it")
+            yield Finding(f"{name} has no effect", f"rename it to {near[0]}, if you meant that" if near else "unset it")
     threads, cores = environment.get("OMP_NUM_THREADS", ""), facts["processor"]["usable"]
     if threads.isdecimal() and int(threads) > cores:
         yield Finding(f"OMP_NUM_THREADS={threads} asks for more threads than {cores} cores", "unset or lower it")
@@ -150,7 +150,7 @@ def run_doctor(options: DoctorOptions) -> int:
 
 
 def collect_facts() -> Facts:
-    """All facts, as plain data."""
+    """Collects all facts, as plain data."""
     probe, version = doctor_facts.run_probe(), doctor_facts.installed_version
     libraries = {name: {"version": version(name), **probe.get(name, {})} for name in NEEDED}
     folder = str(Path(vitrail.__file__).parent)
@@ -174,7 +174,7 @@ def collect_facts() -> Facts:
 
 
 def show_facts(facts: Facts, found: list[Finding]) -> None:
-    """Prints the facts without rich, which may be what is broken."""
+    """Prints the facts without rich, which may be broken itself."""
     mine, python = facts["vitrail"], facts["python"]
     versions = {"vitrail": f"{mine['version']}  {mine['folder']}"}
     versions |= {"Python": f"{python['version']}  {python['executable']}", "platform": facts["platform"]}
@@ -238,11 +238,11 @@ def describe_machine(facts: Facts) -> dict[str, str]:
 
 
 def describe_kernels(devices: Facts) -> str:
-    """Whether vitrail's own kernels run on the GPUs, and fp8 products."""
+    """Whether vitrail's own kernels and fp8 products run on the GPUs."""
     if not devices.get("triton"):
-        return "torch's own alone, for Triton is not installed"
+        return "torch's own only, since Triton is not installed"
     eight = all(gpu.get("float8") for gpu in devices["seen"])
-    return f"vitrail's own by Triton {devices['triton']}; precision=fp8 {'can' if eight else 'cannot'} be used"
+    return f"vitrail's own, with Triton {devices['triton']}; precision=fp8 {'can' if eight else 'cannot'} be used"
 
 
 def describe_places(facts: Facts) -> dict[str, str]:
@@ -253,6 +253,6 @@ def describe_places(facts: Facts) -> dict[str, str]:
         "cache": cache.get("error") or f"{cache['folder']}  {kinds or 'empty'}{at_least}",
         "runs": f"{runs['folder']}  {'?' if runs['free'] is None else format_bytes(runs['free'])} free",
     } | {
-        name: f"whole: {format_bytes(about['bytes'])}, {about['tensors']} tensors, every checksum right"
+        name: f"intact: {format_bytes(about['bytes'])}, {about['tensors']} tensors, all checksums correct"
         for name, about in weights.get("found", {}).items()
     }

@@ -2,9 +2,9 @@
 
     python -m vitrail.cli.doctor_facts
 
-Run as a module it checks the libraries in a process of its own, since a broken library may end the process that imports
-it: one JSON object per line as soon as it is known, {"of": "torch", "version": ..., ...}, or with "error". The check
-after the last line is the one that ended the process.
+Run as a module, it checks the libraries in a separate process, since a broken library may end the process that imports
+it. Each result is printed as soon as it is known, one JSON object per line: {"of": "torch", "version": ..., ...}, or
+with "error". If the process ends early, the check after the last line ended it.
 
 The tables repeat pyproject.toml, which an installed package does not contain; a test compares them.
 """
@@ -36,12 +36,12 @@ from vitrail.core.processes import cpu_quota
 
 Facts = dict[str, Any]
 DRIVER_S: Final = 2.0
-WALK_S: Final = 0.5  # a cache with very many files is not counted to its end
+WALK_S: Final = 0.5  # time limit for measuring the cache
 CACHES: Final = ("weights", "data", "features", "index", "shards", "dedup")
 
 
 def read_processor() -> Facts:
-    """The processor's name and the cores this process may use, by affinity and by container quota."""
+    """The processor's name, and the cores that this process may use by affinity and by container quota."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     pairs = [[part.strip() for part in line.split(":", 1)] for line in read_lines("/proc/cpuinfo") if ":" in line]
     named = [value for name, value in pairs if name.lower() in ("model name", "hardware") and value]
@@ -131,12 +131,12 @@ PROBE_S: Final = 120.0  # a network drive may be slow, and torch has a thousand 
 NEEDS = "torch>=2.10 torchvision>=0.25 numpy>=2.0 pillow>=11.3 safetensors>=0.5 rich>=13.9 jinja2>=3.1 shtab>=1.13"
 NEEDED: Final = {name: least for name, _, least in (text.partition(">=") for text in NEEDS.split())}
 EXTRAS: Final = {
-    "data": ("Parquet, saved sets of Hugging Face, MATLAB", {"pyarrow": "20", "h5py": "3.12", "scipy": "1.15"}),
+    "data": ("Parquet, saved Hugging Face datasets, MATLAB", {"pyarrow": "20", "h5py": "3.12", "scipy": "1.15"}),
     "figures": ("the figures of vitrail inspect and cost", {"matplotlib": "3.10"}),
-    "heic": ("HEIC photographs, as phones take them", {"pillow-heif": "1.1"}),
+    "heic": ("HEIC photographs, as taken by phones", {"pillow-heif": "1.1"}),
     "export": ("vitrail export --to onnx", {"onnx": "1.19", "onnxscript": "0.5", "onnxruntime": "1.23"}),
     "serve": ("vitrail serve", {"starlette": "1.0", "uvicorn": "0.35", "python-multipart": "0.0.20"}),
-    "hub": ("from_pretrained of a repository, push_to_hub", {"huggingface-hub": "1.0"}),
+    "hub": ("from_pretrained with a repository, push_to_hub", {"huggingface-hub": "1.0"}),
 }
 # Variables that change what vitrail does, or how fast, in display order.
 VARIABLES: Final = (
@@ -164,16 +164,16 @@ def is_older(version: str, least: str) -> bool:
 
 
 def run_probe() -> dict[str, Facts]:
-    """Results of the checks by name. Checks that were not reached are missing; the one that ended the process has an
-    error."""
-    # The other process must import this copy of vitrail, however it was found here.
+    """Runs the checks in another process and returns their results by name. Checks that were not reached are missing;
+    the one that ended the process has an error."""
+    # The other process must import the same copy of vitrail.
     path = os.pathsep.join([str(Path(vitrail.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
     command, env = [sys.executable, "-m", "vitrail.cli.doctor_facts"], {**os.environ, "PYTHONPATH": path}
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=env, timeout=PROBE_S)
         status, output, complaint = done.returncode, done.stdout, done.stderr.decode(errors="replace")
     except subprocess.TimeoutExpired as error:
-        status, output, complaint = -9, error.stdout or b"", f"gave no answer within {PROBE_S:g} s"
+        status, output, complaint = -9, error.stdout or b"", f"did not answer within {PROBE_S:g} s"
     lines: list[Facts] = [json.loads(line) for line in output.splitlines()]
     found = {facts.pop("of"): facts for facts in lines}
     if unreached := [name for name in STAGES if name not in found]:
@@ -215,7 +215,7 @@ def mask_value(name: str, value: str) -> str:
 
 
 def anonymise(facts: Any) -> Any:
-    """Plain data with ~ for the home folder: a bug report need not name its author."""
+    """Replaces the home folder by ~ in plain data, since a bug report need not name its author."""
     home = os.path.expanduser("~")
     if home in ("", "/", "~"):
         return facts
@@ -240,7 +240,7 @@ def check_pillow() -> Facts:
 
 
 def check_torch() -> Facts:
-    """Checks that torch computes, also on NumPy's memory."""
+    """Checks that torch computes correctly, also on memory shared with NumPy."""
     import numpy
     import torch
 
@@ -268,14 +268,16 @@ def list_devices() -> Facts:
 
 
 def has_kernels(major: int, minor: int, built: list[str]) -> bool:
-    """Code for one compute capability runs on later ones of its major number; intermediate code on all later ones."""
+    """Whether torch's build has kernels for a compute capability. Binary code runs on the same major version from its
+    own minor version on; PTX runs on all later capabilities."""
     codes = [re.fullmatch(r"([a-z]+)_(\d+)(\d)[af]*", name) for name in built]
     made = [(code[1], (int(code[2]), int(code[3]))) for code in codes if code]
     return any(of <= (major, minor) and (kind == "compute" or of[0] == major) for kind, of in made)
 
 
 def check_torchvision() -> Facts:
-    """Loads only its compiled part, which a mismatched torch breaks; importing the rest would take a second."""
+    """Checks only torchvision's compiled library, which a mismatched torch breaks; importing the rest takes a
+    second."""
     import torch
 
     spec = find_spec("torchvision")
@@ -291,7 +293,7 @@ def check_torchvision() -> Facts:
     torch.ops.load_library(str(library))
     kept: Any = torch.ops.torchvision.nms(torch.tensor([[0.0, 0, 1, 1]]), torch.ones(1), 0.5)
     if kept.tolist() != [0]:
-        raise RuntimeError("its operators give wrong results")
+        raise RuntimeError("its operators compute wrong results")
     return facts
 
 
@@ -304,7 +306,7 @@ def check_weights() -> Facts:
     return {"found": {name: {"bytes": path.stat().st_size, "tensors": tensors} for name, path, tensors in files}}
 
 
-# In this order; libraries are called what pip calls them.
+# The checks in order; libraries have the names that pip uses.
 STAGES: Final[dict[str, Callable[[], Facts]]] = {
     **{name: partial(check_import, name) for name in ("numpy", "safetensors", "jinja2", "shtab")},
     "rich": partial(check_import, "rich.console"),

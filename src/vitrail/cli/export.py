@@ -32,7 +32,7 @@ def run_export(options: ExportOptions) -> int:
     check_arguments(options)
     out = output_path(options)
     if out.exists() and Path(options.weights).exists() and out.samefile(options.weights):
-        raise ConfigError(f"{out} are the weights themselves; give another --out")
+        raise ConfigError(f"{out} holds the weights themselves; give another --out")
     with reading(options.weights):
         bundle = find_weights(options.weights)
     names = resolve_class_names(options.labels, options.rename, bundle.card.labels, bundle.config.classes)
@@ -42,7 +42,7 @@ def run_export(options: ExportOptions) -> int:
     bundle = replace_head_and_resize(bundle, **sizes)
     size, count = format_size(bundle.config.image), f"{format_millions(bundle.config.parameters)} parameters"
     print(f"{options.weights}: {network_name(bundle.config)}, {count}, {size} px")
-    with bars() as progress, on_interrupt(f"{out} was not written; start again with the same command"):
+    with bars() as progress, on_interrupt(f"{out} was not written; run the same command again"):
         progress(f"exporting to {options.to}, and checking it", 0, None)
         done = export_bundle(options, bundle, out)
     show_export(done)
@@ -61,7 +61,7 @@ def check_arguments(options: ExportOptions) -> None:
 
 
 def output_path(options: ExportOptions) -> Path:
-    """--out, or the name of the weights with the form's ending, in the current folder."""
+    """--out, or the name of the weights with the format's suffix, in the current folder."""
     if options.out is not None:
         return options.out
     name = Path(options.weights.replace(":", "-")).resolve().name if options.weights else "model"
@@ -86,7 +86,7 @@ def export_bundle(options: ExportOptions, bundle: Bundle, out: Path) -> export.E
 def open_images(
     options: ExportOptions, bundle: Bundle, progress: Callable[[str, int, int | None], None]
 ) -> export.ExportImages | None:
-    """The images of DATA: the test split is scored, int8 finds its ranges in the training split."""
+    """Opens the images of DATA. The test split is scored; the training split calibrates int8."""
     if options.data is None:
         return None
     collection = open_data(options.data, download=options.download)
@@ -106,23 +106,23 @@ def open_images(
 
 
 def show_export(done: export.ExportResult) -> None:
-    """Prints where the export is, how it differs from the network, its speed and scores, and how to load it."""
+    """Prints the path of the export, how it differs from the network, its speed and scores, and how to load it."""
     size = format_bytes(done.bytes)
     if done.plain is not None:
         size += f", {done.bytes / done.plain_bytes:.0%} of the {format_bytes(done.plain_bytes)} in float32"
     print(f"{done.target}: {size}{'; overwrote an existing file' if done.replaced else ''}")
     heads = ["image", "batch", "largest difference", "relative", "same answer"]
     title = f"in {done.report.against}" if done.plain is None else f"int8 in {done.report.against}"
-    print_table(heads, done.report.rows(), title=f"{title}, next to the network")
+    print_table(heads, done.report.rows(), title=f"{title}, compared with the network")
     if done.plain is not None:
-        print(f"the float32 file that it was made from: {done.plain.worst:.1e} off at most")
+        print(f"the float32 file that it was made from: largest relative difference {done.plain.worst:.1e}")
         if done.scores is None:
-            print("these images are made up; --data FOLDER says what int8 costs on real ones")
+            print("these images are synthetic; give DATA to measure what int8 costs on real ones")
     if done.scores is not None:
         show_scores(done)
     if done.pace is not None:
         rates = ", ".join(f"{name} {rate:,.1f}" for name, rate in done.pace.images_per_s.items())
-        print(f"images per second at batch {done.pace.batch}, in turn: {rates}")
+        print(f"images per second at batch {done.pace.batch}, run in turn: {rates}")
     for note in done.notes:
         print(f"note: {note}")
     print(f"load it: {done.use}")
@@ -134,7 +134,7 @@ def show_scores(done: export.ExportResult) -> None:
     if scores.agree is not None and scores.agreement is not None:
         whole = scores.agree == int(scores.agree)
         count = f"{scores.agree:,.0f} of {scores.count:,} images" if whole else f"{scores.count:,} images, in part"
-        print(f"same answer to {count} ({scores.agreement:.2%})")
+        print(f"same answer on {count} ({scores.agreement:.2%})")
     if scores.labelled:
         title, form = scores.criterion.title or scores.criterion.name, ".2%" if scores.criterion.share else ".4f"
         points = f"{100 * scores.difference:+.2f} points" if scores.criterion.share else f"{scores.difference:+.4f}"
@@ -142,7 +142,7 @@ def show_scores(done: export.ExportResult) -> None:
     for line in scores.unread[:NAMED]:
         print(f"note: unreadable: {line}")
     if len(scores.unread) > NAMED:
-        print(f"note: and {len(scores.unread) - NAMED:,} more that cannot be read")
+        print(f"note: and {len(scores.unread) - NAMED:,} more unreadable images")
 
 
 def run_convert(options: ConvertOptions) -> int:

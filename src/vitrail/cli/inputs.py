@@ -1,4 +1,4 @@
-"""WEIGHTS, --labels and --rename, as the commands read them."""
+"""How commands read WEIGHTS, --labels and --rename."""
 
 import contextlib
 import csv
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def single_process(device: str) -> Generator[torch.device]:
-    """The device of a command that is one process: several would do the same work and write the same files."""
+    """The device of a command that runs in one process; several would do the same work and write the same files."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("this command runs in one process; start it without torchrun")
     with join_world(device) as world:
@@ -39,7 +39,7 @@ def single_process(device: str) -> Generator[torch.device]:
 
 
 def weights_line(name: str, facts: Mapping[str, Any], *about: str) -> str:
-    """The first line of what a command says: "w.npz: ViT, 5.72M parameters, 224x224 px, float32"."""
+    """The first line that a command prints: "w.npz: ViT, 5.72M parameters, 224x224 px, float32"."""
     size = f"{format_millions(facts['parameters'])} parameters"
     return f"{name}: {', '.join([facts['network'], size, *about])}"
 
@@ -53,7 +53,7 @@ def load_subject(
     channels: int | None = None,
     precision: PrecisionChoice = "float32",
 ) -> Subject:
-    """The network that was asked for. A run's folder stands for its best weights, or its last."""
+    """Loads the requested network. A run's folder stands for its best weights, or else its last."""
     with reading(weights):
         bundle = find_weights(weights)
     with waiting("preparing the network"):
@@ -70,7 +70,7 @@ def load_batches(
     what: str = "features",
     targets: Targets = CLASS_LABELS,
 ) -> Iterator[Batch]:
-    """Every image once, prepared, as the options say; `advance` shows how many have been used."""
+    """Yields every image once, prepared, in batches as the options say; `advance` shows the progress."""
     check_batch(options)
     loading = {"batch": options.batch, "workers": options.workers}
     batches = iterate_batches(source, preprocessing, device, targets=targets, **loading)
@@ -85,7 +85,7 @@ def check_batch(options: WeightsOptions) -> None:
 def resolve_class_names(
     labels: str | None, renames: Sequence[str], names: Sequence[str] | None, num_classes: int
 ) -> tuple[str, ...] | None:
-    """The class names that --labels and --rename ask for, given those there are; none where neither was given."""
+    """Applies --labels and --rename to the given class names; None without either option."""
     if labels is None and not renames:
         return None
     if labels is not None:
@@ -105,7 +105,7 @@ def resolve_class_names(
 
 
 def rename_predictor(asker: "Predictor[Any]", labels: str | None, renames: Sequence[str]) -> "Predictor[Any]":
-    """The predictor with the names that --labels and --rename ask for."""
+    """The predictor with the class names of --labels and --rename."""
     from vitrail.checkpoint.bundle import get_card
 
     names = resolve_class_names(labels, renames, get_card(asker.network).labels, len(asker.labels))
@@ -113,7 +113,7 @@ def rename_predictor(asker: "Predictor[Any]", labels: str | None, renames: Seque
 
 
 def read_labels(text: str, num_classes: int) -> tuple[str, ...]:
-    """One name per class, from a file or from the bundled ones."""
+    """Reads one name per class, from a file or from a bundled list."""
     from vitrail.tasks.classification.metrics import read_names
 
     if text not in BUNDLED_SETS or Path(text).exists():
@@ -125,7 +125,7 @@ def read_labels(text: str, num_classes: int) -> tuple[str, ...]:
 
 
 def parse_renames(texts: Sequence[str]) -> dict[str, str]:
-    """{old: new} of all OLD=NEW and all files."""
+    """Parses OLD=NEW pairs and files of pairs into {old: new}."""
     found: dict[str, str] = {}
     for text in texts:
         pairs = [text.partition("=")[::2]] if "=" in text and not Path(text).exists() else read_rename_file(Path(text))

@@ -46,7 +46,7 @@ def run_models(options: ModelsOptions) -> int:
 
 
 def group_rows(names: Sequence[str], classes: int) -> list[list[str]]:
-    """The networks of weight families, each at its own size, with an empty row between two families."""
+    """Rows for the networks of weight families, each at its own size, with an empty row between families."""
     rows: list[list[str]] = []
     for family in WEIGHT_FAMILIES.values():
         group = [model_row(name, (ZOO[name].image[0],), classes) for name in names if name in family.networks]
@@ -55,7 +55,7 @@ def group_rows(names: Sequence[str], classes: int) -> list[list[str]]:
 
 
 def list_weights(pattern: str, *, as_json: bool) -> int:
-    """The public weights whose name, network or family matches, in a table for each family and licence."""
+    """Lists the public weights whose name, network or family matches, in one table per family and licence."""
     known = [entry for entry in PUBLIC if matches(pattern, entry.name, entry.network, entry.family)]
     if not known and (names := list_models(pattern)):
         raise UnknownName(f"there are no public weights of {', '.join(names)}")
@@ -77,8 +77,8 @@ def list_weights(pattern: str, *, as_json: bool) -> int:
     for licence, terms in {entry.licence: entry.terms for entry in known if entry.terms}.items():
         print(f"{licence}: {terms}")
     if any(entry.unsure for entry in known):
-        print("unsure: what of a row could not be checked against its hub page.")
-    print(f"{len(known)} public weights; a name works wherever weights are given.")
+        print("unsure: values of a row that could not be checked against its hub page.")
+    print(f"{len(known)} public weights; a name works wherever weights are expected.")
     return 0
 
 
@@ -101,7 +101,7 @@ def pin_weights(texts: Sequence[str]) -> int:
 
 
 def verify_weights(*, as_json: bool) -> int:
-    """1 where a file is not what it was pinned or recorded as."""
+    """Checks cached weights against their checksums; returns 1 if a file has changed."""
     from vitrail.checkpoint import download_weights as pins
 
     found = pins.verify()
@@ -118,15 +118,15 @@ def verify_weights(*, as_json: bool) -> int:
 
 
 def table_sizes(name: str) -> tuple[int, ...]:
-    """The image sizes of a network's row: the paper's two, small ones for networks made for small images, or its own
-    where it is of a weight family."""
+    """The image sizes in a network's row: its own if it belongs to a weight family, small ones if it is made for small
+    images, else the paper's two."""
     if name in FAMILY_OF:
         return (ZOO[name].image[0],)
     return (32, 64) if ZOO[name].image == (32, 32) else (224, 384)
 
 
 def config_at(name: str, size: int, classes: int) -> ModelConfig:
-    """The config at an image size, or at the next smaller one that the patch divides."""
+    """The config at an image size, rounded down to a multiple of the patch."""
     side = ZOO[name].size_step[0]
     return model_config(name, image_size=size - size % side, classes=classes)
 
@@ -166,7 +166,7 @@ def run_trace(options: TraceOptions) -> int:
 
 
 def fold_blocks(steps: list[CostStep]) -> list[CostStep]:
-    """The walk with the first block of each kind in full, and the others of its kind in one line."""
+    """Shows the first block of each kind in full, and the other blocks of its kind in one line."""
     blocks: dict[str, list[CostStep]] = {}
     for step in steps:
         if found := re.match(r"block (\d+): ", step.name):

@@ -1,4 +1,4 @@
-"""DATA, as the commands read it. Without torch, which takes long to load."""
+"""How commands read DATA, without importing torch, which is slow to load."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from vitrail.data.collection import Collection, open_collection
 
 
 def open_data(text: str, *, download: bool = False) -> Collection:
-    """A collection by path or name; what is missing of a named one is fetched where that was asked for."""
+    """Opens a collection by path or name. With `download`, missing files of a named set are fetched."""
     with bars(bytes_=True) as progress:
         progress(f"reading {Path(text).name or text}", 0, None)
         return open_collection(text, download=download, progress=progress)

@@ -18,15 +18,16 @@ from typing import Any, Final
 
 from vitrail.core.console import make_console
 
-Advance = Callable[[str, int, int | None], None]  # what is being done, how much of it is done, how much there is
+Advance = Callable[[str, int, int | None], None]  # the task, how much of it is done, and the total
 
-PATIENCE_S: Final = 1.0  # a wait this short is not shown
-PLAIN_S: Final = 10.0  # between two plain lines
-SPINNER: Final = "line"  # of rich's; any encoding has its characters
+PATIENCE_S: Final = 1.0  # shorter waits are not shown
+PLAIN_S: Final = 10.0  # seconds between plain lines
+SPINNER: Final = "line"  # a spinner of rich's with ASCII characters only
 
 
 class Bars:
-    """A line a thing on a terminal, redrawn by a thread of rich's; it shows after a moment, and leaves nothing."""
+    """One bar per task on a terminal, redrawn by a thread of rich's. They appear after a moment and are erased at the
+    end."""
 
     def __init__(self, *, bytes_: bool, console: Any = None, clock: Callable[[], float] = time.monotonic) -> None:
         from rich.filesize import decimal
@@ -62,7 +63,7 @@ class Bars:
 
 
 class Lines:
-    """Prints a plain line if nothing was printed for a while."""
+    """Prints a plain line if nothing has been printed for a while."""
 
     def __init__(self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self.write, self.clock = write, clock
@@ -81,12 +82,12 @@ def amount(what: str, done: int, total: int | None) -> str:
     return f"{what}: {done:,} of {total:,}" if total else f"{what}: {done:,}" if done else what
 
 
-_shown: list[Bars | Lines] = []  # the one display of this process, while there is one
+_shown: list[Bars | Lines] = []  # the display of this process, while one is open
 
 
 @contextlib.contextmanager
 def bars(*, bytes_: bool = False) -> Generator[Advance]:
-    """A function of (what, done, of how much) that draws a bar for each thing that is being done."""
+    """Yields a function of (task, done, total) that draws one bar per task."""
     if _shown:
         names: set[str] = set()
 
@@ -115,20 +116,20 @@ def bars(*, bytes_: bool = False) -> Generator[Advance]:
 
 @contextlib.contextmanager
 def waiting(what: str) -> Generator[None]:
-    """A spinner with the time that has passed, for a wait whose length is not known."""
+    """Shows a spinner with the elapsed time, for a wait of unknown length."""
     with bars() as advance:
         advance(what, 0, None)
         yield
 
 
 def reading(weights: str) -> contextlib.AbstractContextManager[None]:
-    """A spinner while a file of weights is read; a name may have to be fetched, which has a bar of its own."""
+    """Shows a spinner while a weight file is read. Weights by name may be downloaded, which has its own bar."""
     return waiting(f"reading {Path(weights).name}") if Path(weights).exists() else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
 def on_interrupt(text: str) -> Generator[None]:
-    """Prints at an interrupt what was saved and how to resume; the interrupt then ends the command."""
+    """Prints on an interrupt what was saved and how to resume; the interrupt then ends the command."""
     try:
         yield
     except KeyboardInterrupt:
@@ -137,10 +138,10 @@ def on_interrupt(text: str) -> Generator[None]:
 
 
 def exit_after(work: Callable[[], int], stopped: str) -> int:
-    """The status of a training. An interrupt prints and exits without waiting for a checkpoint that is being written:
-    it is complete or absent. One of several processes exits at once: all is written and the group is left; what the
-    interpreter would still take down are threads of the group that a mesh holds on to, and now and then that aborts a
-    run that is done."""
+    """Runs a training and returns its status. An interrupt prints `stopped` and exits without waiting for a checkpoint
+    that is being written, which is then either complete or absent. With several processes, each exits without shutting
+    down the interpreter: everything is written and the process group is left, but a device mesh keeps threads of the
+    group alive, and their teardown occasionally aborts a finished run."""
     try:
         status = work()
     except KeyboardInterrupt:

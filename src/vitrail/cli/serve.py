@@ -39,12 +39,12 @@ def run_serve(options: ServeOptions) -> int:
         served = load_served(options, local, token)
         logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="vitrail: %(message)s")
         if not local and token is None:
-            warning = f"anybody who reaches {options.host} can use this server; give it a token: --token or ${TOKEN}"
+            warning = f"anyone who can reach {options.host} can use this server; set a token: --token or ${TOKEN}"
             print(f"vitrail: warning: {warning}", file=sys.stderr)
         status = run_server(Service(served, served.settings), listener, lambda: announce(served, listener))
     finally:
         listener.close()
-    if service_threads():  # one that hangs in a decoder or a kernel would keep the process from ending
+    if service_threads():  # a thread that hangs in a decoder or a kernel would keep the process from exiting
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
@@ -52,10 +52,10 @@ def run_serve(options: ServeOptions) -> int:
 
 
 def load_served(options: ServeOptions, local: bool, token: str | None) -> ServedModel:
-    """The network on its device, and the settings that were asked for."""
+    """Loads the network on its device, with the requested settings."""
     if options.threads is not None and options.threads < 1:
         raise ConfigError(f"--threads {options.threads} must be at least 1")
-    # A core is left for HTTP and decoding: a network that has them all is quicker alone, and slower among requests.
+    # One core is left for HTTP and decoding: a network that uses all cores is faster alone, but slower under load.
     torch.set_num_threads(options.threads or max(min(torch.get_num_threads(), (os.cpu_count() or 1) - 1), 1))
     origins = tuple(origin.rstrip("/") for origin in options.origin)
     settings = pass_options(
@@ -87,17 +87,18 @@ def load_served(options: ServeOptions, local: bool, token: str | None) -> Served
 
 
 def max_connections() -> int:
-    """As many as leave some descriptors over: a server without any could not even refuse."""
+    """How many connections to accept, with some file descriptors to spare: without any, a server could not even
+    reject a connection."""
     try:
         import resource
-    except ImportError:  # not everywhere
+    except ImportError:  # absent on Windows
         return 512
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 512 if soft == resource.RLIM_INFINITY else max(min(512, soft - 64), 16)
 
 
 def announce(served: ServedModel, listener: socket.socket) -> None:
-    """Where it is, what it is and what it takes."""
+    """Prints the server's address, its model and its limits."""
     from vitrail.serve.server import browser_address
 
     about: dict[str, Any] = served.describe()
@@ -107,7 +108,7 @@ def announce(served: ServedModel, listener: socket.socket) -> None:
     parameters = f"{format_millions(about['parameters'])} parameters"
     print(f"{browser_address(listener)}  (Ctrl-C stops it)")
     print(f"model: {about['name']}: {about['network']}, {parameters}, {size}, {about['outputs']}, on {place}")
-    request = f"{limits['max_bytes'] / 2**20:g} MiB and {limits['max_images']} images a request"
-    queue = f"{limits['max_pixels'] / 1e6:g} million pixels each, {limits['queue']} waiting, {limits['batch']} a batch"
-    token = "token asked for" if served.settings.token else "no token"
+    request = f"{limits['max_bytes'] / 2**20:g} MiB and {limits['max_images']} images per request"
+    queue = f"{limits['max_pixels'] / 1e6:g} million pixels each, {limits['queue']} queued, {limits['batch']} per batch"
+    token = "token required" if served.settings.token else "no token"
     print(f"limits: {request}, {queue}, {limits['timeout_s']:g} s; {token}", flush=True)

@@ -1,1 +1,1 @@
-"""What everything else stands on: errors, the shape legend, printing. Imports nothing of vitrail and no torch."""
+"""The foundation of the package: errors, the shape legend, printing. Imports neither torch nor the rest of vitrail."""

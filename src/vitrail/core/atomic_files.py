@@ -1,4 +1,4 @@
-"""Where files are kept, and how one is replaced: whole or not at all."""
+"""Writes files atomically, reads the text files that users name, and locates the cache."""
 
 import contextlib
 import difflib
@@ -12,24 +12,24 @@ from typing import BinaryIO, Final
 
 from vitrail.core.errors import ConfigError, DataError
 
-LONGEST_TEXT: Final = 1 << 26  # bytes of a list in text
+LONGEST_TEXT: Final = 1 << 26  # bytes of a text file
 
 
 class WriteFailed(OSError):
-    """The file stands under its name, but its folder could not be put on disk."""
+    """The file has its final name, but its folder could not be synced to disk."""
 
 
 def ignore_point(point: str) -> None:
-    """Nobody watches a file being written, outside of tests."""
+    """Does nothing: only tests observe a file being written."""
 
 
 @contextlib.contextmanager
 def replace_on_success(
     path: Path, reached: Callable[[str], None] = ignore_point, *, folder_too: bool = True
 ) -> Generator[BinaryIO]:
-    """A file to write that takes its name only once it is whole and on disk. `reached` hears of each moment at which a
-    crash would leave something else behind. Without `folder_too` the name itself is not forced to disk: the folder is
-    left alone once the file has its name."""
+    """Opens a temporary file that is renamed to its path only once it is complete and on disk. `reached` is called at
+    each point where a crash would leave a different state behind. Without `folder_too`, the folder is not synced after
+    the rename, so the new name itself may not survive a crash."""
     temporary = path.with_name(f".vitrail-{secrets.token_hex(8)}.tmp")
     try:
         with open(temporary, "xb") as file:
@@ -51,7 +51,7 @@ def replace_on_success(
 
 
 def sync_folder(folder: Path) -> None:
-    """Puts a rename itself on disk, where the filesystem can be asked to."""
+    """Forces a rename to disk, if the file system supports it."""
     if not hasattr(os, "O_DIRECTORY"):
         return
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -65,7 +65,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """A file that a person asked for by name, with the folders above it: whole or not at all."""
+    """Writes a file atomically at a path that the user named, and creates its parent folders."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replace_on_success(path) as file:
@@ -75,8 +75,8 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def read_text(path: Path) -> str:
-    """A text file that a person named. Pipes and devices are refused without waiting for them, and so is a file that is
-    no list of anything by its size."""
+    """Reads a text file that the user named. DataError for pipes and devices, without waiting for them, and for files
+    too large to be a list."""
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         with open(descriptor, encoding="utf-8-sig", newline="") as file:
@@ -89,20 +89,20 @@ def read_text(path: Path) -> str:
                 raise DataError(f"{path} has {status.st_size:,} bytes; a list has at most {LONGEST_TEXT:,}")
             return file.read()
     except UnicodeDecodeError:
-        raise DataError(f"{path} is not text in UTF-8; save it as such") from None
+        raise DataError(f"{path} is not UTF-8 text; save it as UTF-8") from None
     except (OSError, ValueError) as error:  # a NUL in the name
         raise DataError(f"{path}: {getattr(error, 'strerror', None) or 'is not a valid file name'}") from None
 
 
 def check_writable(path: Path) -> None:
-    """Refuses a file that could not be written, before the work that is to go into it."""
+    """Raises ConfigError if a file could not be written, before any work is done for it."""
     try:
         if path.is_dir():
             raise ConfigError(f"{path} is a folder; name a file in it")
         above = next(folder for folder in path.absolute().parents if folder.exists())
         if not above.is_dir():
             raise ConfigError(f"{path} cannot be written: {above} is not a folder")
-        probe = above / f".vitrail-{secrets.token_hex(8)}.tmp"  # rights alone do not say: /proc, a read-only disk
+        probe = above / f".vitrail-{secrets.token_hex(8)}.tmp"  # permissions alone do not tell: /proc, a read-only disk
         os.close(os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
         probe.unlink()
         for folder in (path, *path.absolute().parents):
@@ -113,7 +113,7 @@ def check_writable(path: Path) -> None:
 
 
 def near_paths(text: str) -> list[str]:
-    """What lies where a path was looked for."""
+    """The paths in the folder of the given one."""
     folder = Path(text).parent
     try:
         return [str(folder / path.name) for path in folder.iterdir()]
@@ -122,14 +122,14 @@ def near_paths(text: str) -> list[str]:
 
 
 def similar_paths(text: str, *names: str) -> str:
-    """A question that names what is written almost like a path that is not there, in its folder or among `names`; empty
-    where nothing is."""
+    """A question that suggests similar names for a path that does not exist, from its folder or from `names`; empty if
+    there are none."""
     near = difflib.get_close_matches(text, [*names, *near_paths(text)], n=2, cutoff=0.7)
     return f"did you mean {' or '.join(near)}? " if near else ""
 
 
 def cache_folder(kind: str) -> Path:
-    """For one kind of cached thing: under $VITRAIL_CACHE, else $XDG_CACHE_HOME/vitrail, else ~/.cache/vitrail."""
+    """The cache folder for a kind of file: under $VITRAIL_CACHE, $XDG_CACHE_HOME/vitrail or ~/.cache/vitrail."""
     named, home = os.environ.get("VITRAIL_CACHE"), os.environ.get("XDG_CACHE_HOME")
     folder = Path(named) if named else Path(home or "~/.cache") / "vitrail"
     try:

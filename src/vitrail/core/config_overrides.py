@@ -1,11 +1,12 @@
-"""Nested frozen dataclasses, changed by name, compared, printed and stored. Knows nothing of what they configure.
+"""Changes nested frozen dataclasses by field name, compares, prints and stores them. Independent of what they
+configure.
 
     run = with_settings(run, ["optim.lr=3e-4", "augmentation.policy=RandAugment", "augmentation.policy.magnitude=9"])
 
-All changes are gathered before anything is built, so that a rule between two fields (the size of the network and that
-of the crop) is asked once, at the end, and the order of the settings says nothing.
+All changes are collected before anything is built, so that a rule between two fields (the size of the network and that
+of the crop) is checked once, at the end, and the order of the settings does not matter.
 
-Values and their texts: a text is read as the annotated type asks, a value is written so that it is read again.
+A text is parsed as the field's annotated type, and a value is formatted so that parsing it gives the value again.
 """
 
 import contextlib
@@ -31,8 +32,8 @@ def field_types(kind: type) -> dict[str, Any]:
 
 
 class Choice(ABC):
-    """A base class of configs to which others can be added: a field of this type may hold any that is registered, as if
-    its annotation named them all."""
+    """A base class of configs that can be extended: a field of this type may hold any registered subclass, as if its
+    annotation named them all."""
 
     __slots__ = ()
 
@@ -42,7 +43,7 @@ class Choice(ABC):
 
 
 def union_members(hint: Any) -> tuple[Any, ...]:
-    """The types of a union, or the one type; of an open choice all that are registered."""
+    """The types of a union, or the one type; for a `Choice`, all that are registered."""
     named = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     found: list[Any] = []
     for member in named:
@@ -52,7 +53,7 @@ def union_members(hint: Any) -> tuple[Any, ...]:
 
 
 def classes_of(hint: Any) -> list[type[Any]]:
-    """Those of its types that are configs themselves."""
+    """Those of its types that are configs."""
     return [cast(type[Any], member) for member in union_members(hint) if is_dataclass(member)]
 
 
@@ -62,8 +63,8 @@ def is_choice(hint: Any) -> bool:
 
 
 def parse_value(hint: Any, text: str, path: str) -> Any:
-    """A text as a value of an annotated type. Of several types the first that fits is taken, single values before
-    tuples, so that 448 is a number where a number or a pair will do."""
+    """Parses a text as a value of an annotated type. Of several types, the first that fits is used, single values
+    before tuples: 448 is a number where either a number or a pair is allowed."""
     simple = [member for member in union_members(hint) if not is_dataclass(member)]
     simple.sort(key=lambda member: (member is not NoneType, get_origin(member) is tuple, member is str))
     for member in simple:
@@ -78,8 +79,9 @@ def parse_value(hint: Any, text: str, path: str) -> Any:
 
 
 def parse_as(kind: Any, text: str) -> Any:
-    """A text as a value of one type; a whole number also as 10_000 or 1e4, values of a tuple with commas between them,
-    in brackets or not, a pair of whole numbers also as 224x224 or 224. KeyError or ValueError where it is not one."""
+    """Parses a text as a value of one type. Whole numbers may be written as 10_000 or 1e4, tuples with commas and with
+    or without brackets, pairs of whole numbers also as 224x224 or 224. KeyError or ValueError if the text is no such
+    value."""
     word = text.strip()
     if kind is str:
         return text
@@ -99,7 +101,7 @@ def parse_as(kind: Any, text: str) -> Any:
     if kind is int:
         with contextlib.suppress(ValueError):
             return int(text)
-    value = float(text) if kind in (int, float) else math.nan  # of another annotation no text is a value
+    value = float(text) if kind in (int, float) else math.nan  # no other annotation can be parsed
     if not math.isfinite(value) or (kind is int and not value.is_integer()):
         raise ValueError
     return kind(value)
@@ -116,16 +118,16 @@ def describe_choices(hint: Any) -> Iterator[str]:
         elif get_origin(member) is Literal:
             yield from (str(choice) for choice in get_args(member))
         elif get_args(member) == (int, int):
-            yield "a size, as in 224 or 224x224"
+            yield "a size such as 224 or 224x224"
         elif get_origin(member) is tuple:
             count = "" if get_args(member)[-1] is Ellipsis else f"{len(get_args(member))} "
-            yield f"{count}numbers with commas between them"
+            yield f"{count}numbers separated by commas"
         else:
             yield NAMES.get(member, str(member))
 
 
 def format_value(value: Any) -> str:
-    """A value as a setting would write it."""
+    """Formats a value as in a setting."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -140,12 +142,12 @@ def format_value(value: Any) -> str:
 
 T = TypeVar("T")
 Maker = Callable[[Any, str], Any]  # from the old value and a text to a new value, or NotImplemented
-KIND = "kind"  # what names the class of a union's member in plain data
+KIND = "kind"  # names the class of a union's member in plain data
 NOTHING, ABSENT = "(none)", "(absent)"
 
 
 class ConfigLine(NamedTuple):
-    """A field for printing: its dotted name, its value as a setting would give it, and whether that is the default."""
+    """A field for printing: its dotted name, its value as in a setting, and whether that is the default."""
 
     name: str
     text: str
@@ -153,9 +155,9 @@ class ConfigLine(NamedTuple):
 
 
 def apply_settings(config: T, settings: Iterable[str], makers: Mapping[str, Maker] | None = None) -> T:
-    """A new config with "dotted.name=value" settings applied; of two for one field the later counts. A class is chosen
-    by its name and takes over what the old value has under the same name and type. `makers` know more texts for some
-    fields, by dotted name; one that does not know a text says NotImplemented."""
+    """Returns a new config with "dotted.name=value" settings applied; if a field is set twice, the later value counts.
+    A class is chosen by its name and keeps the old value's fields of the same name and type. `makers`, by dotted name,
+    accept further texts for some fields; a maker returns NotImplemented for a text that it does not recognise."""
     texts: dict[str, str] = {}
     for setting in settings:
         name, equals, text = setting.partition("=")
@@ -175,13 +177,14 @@ class Overrides:
     makers: Mapping[str, Maker]
 
     def inside(self, path: str) -> list[str]:
-        """The fields to change in the value at a path, which ends in a dot unless it is that of the whole config."""
+        """The fields to change in the value at a path. The path ends in a dot, unless it is that of the whole
+        config."""
         inner = (name.removeprefix(path) for name in self.texts if name.startswith(path))
         return list(dict.fromkeys(name.partition(".")[0] for name in inner))
 
     def rebuild(self, old: T, path: str, kind: "type[T] | None" = None) -> T:
-        """The fields inside first, then the value itself: again, or as another class where `kind` is one. That starts
-        with the fields of the same name and type."""
+        """Rebuilds a value after its inner fields, as its own class or as `kind`. A different class starts with the old
+        value's fields of the same name and type."""
         kind = kind or type(old)
         before, after = field_types(type(old)) if is_dataclass(old) else {}, field_types(kind)
         values = {name: getattr(old, name) for name, hint in before.items() if after.get(name) == hint}
@@ -192,7 +195,7 @@ class Overrides:
         return construct(kind, values, path.rstrip("."))
 
     def change_value(self, hint: Any, old: Any, path: str) -> Any:
-        """A field's new value."""
+        """Returns a field's new value."""
         text, classes, inner = self.texts.get(path), classes_of(hint), f"{path}."
         if text is not None and path in self.makers:
             made = self.makers[path](old, text)
@@ -213,13 +216,13 @@ class Overrides:
     def no_fields_inside(self, value: Any, classes: list[type[Any]], path: str) -> ConfigError:
         inner = f"{path}.{self.inside(f'{path}.')[0]}"
         if not classes:
-            return ConfigError(f"{inner}: {path} is a plain value and has no fields")
+            return ConfigError(f"{inner}: {path} is a plain value without fields")
         choice = " or ".join(f"{path}={kind.__name__}" for kind in classes)
         return ConfigError(f"{inner}: {path} is {format_value(value)} now; set {choice} too")
 
 
 def construct(kind: type[T], values: dict[str, Any], path: str) -> T:
-    """Builds, and asks the rules of the class."""
+    """Builds a value, which checks the rules of its class."""
     unset = [field for field in fields(cast(Any, kind)) if field.name not in values]
     if missing := [field.name for field in unset if default_of(field) is MISSING]:
         wanted = ", ".join(f"{path}.{name}" if path else name for name in missing)
@@ -233,20 +236,21 @@ def construct(kind: type[T], values: dict[str, Any], path: str) -> T:
 
 
 def unknown_field(path: str, names: list[str]) -> UnknownName:
-    """Names the fields that end alike first: who writes "lr" means "optim.lr"."""
+    """The error for an unknown field. It first suggests fields with the same last part: "lr" probably means
+    "optim.lr"."""
     last = path.rpartition(".")[2]
     alike = [name for name in names if name.rpartition(".")[2] == last]
     return unknown_name("setting", path, dict.fromkeys(alike or names))
 
 
 def default_of(field: "Field[Any]") -> Any:
-    """MISSING where there is none."""
+    """A field's default, or MISSING."""
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def list_fields(config: Any, path: str = "") -> list[ConfigLine]:
-    """Every field of a config and of the configs in it, in the order of the classes. A field that holds one of several
-    classes has a line of its own, with the name of the class, before those of its fields."""
+    """Lists every field of a config and of the configs in it, in the order of the classes. A field that may hold one of
+    several classes has a line with the name of its class, before the lines of its fields."""
     lines: list[ConfigLine] = []
     for field in fields(config):
         value, name, default = getattr(config, field.name), f"{path}{field.name}", default_of(field)
@@ -260,8 +264,8 @@ def list_fields(config: Any, path: str = "") -> list[ConfigLine]:
 
 
 def to_plain(config: Any) -> dict[str, Any]:
-    """A config as data for JSON, in the order of its fields; where one of several classes was chosen, its name is under
-    "kind"."""
+    """Converts a config to data for JSON, in the order of its fields. For a choice among several classes, "kind" is the
+    name of the class."""
     kinds = field_types(type(config))
     return {name: value_to_plain(getattr(config, name), is_choice(kinds[name])) for name in kinds}
 
@@ -275,8 +279,8 @@ def value_to_plain(value: Any, choice: bool = False) -> Any:
 
 
 def from_plain(kind: type[T], data: Mapping[str, Any], path: str = "") -> T:
-    """The config that `plain` wrote. A field that is missing takes its default; an unknown one is refused. A class that
-    is not named is that of the default: there was no other when the data were written."""
+    """Restores a config from the data that `to_plain` made. A missing field takes its default; an unknown one is
+    refused. If a class is not named, it is that of the default: there was no other when the data were written."""
     kinds, usual = field_types(kind), {field.name: default_of(field) for field in fields(cast(Any, kind))}
     for name in data:
         if name not in kinds:
@@ -304,7 +308,7 @@ def value_from_plain(hint: Any, value: Any, path: str, usual: Any) -> Any:
 
 
 def fits(hint: Any, value: Any) -> bool:
-    """Whether a value from JSON is of an annotated type; a whole number will do for any number."""
+    """Whether a value from JSON is of an annotated type; a whole number fits any number type."""
     if get_origin(hint) is Literal:
         return value in get_args(hint)
     if get_origin(hint) is tuple:
@@ -329,7 +333,7 @@ def diff_plain(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") -
 
 
 def drop_fields(lines: Iterable[str], fields: Iterable[str]) -> list[str]:
-    """Lines of `differences` but for those of certain fields: "optim.lr" is one, "optim" are all that it has."""
+    """Lines of `diff_plain` without those of some fields: "optim.lr" names one, "optim" all of its fields."""
     names = tuple(fields)
     kept = ((line, line.partition(":")[0]) for line in lines)
     return [line for line, field in kept if not any(field == name or field.startswith(f"{name}.") for name in names)]

@@ -1,12 +1,12 @@
-"""Tables on a terminal. rich is loaded when something is printed, so that help stays quick.
+"""Prints tables on a terminal. rich is loaded when something is printed, so that help stays fast.
 
-No cell is ever cut. A table that is wider than the terminal gets narrower gaps, then wraps its headers and its text; if
-that is not enough, it is turned on its side, or the first cell of a row gets a line of its own, and at last every row
-becomes a block of lines.
+No cell is ever truncated. A table that is wider than the terminal gets narrower gaps, then wraps its headers and text.
+If that is not enough, it is transposed, or the first cell of each row moves to a line of its own; as a last resort,
+every row becomes a block of lines.
 
-Names of files, classes and tensors come from others. An escape sequence in a name could clear the screen, retitle the
-window or forge a line; a direction override makes it read as something else. So both standard streams are escaped while
-a command runs, and rich consoles escape their input before they add colours.
+Names of files, classes and tensors are untrusted input. An escape sequence in a name could clear the screen, retitle
+the window or forge a line; a direction override makes it read as something else. Therefore both standard streams are
+escaped while a command runs, and rich consoles escape their input before they add colours.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-# Controls but tab and newline, what turns the direction of text, separators of lines and paragraphs, tags, and halves
-# of characters, which stand for the bytes of a file's name that are no text. Joiners stay: scripts and emoji need them.
+# Control characters except tab and newline, direction overrides, separators of lines and paragraphs, tags, and lone
+# surrogates, which stand for bytes of a file name that are not text. Joiners stay: scripts and emoji need them.
 UNSAFE: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f]"
@@ -30,12 +30,12 @@ UNSAFE: Final = re.compile(
 
 
 def escape_controls(text: str) -> str:
-    """The text with whatever a terminal might act upon written out: an escape becomes \\x1b."""
+    """The text with everything that a terminal might act upon written out: an escape becomes \\x1b."""
     return UNSAFE.sub(lambda found: escape_character(ord(found[0])), text)
 
 
 def escape_line(text: str) -> str:
-    """The same in one line: a name that contains a newline cannot begin a line of its own."""
+    """The same on one line: a newline in a name cannot start a new line."""
     return escape_controls(text).replace("\n", "\\x0a").replace("\t", "\\x09")
 
 
@@ -44,7 +44,8 @@ def escape_character(number: int) -> str:
 
 
 class EscapingStream:
-    """A text stream that cleans what is written to it. rich looks for `rich_proxied_file` and writes there itself."""
+    """A text stream that escapes what is written to it. rich looks for `rich_proxied_file` and writes to it
+    directly."""
 
     def __init__(self, stream: TextIO) -> None:
         self.rich_proxied_file = stream
@@ -63,8 +64,7 @@ class EscapingStream:
 
 @contextlib.contextmanager
 def escape_streams() -> Generator[None]:
-    """stdout and stderr, cleaned. They stay so where an error nobody foresaw goes through: its traceback quotes names,
-    too."""
+    """Escapes stdout and stderr. They stay escaped after an unexpected error: its traceback quotes names, too."""
     before = sys.stdout, sys.stderr
     if isinstance(before[0], EscapingStream):
         yield
@@ -81,7 +81,7 @@ def escape_streams() -> Generator[None]:
 def make_console(
     *, stderr: bool = False, file: TextIO | None = None, width: int | None = None, highlight: bool = True
 ) -> "Console":
-    """A console of rich's that cleans text before it is styled."""
+    """A rich console that escapes text before styling it."""
     from rich.console import Console
     from rich.segment import Segment
 
@@ -91,7 +91,7 @@ def make_console(
                 unsafe = segment.control is None and UNSAFE.search(segment.text)
                 yield Segment(escape_controls(segment.text), segment.style) if unsafe else segment
 
-    # While a display is live rich puts a proxy of its own around ours, and looks through one of them only: its own
+    # While a display is live, rich wraps our proxy in its own, and looks through only one of them: its own
     # control sequences would be written out.
     stream = file or (sys.stderr if stderr else sys.stdout)
     while (inner := getattr(stream, "rich_proxied_file", None)) is not None:
@@ -99,18 +99,19 @@ def make_console(
     return Clean(stderr=stderr, file=stream, width=width, highlight=highlight)
 
 
-GAPS: Final = (3, 2)  # spaces between two columns, where there is room and where there is not
-PROSE: Final = 20  # text is not wrapped to less than this
-TURNED: Final = 6  # rows that may become columns
+GAPS: Final = (3, 2)  # spaces between two columns, with enough room and without
+PROSE: Final = 20  # text is not wrapped to fewer characters
+TURNED: Final = 6  # at most this many rows may become columns
 INDENT: Final = "  "
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "", left: int = 1) -> None:
-    """Rows under a header; the first `left` columns are text and stand left, the rest are numbers and stand right."""
+    """Prints rows under a header. The first `left` columns are text, aligned left; the rest are numbers, aligned
+    right."""
     from rich.text import Text
 
     cells = [[*map(escape_line, row), *[""] * (len(columns) - len(row))] for row in rows]
-    # As wide as the terminal, or as COLUMNS says; whatever reads a pipe takes lines of any length.
+    # As wide as the terminal, or as COLUMNS says; the length of lines in a pipe is not limited.
     wide = os.environ.get("COLUMNS", "")
     width = int(wide) if wide.isascii() and wide.isdecimal() else 0
     console = make_console(width=None if sys.stdout.isatty() else width or 10**6, highlight=False)
@@ -135,8 +136,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title:
 def fit_columns(
     columns: Sequence[str], rows: Sequence[Sequence[str]], left: int, room: int, gap: int
 ) -> list[int] | None:
-    """The widths of a table that is at most `room` wide, none if there are no such: headers and text wrap between
-    words, numbers stay whole."""
+    """The column widths of a table that is at most `room` wide, None if that is impossible: headers and text wrap
+    between words, numbers stay whole."""
     from rich.cells import cell_len
 
     widths, least = list[int](), list[int]()
@@ -174,7 +175,7 @@ def draw_table(
 def draw_below(
     console: "Console", columns: Sequence[str], rows: Sequence[Sequence[str]], left: int, widths: list[int]
 ) -> None:
-    """A table whose first column has a line of its own above the others, once for all rows that share it."""
+    """A table whose first column has a line of its own above the others, printed once for all rows that share it."""
     from rich.text import Text
 
     gap = " " * GAPS[-1]
@@ -190,7 +191,7 @@ def draw_below(
 
 
 def wrap_row(cells: Sequence[str], widths: Sequence[int], left: int, gap: str) -> list[str]:
-    """The lines of one row; cells wrap between words, text stands left and numbers right."""
+    """The lines of one row. Cells wrap between words; text is aligned left, numbers right."""
     from rich.cells import cell_len
 
     columns = [wrap_words(cell, width) for cell, width in zip(cells, widths, strict=True)]
@@ -216,8 +217,8 @@ def wrap_words(text: str, width: int) -> list[str]:
 
 
 def draw_stacked(console: "Console", columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A block of lines for every row, each cell behind its header. What is too long even for that is left to the
-    terminal to wrap."""
+    """Prints a block of lines for every row, each cell after its header. Lines that are still too long are wrapped by
+    the terminal."""
     from rich.cells import cell_len
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""Every mistake a user can make, as one small tree.
+"""Every mistake a user can make, as a small tree.
 
 VitrailError
 ├── ConfigError            a field has a value that its rule forbids
@@ -119,7 +119,7 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownName:
     return UnknownName(f"unknown {kind} {name!r}; {hint}")
 
 
-# Messages about Python's internals; a person who gave a file wants to know about the file.
+# Messages about Python's internals; the user wants to know about the file.
 INTERNAL = re.compile(
     r"literal for|could not convert|unpack|buffer|not enough values|too many values|object is not|keyword argument|"
     r"required|has no attribute|reshape|out of range|codec can't|positional|indices must|operand|Expecting|Extra data|"
@@ -137,8 +137,8 @@ def describe_error(error: BaseException) -> str:
     if isinstance(error, KeyError):
         return f"{error.args[0]} is missing" if error.args else "a part is missing"
     kinds = (
-        (UnicodeError, "it is not text in UTF-8"),
-        (MemoryError, "it takes more memory than there is"),
+        (UnicodeError, "it is not UTF-8 text"),
+        (MemoryError, "it needs more memory than is available"),
         (RecursionError, "it is nested too deeply"),
         ((EOFError, IndexError), "it ends too early"),
     )

@@ -1,16 +1,16 @@
-"""The one HTTP client, for weights, data sets and images by URL.
+"""The HTTP client, for weights, data sets and images by URL.
 
     read_url(url, max_bytes=2**26)             the body, in memory
     download(url, part, expect=..., ...)       a large file: resumed, retried and verified
 
-Redirects stay within http and https and never go from https down to http. A token goes to the host that was asked and
-to no other. No body grows beyond the limit that the caller sets.
+Redirects stay within http and https and never go from https down to http. A token is sent only to the host of the
+original request. No body grows beyond the caller's limit.
 
 HttpError
-├── TransferFailed   no answer, a server error or a broken connection: may pass; `download` tries again
+├── TransferFailed   no answer, a server error or a broken connection: may be temporary; `download` retries
 ├── StatusError      the server refuses; carries the status
 ├── UnsafeRequest    a redirect that is not followed, or a body beyond the limit
-└── ChecksumError    the whole file came, and it is not the expected one
+└── ChecksumError    the whole file was received, and it is not the expected one
 """
 
 import hashlib
@@ -35,7 +35,7 @@ TRIES: Final = 4
 BACKOFF_S: Final = 0.5
 CHUNK: Final = 2**18
 
-Progress = Callable[[int, int | None], None]  # bytes so far, bytes in all where that is known
+Progress = Callable[[int, int | None], None]  # bytes so far, bytes in total if known
 Expect = Callable[["Reply"], str | None]
 
 
@@ -44,7 +44,7 @@ class HttpError(VitrailError):
 
 
 class TransferFailed(HttpError):
-    """A failure that may pass: worth another try."""
+    """A failure that may be temporary: worth another try."""
 
 
 class StatusError(HttpError):
@@ -60,13 +60,13 @@ class UnsafeRequest(HttpError):
 
 
 class ChecksumError(HttpError):
-    """A file that came whole and is not the expected one."""
+    """A file that was received whole but is not the expected one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer whose body is still to be read. `start` is the body's first byte in the file; `linked_sha256` is the
-    checksum that a hub names (`X-Linked-Etag`) on the way to its storage."""
+    """An answer whose body has not been read yet. `start` is the offset of the body's first byte in the file;
+    `linked_sha256` is the checksum that a hub names (`X-Linked-Etag`) when it redirects to its storage."""
 
     response: http.client.HTTPResponse
     start: int
@@ -79,7 +79,7 @@ class Reply:
 
     @property
     def total(self) -> int | None:
-        """Bytes of the whole file, where the server announces them."""
+        """Bytes of the whole file, if the server announces them."""
         headers = self.response.headers
         end = headers.get("Content-Range", "").removeprefix("bytes */")
         text = end if self.is_at_end else headers["Content-Length"]
@@ -97,14 +97,14 @@ def split_address(url: str) -> SplitResult | None:
     """The parts of an http(s) address without a user name in it; None for anything else."""
     try:
         parts = urlsplit(url)
-        _ = parts.port  # raises where it is not a number
+        _ = parts.port  # raises if it is not a number
     except ValueError:
         return None
     return parts if parts.scheme in ("http", "https") and parts.hostname and parts.username is None else None
 
 
 def open_url(url: str, *, start: int = 0, token: str | None = None, accept: str | None = None) -> Reply:
-    """Follows redirects to the answer that carries the body, from byte `start` on where the server can do that."""
+    """Follows redirects to the answer that carries the body, from byte `start` on if the server supports that."""
     headers = {"User-Agent": "vitrail", "Accept-Encoding": "identity"}
     headers |= {"Range": f"bytes={start}-"} if start else {}
     headers |= {"Accept": accept} if accept else {}
@@ -164,9 +164,9 @@ def download(
     on_retry: Callable[[str], None] | None = None,
     resume_unverified: bool = False,
 ) -> str | None:
-    """Fetches a file into `part`, verifies it, and returns the checksum that it met.
+    """Downloads a file into `part`, verifies it, and returns its checksum.
 
-    What an earlier call left in `part` is resumed; without a checksum only if `resume_unverified`. `expect` sees the
+    A `part` left by an earlier call is resumed; without a checksum only if `resume_unverified`. `expect` sees the
     headers before the body is read: it may refuse by raising, and returns the checksum ("sha256:..." or "md5:...") that
     the file must have, if one is known.
     """
@@ -183,7 +183,7 @@ def download(
 def _try_download(
     url: str, part: Path, expect: Expect, max_bytes: int, token: str | None, progress: Progress | None, unverified: bool
 ) -> str | None:
-    """One try at the file, from where the last one stopped."""
+    """Tries once to download the file, from where the last try stopped."""
     reply = open_url(url, start=part.stat().st_size if part.exists() else 0, token=token)
     with reply.response:
         expected = expect(reply)
@@ -205,7 +205,7 @@ def _try_download(
         fault = f"{url} came with {found.replace(':', ' ')}, not {expected.partition(':')[2]}"
         if reply.start:
             raise TransferFailed(f"{fault}; the unfinished {part.name} was not a part of it")
-        raise ChecksumError(f"{fault}; nothing was kept: try again, and if it recurs distrust the connection or mirror")
+        raise ChecksumError(f"{fault}; nothing was kept. Try again; if it recurs, distrust the connection or mirror")
     return expected
 
 
@@ -223,10 +223,10 @@ def _receive(reply: Reply, part: Path, url: str, max_bytes: int, progress: Progr
 
 
 def _read_body(reply: Reply, url: str, limit: int) -> Iterator[bytes]:
-    """The body, chunk by chunk; refuses one beyond the limit and one that ends early."""
+    """Yields the body in chunks. UnsafeRequest if it exceeds the limit, TransferFailed if it ends early."""
     received, total = reply.start, reply.total
     try:
-        while chunk := reply.response.read1(CHUNK):  # what has come so far, so that a break loses none of it
+        while chunk := reply.response.read1(CHUNK):  # whatever has arrived, so that a broken connection loses nothing
             received += len(chunk)
             if received > limit:
                 raise UnsafeRequest(f"{url} has more than {limit:,} bytes; the rest was refused")
@@ -244,7 +244,7 @@ def compute_checksum(path: Path, kind: str = "sha256") -> str:
 
 
 def _send(url: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
-    """Any answer at all, redirects and errors included: this opener knows HTTP and nothing else."""
+    """Returns any answer, redirects and errors included: this opener handles HTTP(S) only."""
     opener = urllib.request.OpenerDirector()
     for handler in (urllib.request.ProxyHandler(), urllib.request.HTTPHandler(), urllib.request.HTTPSHandler()):
         opener.add_handler(handler)

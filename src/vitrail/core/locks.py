@@ -1,4 +1,4 @@
-"""Locks on files that the system takes back when their holder dies, however it dies: flock, or on Windows msvcrt."""
+"""File locks that the system releases when their holder dies, however it dies: flock, or msvcrt on Windows."""
 
 import contextlib
 import errno
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 UNSUPPORTED: Final = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # a file system without locks
-FAR: Final = 1 << 30  # Windows lets nobody read what is locked, so the byte that is locked lies behind all content
+FAR: Final = 1 << 30  # Windows prevents reading locked bytes, so the locked byte lies beyond all content
 
 
 class LockTaken(Exception):
@@ -19,10 +19,10 @@ class LockTaken(Exception):
 
 
 class FileLock:
-    """Held from construction until `release`, or until this process is gone; forked processes do not share it.
+    """A lock held from construction until `release` or the end of this process; forked processes do not share it.
 
-    Raises LockTaken where another process holds it for longer than `patience_s`. `obstacle` says why there is no lock
-    on a file system that has none; the file is open all the same.
+    Raises LockTaken if another process holds it for longer than `patience_s`. On a file system without locks, the file
+    is opened without one, and `obstacle` says why.
     """
 
     def __init__(self, path: Path, *, patience_s: float = 0.0) -> None:
@@ -51,11 +51,11 @@ class FileLock:
 
 
 def try_lock(handle: int, *, shared: bool = False) -> bool:
-    """Locks an open file, or returns False where another process has locked it. An OSError is the file system's."""
+    """Locks an open file; returns False if another process has locked it. Errors of the file system raise OSError."""
     try:
         import fcntl
     except ImportError:
-        return _locked_byte(handle, "LK_NBLCK")  # Windows knows no shared ones
+        return _locked_byte(handle, "LK_NBLCK")  # Windows has no shared locks
     try:
         fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -73,7 +73,7 @@ def unlock(handle: int) -> None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a living process holds the lock on a file. A file system without locks knows of none."""
+    """Whether a live process holds the lock on a file; always False on a file system without locks."""
     with contextlib.suppress(OSError), open(path, "rb") as file:
         return not try_lock(file.fileno(), shared=True)
     return False

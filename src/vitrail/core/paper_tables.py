@@ -1,5 +1,5 @@
-"""The paper's tables as data, as printed: what our own results stand next to. Their values are in paper_tables.toml,
-which says what each of them shows. Shares are in per cent, but for Table 8.
+"""The paper's tables as data, as printed, for comparison with our own results. The values are in paper_tables.toml,
+which says what each of them shows. Shares are in per cent, except in Table 8.
 
 Networks have the names of the zoo, tasks those of the data sets; "real" is ImageNet with the labels of ReaL.
 """
@@ -39,7 +39,7 @@ class Compute:
 
     @property
     def average_5(self) -> float:
-        """Of five accuracies, without ReaL; not printed in the table."""
+        """The mean of five accuracies, without ReaL; not printed in the table."""
         return average_5(self.accuracy)
 
 
@@ -70,10 +70,10 @@ TABLE_9_MEANS: Final[Mapping[str, float]] = _TABLES["table-9-means"]  # its last
 
 
 def printed_exaflops(network: str, epochs: float) -> float | None:
-    """What Table 6 prints for a network after so many epochs on JFT-300M; none where it has no such row."""
+    """The exaFLOPs that Table 6 prints for a network after so many epochs on JFT-300M; None if it has no such row."""
     return next((row.exaflops for row in TABLE_6 if (row.network, row.epochs) == (network, epochs)), None)
 
 
 def jft_epochs(network: str) -> tuple[int, ...]:
-    """For how long the paper trains a network on JFT-300M: Table 6's epochs, and 7 for one that is not in it."""
+    """The epochs for which the paper trains a network on JFT-300M: those of Table 6, or 7 if it is not in the table."""
     return tuple(row.epochs for row in TABLE_6 if row.network == network) or (7,)

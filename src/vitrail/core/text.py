@@ -69,7 +69,7 @@ SAME: Final = ("sheep", "fish", "deer", "aircraft", "scissors", "skis", "jeans",
 
 
 def plural_of(noun: str) -> str:
-    """The plural of an English noun that names a class, as well as a few rules can tell it: "buses", "people"."""
+    """The plural of an English noun, by a few rules: "buses", "people"."""
     *before, last = noun.split(" ")
     if last in SAME or not last[-1:].isalpha():
         return noun

@@ -1,1 +1,1 @@
-"""Images to tensors. Knows no model."""
+"""Data sets, from image files to tensors. Independent of any model."""

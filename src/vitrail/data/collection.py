@@ -1,4 +1,4 @@
-"""One grammar for every command's DATA: a path or a name, recognised by looking.
+"""The DATA argument of every command: a path or a name, whose kind is recognised from its contents.
 
     SOURCE[@SPLIT]
 
@@ -13,7 +13,7 @@
     vtab/pets:DIR               one of the 19 tasks of VTAB
     pets@test                   one split of any of them
 
-Contradictions raise one clear error here, before anything starts.
+Contradictions raise one clear error here, before any work starts.
 """
 
 import difflib
@@ -63,7 +63,7 @@ LABELLING: Final = {
 class Collection:
     """The splits of one set, all with the same classes."""
 
-    name: str  # as it was asked for, without the split
+    name: str  # as requested, without the split
     kind: str  # a description of the format found
     path: Path | None  # None for a bundled set
     splits: dict[str, ImageDataset]
@@ -71,7 +71,7 @@ class Collection:
 
     @property
     def title(self) -> str:
-        """A short name: of a set its own, of a path the last part."""
+        """A short name: that of a named set, or the last part of a path."""
         name = self.name.partition(":")[0]
         if self.path is None or name in known_names():
             return name
@@ -117,9 +117,9 @@ class Collection:
 def open_collection(
     text: str | Path, *, root: Path | None = None, download: bool = False, progress: Progress = None
 ) -> Collection:
-    """The collection that SOURCE[@SPLIT] stands for. `root` is where the files of a named set are, unless the text says
-    it; with `download` missing ones are fetched, and `progress` gets (file, bytes done, bytes in all). A Path is
-    always a path. With a split, that one only, with the classes of the whole."""
+    """The collection that SOURCE[@SPLIT] stands for. `root` is the folder of a named set's files, unless the text gives
+    one. With `download`, missing files are fetched, and `progress` gets (file, bytes done, bytes in total). A Path is
+    always a path. If a split is given, the collection has only that split, with the classes of the whole."""
     if isinstance(text, Path):
         return build_collection(str(text), text, read_path(text))
     by_name = partial(open_by_name, root=root, download=download, progress=progress)
@@ -181,7 +181,7 @@ def known_names() -> dict[str, str]:
 
 
 def open_by_name(name: str, place: Path | None, root: Path | None, download: bool, progress: Progress) -> Collection:
-    """A set by its name, in the folder that the text names, else in the one that is given, else in its usual one."""
+    """Opens a set by name, in the folder that the text names, else in the given one, else in its usual one."""
     kind, root = "embedded" if scenes.is_scene_set(name) else known_names()[name], place or root
     if kind == "embedded":
         if place is not None:
@@ -199,7 +199,7 @@ def open_by_name(name: str, place: Path | None, root: Path | None, download: boo
 
 
 def build_collection(name: str, path: Path | None, found: ReadResult) -> Collection:
-    """The splits in their usual order, with unified classes, checked."""
+    """Puts the splits in their usual order, unifies their classes and checks them."""
     kind, splits = found
     order = sorted(splits, key=lambda split: ORDER.index(split) if split in ORDER else len(ORDER))
     agreed, notes = unify_classes(name, {split: splits[split] for split in order})
@@ -227,8 +227,8 @@ def unwrap(source: ImageDataset) -> ImageDataset:
 
 
 def unify_classes(where: str, splits: dict[str, ImageDataset]) -> tuple[dict[str, ImageDataset], list[str]]:
-    """All splits with the classes of the first one that has labels, train where there is one. A class that only another
-    split has is refused; so is an empty split, or a label outside the range."""
+    """Gives all splits the classes of the first one with labels: train, if there is one. Refuses classes that only
+    another split has, empty splits, and labels outside the range."""
     first = next((split for split, source in splits.items() if source.classes), None)
     out: dict[str, ImageDataset] = {}
     notes: list[str] = []
@@ -251,8 +251,8 @@ def unify_classes(where: str, splits: dict[str, ImageDataset]) -> tuple[dict[str
 
 
 def check_masks(where: str, splits: dict[str, ImageDataset]) -> list[str]:
-    """Refuses splits whose masks or segments have different classes; a note for each split without any where others
-    have some."""
+    """Refuses splits whose masks or segments have different classes. Returns a note for each split without any, if
+    others have some."""
     masked = {split: source.pixel_classes for split, source in splits.items() if source.pixel_classes}
     first = next(iter(masked), None)
     for split, names in masked.items():
@@ -271,7 +271,7 @@ def check_masks(where: str, splits: dict[str, ImageDataset]) -> list[str]:
 
 
 def renumber(where: str, split: str, source: ImageDataset, first: str, classes: tuple[str, ...]) -> ImageDataset:
-    """A split with the class numbers of another split."""
+    """Renumbers the classes of a split as in another split."""
     place = {name: i for i, name in enumerate(classes)}
     strange = [name for name in source.classes if name not in place]
     if strange:

@@ -1,4 +1,4 @@
-"""One split of a collection: random access to images, their labels and their names. Everything else builds on it.
+"""One split of a collection: random access to images, their labels and their names.
 
 Labels and names are kept in arrays. A Python list of strings would be copied page by page into every loader process,
 because reading a string changes its reference count; arrays are not copied, and pickle as one block.
@@ -131,7 +131,7 @@ def refuse_negative(where: str, values: NDArray[np.integer]) -> None:
 Encoded: TypeAlias = bytes | NDArray[np.uint8]
 
 HASHED: Final = 1 << 30  # bytes of pixels in memory that go into a fingerprint
-DIGESTED_BYTES: Final = 256 << 20  # read for the digest of a source; all of it where it has no more
+DIGESTED_BYTES: Final = 256 << 20  # read for the digest of a source; smaller sources are read completely
 DIGESTED_IMAGES: Final = (1024, 100_000)  # read at least, however large they are, and at most, however small
 
 
@@ -142,7 +142,7 @@ class ImageDataset(ABC):
     classes: tuple[str, ...] = ()  # K names; empty without labels
     pixel_classes: tuple[str, ...] = ()  # names of the class indices in masks; empty without masks
     segment_classes: tuple[SegmentClass, ...] = ()  # of annotated segments; empty without any
-    segments_overlap: bool = False  # whether segments may (instances), or each pixel has one at most (panoptic)
+    segments_overlap: bool = False  # whether segments may overlap (instances), or each pixel has at most one (panoptic)
     boxes_only: bool = False  # whether segments are boxes without masks
     generated_size: Pair | None = None  # height and width of all images, where pixels [H, W, 3] are drawn when read
     labels: Labels
@@ -156,7 +156,7 @@ class ImageDataset(ABC):
         """The bytes of an image file, or pixels [H, W, 3] or [H, W]. Raises BadImage or OSError."""
 
     def name(self, index: int) -> str:
-        """The sample's name for people: a path, an archive member, a row. One of `names`, where a reader has those."""
+        """The sample's display name: a path, an archive member, a row. One of `names`, if the reader has those."""
         return self.names[index]
 
     def mask(self, index: int) -> Encoded:
@@ -169,7 +169,7 @@ class ImageDataset(ABC):
         raise DataError(f"{self.name(index)} has no segments: the dataset has none")
 
     def copy_annotations(self, source: "ImageDataset") -> None:
-        """Takes over what another dataset says of the masks and segments of its samples."""
+        """Copies another dataset's description of its masks and segments."""
         self.pixel_classes, self.segment_classes = source.pixel_classes, source.segment_classes
         self.segments_overlap, self.boxes_only = source.segments_overlap, source.boxes_only
 
@@ -253,7 +253,7 @@ def hash_names(source: ImageDataset, words: Iterable[str]) -> str:
 
 
 def pixel_class_words(source: ImageDataset) -> tuple[str, ...]:
-    """What masks and segments add to a fingerprint; nothing without them."""
+    """The words that masks and segments add to a fingerprint; none without them."""
     masks = ("masks", *source.pixel_classes) if source.pixel_classes else ()
     kinds = (f"{one.name}\0{one.thing}" for one in source.segment_classes)
     return (*masks, *(("segments", *kinds) if source.segment_classes else ()))
@@ -303,7 +303,7 @@ class SubsetDataset(DerivedDataset):
 
     @cached_property
     def fingerprint(self) -> str:
-        """That of the original if nothing is dropped or reordered."""
+        """The fingerprint; that of the original if nothing is dropped or reordered."""
         if np.array_equal(self.indices, np.arange(len(self.source))):
             return self.source.fingerprint
         return hash_parts("subset", [self.source.fingerprint], [self.indices])

@@ -155,7 +155,7 @@ class DeviceDataset:
     def batches(
         self, views: Sequence[BatchedAugmentation], drawn: Iterator[PreparedGroup], ahead: int
     ) -> Iterator[Batch]:
-        """What was drawn on the host, done on the device."""
+        """Runs on the device what was drawn on the host."""
         with closing(prefetch(drawn, ahead)) if ahead else nullcontext(drawn) as several:
             for group in several:
                 yield from self.augment_group(views, *group)

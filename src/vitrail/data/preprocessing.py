@@ -81,13 +81,13 @@ LARGEST: Final = 1 << 26  # pixels that a resized image may have before the crop
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preprocessing:
-    """Resize, crop, normalise. With `resize` the shorter side goes there and the centre is cut out; without it the
-    image goes straight to `image`, whatever its aspect, as the reference evaluates; or, with the fit "pad", keeps its
-    aspect and gets black borders at the right or at the bottom, as EoMT evaluates. With `antialias` an image is shrunk
-    as Pillow does it, every pixel counted; without, as TensorFlow does, which the reference was trained in: the
-    nearest pixels only, from half-pixel centres. The interpolation "area" is big_vision's evaluation, whole: the mean
-    over what becomes one pixel, levels cut off to bytes, and a window that is rounded its way. Images are always read
-    in colour; where `mean` and `std` are of one channel, their luma is what the network sees."""
+    """Resize, crop, normalise. With `resize`, the shorter side is resized to it and the centre is cropped. Without it,
+    the image is resized straight to `image`, whatever its aspect, as the reference evaluates; or, with the fit "pad",
+    it keeps its aspect and gets black borders at the right or at the bottom, as EoMT evaluates. With `antialias` an
+    image is shrunk as Pillow does it, every pixel counted; without, as TensorFlow does, which the reference was trained
+    in: the nearest pixels only, from half-pixel centres. The interpolation "area" is big_vision's evaluation, whole:
+    the mean over what becomes one pixel, levels cut off to bytes, and a window that is rounded its way. Images are
+    always read in colour; where `mean` and `std` are of one channel, their luma is what the network sees."""
 
     image: Pair = (224, 224)
     resize: int | None = None
@@ -266,7 +266,7 @@ class Preprocessing:
 
     @staticmethod
     def from_dict(data: dict[str, Any]) -> "Preprocessing":
-        """What `to_dict` wrote, checked."""
+        """Restores what `to_dict` wrote, checked."""
         try:
             image, resize = data["image"], data["resize"]
             image = cast("Pair", read_numbers(image if isinstance(image, list | tuple) else [image, image]))
@@ -313,7 +313,7 @@ def is_number(value: object) -> bool:
 
 
 def quote_value(value: object) -> str:
-    """A value out of a file, fit to be quoted in one line."""
+    """A value from a file, quoted on one line."""
     try:
         text = repr(value)
     except ValueError:  # an int of more digits than Python writes

@@ -1,12 +1,11 @@
-"""Which images weights were trained on: a small record in their provenance, and the answer to whether they have seen
-some given images.
+"""Records which images weights were trained on, in their provenance, and tells whether they have seen given images.
 
-Up to MOST_IMAGES images of MOST_BYTES together are recorded by a 64-bit hash of the content of each: 11 bytes an image
+Up to MOST_IMAGES images of MOST_BYTES together are recorded by a 64-bit hash of the content of each: 11 bytes per image
 in the file, and the images are recognised in any folder, archive or subset, under any name. A larger set is recorded by
 the fingerprint of its source and one bit an image: then it is recognised as a whole, or any part that is drawn from the
 same source, wherever that lies. Weights that started from others carry the records of those behind their own.
 
-What the images of a source contain, as hashes, and where its samples come from.
+Also hashes the images of a source, and traces where its samples come from.
 """
 
 import base64

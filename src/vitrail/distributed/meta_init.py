@@ -80,7 +80,7 @@ def give_storage(module: nn.Module, device: torch.device) -> None:
     kept = {name: tensor.detach() for name, tensor in tensors if not tensor.is_meta}
     if len(kept) == len(tensors):
         if device.type == "mps":
-            module.float()  # it has no float64, and what is trained holds nothing narrower than float32
+            module.float()  # mps has no float64, and trained modules hold nothing narrower than float32
         module.to(device)
         return
     module.to_empty(device=device)

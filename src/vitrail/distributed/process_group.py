@@ -35,16 +35,16 @@ from vitrail.distributed.watchdog import RankWatchdog
 
 def find_device(name: str, local_rank: int = 0, world_size: int = 1) -> torch.device:
     """The device of this process: its own GPU on a node with several processes. "auto" is a CUDA GPU, else Apple's
-    (mps), else the CPU; several processes cannot talk from mps, so that there "auto" is the CPU."""
+    (mps), else the CPU. Several processes cannot communicate on mps, so with them "auto" is the CPU instead."""
     mps = torch.backends.mps.is_available()
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if mps and world_size == 1 else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ConfigError(f"device {name!r} is none that torch knows; use auto, cpu, cuda or mps") from None
+        raise ConfigError(f"device {name!r} is not known to torch; use auto, cpu, cuda or mps") from None
     if device.type == "mps" and not mps:
-        raise ConfigError(f"device {name!r}: torch sees no GPU of Apple's here; use device cpu")
+        raise ConfigError(f"device {name!r}: torch sees no Apple GPU here; use device cpu")
     if device.type == "mps" and world_size > 1:
         raise ConfigError(f"device {name!r} is for one process, and there are {world_size}; use device cpu")
     if device.type != "cuda":
@@ -55,7 +55,7 @@ def find_device(name: str, local_rank: int = 0, world_size: int = 1) -> torch.de
     index = local_rank if device.index is None else device.index
     if index >= count:
         remedy = f"start one process for each GPU (--nproc-per-node {count}), or use device cpu"
-        raise ConfigError(f"device {name!r} asks for GPU {index}, but there are {count} here; {remedy}")
+        raise ConfigError(f"device {name!r} is for GPU {index}, but there are {count} GPUs here; {remedy}")
     return torch.device("cuda", index)
 
 
@@ -111,7 +111,7 @@ class World:
             self.watch.moves += 1
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """The sum over processes, in place and on the tensor's device."""
+        """Sums over processes, in place and on the tensor's device."""
         self.count_collective()
         if self.size > 1:
             dist.all_reduce(tensor)
@@ -131,7 +131,7 @@ class World:
         return box[0]
 
     def broadcast_from_main(self, value: T | None) -> T:
-        """As `broadcast`, where only the main process has a value."""
+        """As `broadcast`, if only the main process has a value."""
         shared = self.broadcast(value)
         assert shared is not None
         return shared
@@ -148,8 +148,8 @@ class World:
 
 @contextmanager
 def join_world(device: str = "auto", *, timeout_s: float = TIMEOUT_S) -> Generator[World]:
-    """The world that torchrun's environment describes, left in an orderly way at the end. A communication error caused
-    by a lost process becomes RankLost, which names the rank."""
+    """Joins the world that torchrun's environment describes, and leaves it in an orderly way at the end. A
+    communication error caused by a lost process becomes RankLost, which names the rank."""
     rank, size, local_rank, local_size = _read_environment(os.environ)
     chosen = find_device(device, local_rank, size)
     if chosen.type == "cuda":
@@ -159,7 +159,7 @@ def join_world(device: str = "auto", *, timeout_s: float = TIMEOUT_S) -> Generat
         return
     if ":" in device:
         raise ConfigError(f"device {device!r} would be shared by several processes; use {chosen.type}")
-    # With NCCL, what is on the CPU (flags, plain data) still goes by gloo and waits for no kernel.
+    # With NCCL, tensors on the CPU (flags, plain data) still use gloo and do not wait for kernels.
     backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
     watch = _join_group(rank, size, backend, chosen, timeout_s)
     world = World(rank=rank, size=size, local_size=local_size, device=chosen, backend=backend, watch=watch)
@@ -173,13 +173,14 @@ def join_world(device: str = "auto", *, timeout_s: float = TIMEOUT_S) -> Generat
         if lost:
             raise RankLost(lost) from error
         raise
-    # After an error the group is not taken down: that would wait for lost processes. The process ends anyway.
+    # After an error the group is not destroyed: that would wait for lost processes. The process ends anyway.
     watch.stop()
     dist.destroy_process_group()
 
 
 def _join_group(rank: int, size: int, backend: str, device: torch.device, timeout_s: float) -> RankWatchdog:
-    """Joins the group. The backend's own time-out comes after the watch's, for what the watch cannot judge."""
+    """Joins the group. The backend's own timeout is longer than the watchdog's, for cases that the watchdog cannot
+    judge."""
     limit = timedelta(seconds=timeout_s)
     try:
         store, _, _ = next(rendezvous("env://", rank, size, timeout=limit))
@@ -187,18 +188,18 @@ def _join_group(rank: int, size: int, backend: str, device: torch.device, timeou
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience, device_id=own)
     except RuntimeError as error:
         meeting = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        fact = f"rank {rank} of {size}: the processes did not all come to {meeting} within {timeout_s:.0f} s"
-        remedy = "are they all started, and is that address open between their machines?"
+        fact = f"rank {rank} of {size}: not all processes reached {meeting} within {timeout_s:.0f} s"
+        remedy = "are they all started, and can their machines reach that address?"
         raise RankLost(f"{fact}; {remedy} ({error})") from error
     board: Any = store  # torch's stub leaves `clone` out
     watch = RankWatchdog(board.clone(), rank, size, timeout_s)
-    dist.barrier()  # every process has said who it is before one can be missed
+    dist.barrier()  # every process has registered before any can be reported missing
     watch.start()
     return watch
 
 
 def _read_environment(environment: Mapping[str, str]) -> tuple[int, int, int, int]:
-    """Rank, world size, local rank and local world size by torchrun's environment; a world of one without it."""
+    """Rank, world size, local rank and local world size from torchrun's environment; without it, a world of one."""
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
         return 0, 1, 0, 1
     if absent := [name for name in VARIABLES if name not in environment]:
@@ -209,7 +210,7 @@ def _read_environment(environment: Mapping[str, str]) -> tuple[int, int, int, in
     rank, size, local_rank, local_size = (int(environment[name]) for name in VARIABLES[:4])
     if rank >= size or local_rank >= local_size:
         places = f"RANK={rank} of WORLD_SIZE={size}, LOCAL_RANK={local_rank} of LOCAL_WORLD_SIZE={local_size}"
-        raise ConfigError(f"{places}: a rank is below its size")
+        raise ConfigError(f"{places}: a rank must be below the size of its world; start the processes with torchrun")
     return rank, size, local_rank, local_size
 
 

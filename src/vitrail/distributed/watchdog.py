@@ -1,4 +1,4 @@
-"""Finds out which process is missing. Backends report that a collective timed out, but not which rank it waited for.
+"""Finds out which process is missing. Backends report that a collective timed out, but not for which rank it waited.
 
 Every process counts its collectives, and a thread of its own writes a heartbeat with that count to the rendezvous store
 once per second. Rank 0 reads them all. A process without a heartbeat was killed or stopped; one that is alive but falls

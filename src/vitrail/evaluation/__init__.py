@@ -1,4 +1,4 @@
-"""How good a network is: accuracy, frozen features, few-shot. The choices below need no torch."""
+"""Evaluation of networks: accuracy, frozen features, few-shot. The constants here can be imported without torch."""
 
 from typing import Final, Literal, TypeAlias
 

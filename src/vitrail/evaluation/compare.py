@@ -5,7 +5,7 @@ numbers that are not comparable.
     table = compare_results(found)
     table.rows, table.columns, table.notes
 
-The page of an evaluation shows which images count, the numbers, the sections of its task, and where they come from.
+`evaluation_page` shows which images count, the numbers, the sections of the task, and their origin.
 """
 
 import json
@@ -77,7 +77,7 @@ class Comparison:
         return f"{column.data}: {measure}" if whole and column.data else measure
 
     def text(self, row: WeightsRow, column: MeasureColumn) -> str:
-        """A cell: 70.10% (67.19–72.86)."""
+        """The text of a cell: 70.10% (67.19–72.86)."""
         if column not in row.cells:
             return ""
         measure, _ = row.cells[column]
@@ -95,8 +95,8 @@ class Comparison:
 
 
 def gather_results(paths: Iterable[Path]) -> tuple[list[ResultFile], list[str]]:
-    """The results in files and, recursively, in folders, and why other files there are not results. A file that is not
-    a result is an error if it is named."""
+    """Reads the results in files and, recursively, in folders; also returns why other files there are not results. A
+    named file that is not a result is an error."""
     found: dict[Path, ResultFile] = {}
     skipped: list[str] = []
     for path in paths:
@@ -147,7 +147,7 @@ def check_tasks(rows: Sequence[WeightsRow]) -> None:
     examples = {column.task: path for column, path in reversed(cells)}
     comparable = len({column for column, _ in cells}) < len(cells)
     if not comparable and len(rows) > 1 and len(examples) > 1 and "" not in examples:
-        tasks = ", ".join(f"{path} is of {task}" for task, path in reversed(examples.items()))
+        tasks = ", ".join(f"{path} is for {task}" for task, path in reversed(examples.items()))
         raise DataError(f"no measure is in two results: {tasks}; compare results of one task")
 
 
@@ -158,7 +158,7 @@ def make_column(result: Result, measure: Measure) -> MeasureColumn:
 
 
 def build_row(name: str, some: Sequence[ResultFile], columns: Sequence[MeasureColumn], notes: list[str]) -> WeightsRow:
-    """The newest of several results for one cell counts."""
+    """Builds the row of some weights. If several results have a cell, the newest counts, with a note."""
     cells: dict[MeasureColumn, tuple[Measure, ResultFile]] = {}
     for one in sorted(some, key=lambda one: one.result.made):
         for measure in one.result.measures:
@@ -167,7 +167,7 @@ def build_row(name: str, some: Sequence[ResultFile], columns: Sequence[MeasureCo
                 older, where = cells[column][1], f"{name}, {column.data or column.kind}"
                 same = one.result.data.get("fingerprint") == older.result.data.get("fingerprint")
                 newer = f"{one.path} is newer than {older.path} and counts"
-                notes.append(f"{where}: {newer}{'' if same else '; it is of other images'}")
+                notes.append(f"{where}: {newer}{'' if same else '; its images differ'}")
             if column in columns:
                 cells[column] = (measure, one)
     return WeightsRow(name, cells)
@@ -265,7 +265,7 @@ def find_doubts(group: tuple[str, str, str], rows: Sequence[WeightsRow]) -> list
     where = group[2] or group[0]
     facts: dict[str, Callable[[Result], str]] = {
         "the images themselves differ": lambda one: describe_images(one.data),
-        "what was learnt from differs": lambda one: describe_images(one.data.get("train")),
+        "the training images differ": lambda one: describe_images(one.data.get("train")),
         "copies were excluded from some trainings only": lambda one: describe_deduplication(one) or "not known",
     }
     if units & set(MACHINE):
@@ -292,7 +292,7 @@ def find_doubts(group: tuple[str, str, str], rows: Sequence[WeightsRow]) -> list
 
 
 def describe_images(data: Mapping[str, Any] | None) -> str:
-    """Their number and the start of their fingerprint; empty without images."""
+    """The number of images and the start of their fingerprint; empty without images."""
     if not data or not data.get("fingerprint"):
         return ""
     return f"{data.get('pictures', '?')} ({str(data['fingerprint'])[:SHORT]})"
@@ -341,4 +341,4 @@ def build_facts(result: Result) -> Facts:
         ("vitrail, torch", f"{result.environment['vitrail']}, {result.environment['torch']}"),
         ("made", result.made),
     ]
-    return Facts(title="What this is of", rows=rows)
+    return Facts(title="Weights, images and settings", rows=rows)

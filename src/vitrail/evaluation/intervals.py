@@ -37,7 +37,7 @@ class Interval(NamedTuple):
 def wilson_interval(right: int, count: int, confidence: float = CONFIDENCE) -> Interval:
     """Wilson's interval of a share (1927): within 0 and 1, and useful for a single image."""
     if not 0 <= right <= count or not count:
-        raise ConfigError(f"{right} of {count} is not a share")
+        raise ConfigError(f"{right} of {count} is not a share; it must be between 0 and 1")
     z = NormalDist().inv_cdf(0.5 + confidence / 2)
     share, spread = right / count, z * z / count
     middle = (share + spread / 2) / (1 + spread)
@@ -116,7 +116,7 @@ class Calibration:
 
     def __init__(self, confidence: NDArray[np.floating], right: NDArray[np.bool_], *, bins: int = BINS) -> None:
         if bins < 1 or len(confidence) != len(right) or not len(right):
-            raise ConfigError(f"{len(confidence)} confidences and {len(right)} answers make no {bins} bins")
+            raise ConfigError(f"{len(confidence)} confidences and {len(right)} answers cannot fill {bins} bins")
         self.bins = bins
         # Sorted once, for bins of equal counts.
         self.order = order = np.argsort(confidence, kind="stable")

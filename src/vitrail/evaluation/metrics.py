@@ -5,13 +5,14 @@
 A metric holds sums or rows that processes can add up, and never averages averages. A task defines its own: a class with
 the three methods of `Metric`, whose result names its numbers and the criteria that select the best weights.
 
-Accuracy, top-5, loss and confusion over a split count every image once. Rows stay
-on the device and are read once, after the last batch. Processes that share a split gather their rows, so the numbers
-are the same to the last bit for any number of processes.
+Accuracy, top-5, loss and confusion over a split count every image once. Rows stay on the device and are read once,
+after the last batch. Processes that share a split gather their rows, so the numbers are the same to the last bit for
+any number of processes.
 
 One rule decides when a prediction is right, in training, evaluation and the check of an export. A sample has one label,
-several of which any one counts (ReaL), or none, and then it does not count. Labels are [N], or [N, M] padded with -1.
-The loss of several labels is minus the log of their total probability. A prediction of -1 is never right.
+several labels of which any one counts as right (ReaL), or none, and then it does not count. Labels are [N], or [N, M]
+padded with -1. The loss of several labels is minus the log of their total probability. A prediction of -1 is never
+right.
 """
 
 import math
@@ -59,7 +60,7 @@ class Metric(Protocol[ResultT_co]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Criterion:
-    """A number of a result by which weights are selected. Relative differences below `rounding` do not count."""
+    """A number of a result that selects the best weights. Relative differences below `rounding` do not count."""
 
     name: str  # in rows of metrics
     title: str = ""  # for people; the name if empty
@@ -73,8 +74,8 @@ class Criterion:
 
 
 def is_better(new: Mapping[str, float], old: Mapping[str, float | None], criteria: Sequence[Criterion]) -> bool:
-    """Whether the first criterion prefers the new numbers; if its two are equal, the next one decides. A number that is
-    missing from the old ones decides nothing."""
+    """Whether the first criterion prefers the new numbers; on a tie, the next one decides. A number that is missing
+    from the old ones decides nothing."""
     for criterion in criteria:
         value, before = new[criterion.name], old[criterion.name]
         if before is None or value != before:
@@ -141,7 +142,7 @@ def judge_predictions(top: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tens
 
 
 def cross_entropies(logs: Tensor, labels: Tensor) -> Tensor:
-    """[N], from log-probabilities [N, K]: of several labels, minus the log of the probability they have together."""
+    """Losses [N] from log-probabilities [N, K]; for several labels, minus the log of their total probability."""
     rows = label_rows(labels)
     if rows.shape[1] == 1:
         return -logs.gather(1, rows.clamp(min=0))[:, 0]

@@ -3,7 +3,7 @@
     result = Result(kind="evaluate", weights=weights_facts("w.safetensors", model), data=..., measures=(...,))
     result.write(Path("result.json"))
 
-The file says everything that decides whether two numbers are comparable; `vitrail compare` reads it. It also records
+The file records everything that decides whether two numbers are comparable; `vitrail compare` reads it. It also records
 the environment: versions, machine, devices, and the commit of the working tree.
 """
 
@@ -151,7 +151,7 @@ def check_deduplication(
     if source.fingerprint not in known.values():
         others = ", ".join(known) or "nothing but the training set itself"
         these = f"these images (fingerprint {source.fingerprint[:12]}); run `vitrail data dedup` against them"
-        raise DataError(f"that selection was made against {others}, and not against {these}")
+        raise DataError(f"that selection was made against {others}, but not against {these}")
     from vitrail.data.training_record import list_records
 
     _, records = next(list_records(provenance))

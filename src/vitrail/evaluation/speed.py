@@ -105,7 +105,7 @@ def measure_speed(
         if not limits.batches and flat == PATIENCE:
             stopped = "no faster"
             break
-    stopped = stopped or "all asked for"
+    stopped = stopped or "all requested"
     if not points:
         raise ConfigError("the first batch does not fit into memory; give a smaller --batch or --image-size")
     largest, tried = estimate_largest(bench, points, limits.room), False
@@ -195,7 +195,7 @@ class TimedNetwork:
         return self.device.type == "cuda"
 
     def seconds(self, batch: int) -> float:
-        """Of one pass; torch.OutOfMemoryError where it does not fit."""
+        """The seconds of one pass; torch.OutOfMemoryError if the batch does not fit."""
         try:
             images = self.images(batch)
             synchronise(self.device)

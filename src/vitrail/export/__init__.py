@@ -1,9 +1,9 @@
-"""ONNX, torch.export and the formats of other libraries; every file is run and compared with the network first.
+"""Exports to ONNX, torch.export and other libraries' formats. Every file is run and compared with the network first.
 
 from vitrail import export
 
 done = export.to_onnx("mine.safetensors", "mine.onnx")
-done.report.worst  # the largest relative difference to the network
+done.report.worst  # the largest relative difference from the network
 """
 
 from vitrail.export.int8 import ExportImages

@@ -1,10 +1,10 @@
-"""The network as it is shipped: the same weights and arithmetic as models/, in operations that leave PyTorch unharmed.
+"""The exportable form of a network: the same weights and arithmetic as in models/, in operations that export correctly.
 
-Three things differ. Kernels are standardised once, not at every call. Zeros around a max-pool are laid on by
-concatenation: a runtime that merges a zero pad into the pool behind it, as ONNX Runtime does, turns them into minus
-infinity. And where the image size is left open, positions are resampled in the graph (3.2).
+Three things differ. Convolution kernels are standardised once, not at every call. The zero border of a max-pool is
+added by concatenation: a runtime that fuses zero padding into the pool that follows, as ONNX Runtime does, would turn
+the zeros into minus infinity. And if the image size is left open, positions are resampled in the graph (3.2).
 
-What is exported: a bundle, the image sizes that one file of it can take, and the networks to hold it against.
+Also loads the bundle to export, and builds the reference networks that an export is compared with.
 """
 
 from dataclasses import replace
@@ -30,18 +30,18 @@ from vitrail.models.resnet_config import same_widths
 
 def to_exportable(model: Model, *, dynamic: bool = False, preprocessing: Preprocessing | None = None) -> nn.Module:
     """A module [B, C, H, W] -> [B, K], [B, K, H, W] or a pair of classes and masks, in evaluation mode, on the CPU, in
-    float32. With `dynamic` it takes other image sizes, too; with `preprocessing` bytes, which it normalises itself."""
+    float32. With `dynamic` it also takes other image sizes. With `preprocessing` it takes bytes and normalises them."""
     tensors = {name: tensor.detach().to("cpu", torch.float32) for name, tensor in model.state_dict().items()}
-    copy = build_from(model.config, tensors).eval()  # other modules around the same tensors: these get changed
+    copy = build_from(model.config, tensors).eval()  # shares the tensors; its modules are changed below
     replace_parts(copy, dynamic)
-    copy.class_token_only = False  # half a weight is a slice, and no constant that can be quantised
+    copy.class_token_only = False  # it slices weights, and only whole constants can be quantised
     copy.open_size = dynamic
     form = PlainNetwork(copy) if copy.config.has_queries else copy
     return (form if preprocessing is None else NormalisingNetwork(form, preprocessing)).eval().requires_grad_(False)
 
 
 def replace_parts(module: nn.Module, dynamic: bool) -> None:
-    """Puts what leaves PyTorch unharmed in the place of what does not."""
+    """Replaces modules that do not export correctly (`REPLACED`), in place, and computes patches by convolution."""
     for name, child in module.named_children():
         make = REPLACED.get(type(child))
         if make is not None:
@@ -53,7 +53,8 @@ def replace_parts(module: nn.Module, dynamic: bool) -> None:
 
 
 class PlainNetwork(nn.Module):
-    """A network with queries that gives a plain tuple: graphs are read where this package's types are not known."""
+    """A network with queries that returns a plain tuple, since graphs are loaded where this package's types are
+    unknown."""
 
     def __init__(self, network: nn.Module):
         super().__init__()
@@ -64,7 +65,7 @@ class PlainNetwork(nn.Module):
 
 
 class NormalisingNetwork(nn.Module):
-    """Bytes to what the network takes, then the network."""
+    """Normalises bytes, then runs the network."""
 
     def __init__(self, network: nn.Module, preprocessing: Preprocessing):
         super().__init__()
@@ -75,7 +76,7 @@ class NormalisingNetwork(nn.Module):
 
 
 class FixedConv(nn.Module):
-    """A weight-standardised convolution with its kernel as it comes out."""
+    """A weight-standardised convolution whose kernel is standardised in advance."""
 
     def __init__(self, conv: StandardisedConv, dynamic: bool):
         super().__init__()
@@ -89,7 +90,7 @@ class FixedConv(nn.Module):
 
 
 class BorderedPool(nn.Module):
-    """A max-pool whose border of zeros no optimiser takes for padding: it is laid on by concatenation."""
+    """A max-pool with a zero border that is added by concatenation, so that no optimiser fuses it into the pool."""
 
     def __init__(self, pool: RootPool, dynamic: bool):
         super().__init__()
@@ -111,12 +112,12 @@ class BorderedPool(nn.Module):
 
 REPLACED: dict[type[nn.Module], Any] = {StandardisedConv: FixedConv, RootPool: BorderedPool}
 Weights: TypeAlias = str | Path | Model | Bundle
-FURTHER: Final = (2, 1)  # steps that the second size of a check is larger by: not square, so that a swapped axis shows
+FURTHER: Final = (2, 1)  # steps by which a second checked size is larger: not square, so that swapped axes show
 
 
 def load_bundle(weights: Weights, image_size: int | Pair | None = None, *, exact: bool = False) -> Bundle:
-    """The bundle of weights however they are given, with positions resized where that is asked for; in float32 where it
-    is to be exact, for half precision would round resampled positions."""
+    """Loads weights in any form as a bundle, with positions resized to `image_size` if given. With `exact` it is in
+    float32, since half precision would round resampled positions."""
     if isinstance(weights, str | Path):
         weights = find_weights(weights)
     bundle = weights if isinstance(weights, Bundle) else to_bundle(weights)
@@ -126,23 +127,23 @@ def load_bundle(weights: Weights, image_size: int | Pair | None = None, *, exact
 
 
 def source_path(weights: Weights) -> Path | None:
-    """Where they are read from, if from a file or folder: no export may go there."""
+    """The file or folder that weights are read from, which an export must not overwrite; None for other weights."""
     return Path(weights) if isinstance(weights, str | Path) and Path(weights).exists() else None
 
 
 def make_references(bundle: Bundle, open_sizes: ImageSizes, *, pixels: bool = False) -> dict[Pair, Forward]:
-    """The networks that a file is held against: at its own size, and where sizes are open at a larger, oblong one."""
+    """The reference networks by image size: the bundle's own size and, if sizes are open, a larger non-square one."""
     own = bundle.config.image
     wanted = [own]
     if open_sizes.step is not None:
         wanted.append((own[0] + FURTHER[0] * open_sizes.step[0], own[1] + FURTHER[1] * open_sizes.step[1]))
     if open_sizes.any:
-        wanted.append((own[0] + 1, own[1] + 3))  # an odd one, too
+        wanted.append((own[0] + 1, own[1] + 3))  # an odd size
     return {image: make_reference(bundle, image, pixels=pixels) for image in wanted}
 
 
 def make_reference(bundle: Bundle, image: Pair, *, pixels: bool = False) -> Forward:
-    """The network itself at one size, in float32 on the CPU; with `pixels` it takes bytes."""
+    """The original network at one image size, in float32 on the CPU. With `pixels` it takes bytes."""
     model = build_network(replace_head_and_resize(bundle, image_size=image)).requires_grad_(False)
     preprocessing = bundle.card.preprocessing
 

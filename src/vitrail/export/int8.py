@@ -1,14 +1,15 @@
-"""int8: matrix products and convolutions in eight bits, a quarter of the file.
+"""int8 quantisation of ONNX files: matrix products and convolutions in eight bits, at a quarter of the size.
 
-Products of a Transformer are quantised as they come: weights once, with a scale for each output; activations at every
-call, with a scale for the batch. Of the MLP's second product it is the weights alone: of the kinds of layers, sparing
-this one's activations helped most. On 1,000 ImageNet images DeiT-Ti's logits are 8.2 % off this way and 10.9 % with
-that product quantised whole (root mean square; 3.6 % with all weights and no activations). Convolutions get the ranges
-that images show; the first one, and the one that cuts the patches, stay.
+Matrix products of a Transformer are quantised dynamically: weights once, with one scale per output; activations at
+every call, with one scale per batch. In the MLP's second product only the weights are quantised: of all kinds of
+layers, keeping this one's activations in float helped most. On 1,000 ImageNet images, DeiT-Ti's logits are 8.2 % off
+this way, and 10.9 % with that product fully quantised (root mean square; 3.6 % with all weights and no activations).
+Convolutions are quantised statically, with ranges calibrated on images, except for the first one and the patch
+projection.
 
 Weights of integer products have seven bits: with eight, the runtime's products can overflow on x86 without VNNI.
 
-Images that an export is given: to score both sides on, and to calibrate int8 with.
+`ExportImages` are the images that an export is scored on and that calibrate int8.
 """
 
 import contextlib
@@ -35,8 +36,8 @@ CALIBRATION: Final = 128  # images
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ExportImages:
-    """`source` is scored on; `has_targets` where the network's task finds its targets there, numbered as the outputs
-    are. `calibration` is where int8 finds its ranges, the same images unless there are others."""
+    """Images to score an export on (`source`) and to calibrate int8 with (`calibration`, or else the same ones).
+    `has_targets` says whether `source` has targets of the network's task, numbered like its outputs."""
 
     source: ImageDataset
     has_targets: bool = False
@@ -47,7 +48,7 @@ class ExportImages:
     ledger: UnreadableLog = field(default_factory=UnreadableLog)
 
     def batches(self, preprocessing: Preprocessing, targets: Targets = CLASS_LABELS) -> Iterator[Batch]:
-        """Every image once."""
+        """Yields every image once."""
         size = min(self.batch, max(len(self.source), 1))
         options: Any = {"workers": self.workers, "ledger": self.ledger, "targets": targets}
         every = eval_batches(self.source, preprocessing, batch=size, **options)
@@ -56,7 +57,7 @@ class ExportImages:
             self.progress("images", min(done * size, len(self.source)), len(self.source))
 
     def for_calibration(self, preprocessing: Preprocessing) -> Iterator[Tensor]:
-        """Bytes [B, 3, H, W] of images that lie evenly over the set."""
+        """Yields bytes [B, 3, H, W] of evenly spaced images of the set."""
         source = self.source if self.calibration is None else self.calibration
         if not len(source):
             raise DataError("there are no images to calibrate int8 with")
@@ -67,14 +68,15 @@ class ExportImages:
                 yield batch.pixels[batch.valid]
 
 
-KEPT: Final = "mlp.contract"  # whose activations stay floats
-LAYERS: Final = ("qkv", "out", "expand", "contract", "hidden", "classifier", "head")  # positions are products, too
+KEPT: Final = "mlp.contract"  # layers whose activations stay in float
+# Layers to quantise. Resampling of positions is a matrix product, too, but stays in float.
+LAYERS: Final = ("qkv", "out", "expand", "contract", "hidden", "classifier", "head")
 
 
 def quantise(
     plain: Path, path: Path, bundle: Bundle, scoring_images: ExportImages | None, *, pixels: bool
 ) -> tuple[str, ...]:
-    """An int8 file from a float one, and notes on which layers are in int8."""
+    """Writes an int8 file from a float one; returns notes on which layers are in int8."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -94,7 +96,7 @@ def quantise(
                 model,
                 str(path),
                 op_types_to_quantize=["MatMul", "Gemm"],
-                nodes_to_quantize=[*integer, *(f"{name}_MatMul" for name in integer)],  # what it makes of a Gemm
+                nodes_to_quantize=[*integer, *(f"{name}_MatMul" for name in integer)],  # its names for a Gemm
                 per_channel=True,
                 reduce_range=True,
                 weight_type=QuantType.QInt8,
@@ -105,22 +107,22 @@ def quantise(
     onnx.save(model, str(path))
     onnx.checker.check_model(str(path))
     if convolutions:
-        notes.append(f"{convolutions} convolutions in int8, by the ranges of up to {CALIBRATION} images")
+        notes.append(f"{convolutions} convolutions in int8, with ranges from up to {CALIBRATION} images")
     if alone:
-        notes.append(f"{alone} products behind GELU with int8 weights and float activations, which they need")
+        notes.append(f"{alone} products after GELU with int8 weights and float activations, for accuracy")
     kept = "the first convolution and norms" if convolutions and not alone else "patches, norms, softmax and positions"
     return (*notes, f"{kept} stay float32")
 
 
 def find_products(model: Any) -> list[Any]:
-    """Matrix products of linear layers."""
+    """The matrix products of linear layers."""
     held = {tensor.name for tensor in model.graph.initializer}
     found = [node for node in model.graph.node if node.op_type in ("MatMul", "Gemm") and node.input[1] in held]
     return [node for node in found if node.name.partition("/")[0].rpartition(".")[2] in LAYERS]
 
 
 def quantise_weights(nodes: list[Any], model: Any) -> int:
-    """Their weights [K, N] to eight bits and a scale for each column; the graph makes floats of them again."""
+    """Stores the weights [K, N] of products in eight bits with one scale per column; the graph dequantises them."""
     import onnx
     from onnx import numpy_helper
 
@@ -144,7 +146,7 @@ def quantise_weights(nodes: list[Any], model: Any) -> int:
 
 
 def quantise_convolutions(model: Any, path: Path, images: Iterator[Tensor]) -> tuple[Any, int]:
-    """All convolutions but the first, and that of the patches, in int8 with fixed ranges."""
+    """Quantises all convolutions to int8 with fixed ranges, except for the first and the patch projection."""
     import onnx
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
@@ -176,7 +178,7 @@ def quantise_convolutions(model: Any, path: Path, images: Iterator[Tensor]) -> t
 
 @contextlib.contextmanager
 def silence_quantiser() -> Generator[None]:
-    """Without the quantiser's advice, which it gives to the root logger, and which gives that a handler."""
+    """Silences the quantiser, which logs advice to the root logger and thereby installs a handler on it."""
     root, quiet, nothing = logging.getLogger(), logging.NullHandler(), logging.Filter("passes nothing")
     root.addFilter(nothing)
     root.addHandler(quiet)

@@ -1,10 +1,10 @@
-"""Other libraries' formats, loaded in that library where it is installed and run next to the network.
+"""Exports to other libraries' formats. Each is loaded in its library, if installed, and compared with the network.
 
     to_library("mine.safetensors", "mine-hf", "hf")
     transformers.AutoModelForImageClassification.from_pretrained("mine-hf")
 
-checkpoint/convert.py writes the tensors; here they are loaded and run. `ExportResult.use` is the call that loads them;
-where the library is installed it is the one that was checked.
+checkpoint/convert.py writes the tensors; this module loads and runs them. `ExportResult.use` is the call that loads
+them; if the library is installed, that very call is checked.
 """
 
 from pathlib import Path
@@ -46,8 +46,8 @@ USUAL: Final[dict[str, Any]] = {
 def to_library(
     weights: Weights, target: str | Path, to: Library, *, image_size: int | Pair | None = None
 ) -> ExportResult:
-    """Writes the weights in another library's format, loads them there and runs both before the files get their names.
-    `hf` is a folder, `timm` a file or a folder, `npz` and `torchvision` are files."""
+    """Writes the weights in another library's format, loads them there, and compares both networks before the files get
+    their names. `hf` is a folder, `timm` a file or a folder, `npz` and `torchvision` are files."""
     if to not in get_args(Library):
         raise unknown_name("library", to, get_args(Library))
     target = Path(target)
@@ -62,12 +62,12 @@ def to_library(
     with atomic_output(target) as draft:
         done = convert.export(bundle, draft, to)
         if (same := done.parity.identical) != (count := done.parity.tensors):
-            raise ExportFailed(f"{target.name}: {same} of {count} tensors came back as they were; nothing was written")
+            raise ExportFailed(f"{target.name}: {same} of {count} tensors read back identical; nothing was written")
         report = check_written(bundle, draft, done, call, target.name)
     notes = list[str]()
     if done.sidecar is not None:
         sidecar, lost = (target if folder else target.parent) / done.sidecar.name, ", ".join(done.lost_fields)
-        notes.append(f"{done.format} cannot hold {lost}: they are in {sidecar}, keep it with the weights")
+        notes.append(f"{done.format} cannot hold {lost}: written to {sidecar}, keep it with the weights")
     use = describe_usage(bundle.config, target, to, call, folder=folder)
     return ExportResult(
         target=target, to=to, files=list_files(target), report=report, use=use, notes=tuple(notes), replaced=replaced
@@ -77,16 +77,16 @@ def to_library(
 def check_written(
     bundle: Bundle, draft: Path, done: Conversion, call: tuple[str, dict[str, Any]] | None, name: str
 ) -> ExportReport:
-    """What was written next to the network: in its library, or read back here where there is none."""
+    """Compares what was written with the network: loaded in its library, or read back by vitrail if that is missing."""
     built = peers.build_reference(done.format, bundle.config, draft)
     if isinstance(built, str):
         if "cannot build" in built:
-            raise ExportRefused(f"{built}; `vitrail convert` writes the tensors all the same")
+            raise ExportRefused(f"{built}; `vitrail convert` writes the tensors anyway")
         against, candidate = f"vitrail itself, which read it back ({built})", build_network(read_bundle(draft))
     else:
         network, logits = built.network, built.logits
         if call is not None:
-            with torch.random.fork_rng(devices=[]):  # its own weights are drawn before ours are read
+            with torch.random.fork_rng(devices=[]):  # it draws random weights before it loads ours
                 network = peers.load_with_timm(*call, draft)
             peers.open_pooling(network, bundle.config)
         forward = lambda images: (network(images) if logits is None else logits(network(images))).flatten(1)  # noqa: E731
@@ -102,11 +102,11 @@ def check_written(
 
 
 def timm_call(config: ModelConfig) -> tuple[str, dict[str, Any]]:
-    """A name of timm's and what differs from it, for `timm.create_model`; refused where timm has no such network."""
+    """The arguments of `timm.create_model`: a name, and what differs from it. Refused if timm has no such network."""
     name, args = peers.describe_for_timm(config)
     if not config.tokens:
         return name, {field: value for field, value in args.items() if USUAL.get(field) != value}
-    if name != PLAIN and "_r50_" not in name:  # whose own defaults are others; timm passes over None
+    if name != PLAIN and "_r50_" not in name:  # its defaults differ; timm ignores None
         given = {field: value for field, value in args.items() if value is not None}
         return name, {field: tuple(value) if isinstance(value, list) else value for field, value in given.items()}
     config = vit_config(config, "a network of timm's")
@@ -119,7 +119,7 @@ def timm_call(config: ModelConfig) -> tuple[str, dict[str, Any]]:
     elif int(config.width * (ratio := config.mlp_width / config.width)) == config.mlp_width:
         args["mlp_ratio"] = ratio
     if config.pool != "mean":
-        args.pop("fc_norm")  # else it follows the pooling
+        args.pop("fc_norm")  # otherwise it depends on the pooling
     args = {field: value for field, value in args.items() if field not in USUAL or USUAL[field] != value}
     if "img_size" in args and config.image[0] == config.image[1]:
         args["img_size"] = config.image[0]
@@ -127,12 +127,12 @@ def timm_call(config: ModelConfig) -> tuple[str, dict[str, Any]]:
 
 
 def describe_transformers(config: ModelConfig, target: Path) -> str:
-    """The call that loads a folder of a network without a classifier."""
+    """The call that loads a folder with a network without a classifier."""
     settings = find_format("hf", config).settings
     kind = settings(config)["architectures"][0] if settings is not None else ""
     if kind.endswith("WithProjection"):
         return f'transformers.{kind}.from_pretrained("{target}")'
-    # The pooler of these, where the folder has none, would be random.
+    # Without this, a pooler that the folder does not contain would be random.
     bare = kind in ("ViTModel", "DeiTModel", "BeitModel") and getattr(config, "head", "") == "none"
     less = ", add_pooling_layer=False" if bare and not getattr(config, "norm_after_pool", False) else ""
     return f'transformers.AutoModel.from_pretrained("{target}"{less})'
@@ -141,7 +141,7 @@ def describe_transformers(config: ModelConfig, target: Path) -> str:
 def describe_usage(
     config: ModelConfig, target: Path, to: str, call: tuple[str, dict[str, Any]] | None, *, folder: bool
 ) -> str:
-    """The call that loads what was written."""
+    """The call that loads the written files."""
     match to:
         case "hf":
             if config.classes:
@@ -166,4 +166,4 @@ def describe_usage(
             make = f"model = torchvision.models.VisionTransformer({text})"
             return f'{make}; {less}model.load_state_dict({read}("{target}"))'
         case _:
-            return f'vitrail.load("{target}"), or the JAX code that the format is of'
+            return f'vitrail.load("{target}"), or the JAX code that uses this format'

@@ -1,6 +1,6 @@
-"""torch.export: the network as one graph of torch's operations (.pt2), for people with torch and without vitrail.
+"""torch.export: writes the network as one graph of torch's operations (.pt2), to run with torch but without vitrail.
 
-From a network to torch's own graph of it, which is saved as it is (.pt2) or turned into ONNX.
+`trace_network` makes the graph, which is saved as a .pt2 file, or converted to ONNX by onnx_file.py.
 """
 
 import contextlib
@@ -31,7 +31,8 @@ SPECULATIVE: Final = 2  # a batch or grid of one would be taken for a constant
 def trace_network(
     form: nn.Module, image: Pair, channels: int, sizes: ImageSizes, *, pixels: bool = False
 ) -> ExportedProgram:
-    """The graph of a shipped network, with an open batch and, where sizes have a step, multiples of it as image."""
+    """Traces an exportable network with an open batch size and, if `sizes` have a step, image sizes in multiples of
+    it."""
     shapes: dict[int, Any] = {0: Dim("batch")}
     if sizes.step is not None:
         for axis, name, step in ((2, "rows", sizes.step[0]), (3, "columns", sizes.step[1])):
@@ -41,7 +42,7 @@ def trace_network(
     example = torch.zeros(SPECULATIVE, channels, *image, dtype=torch.uint8 if pixels else torch.float32)
     with silence_exporter():
         program = torch.export.export(form, (example,), dynamic_shapes=(shapes,), strict=False)
-    program.example_inputs = None  # else it would travel in the file
+    program.example_inputs = None  # otherwise it would be saved with the file
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             node.meta.pop("stack_trace", None)  # holds the paths of this machine
@@ -50,15 +51,15 @@ def trace_network(
 
 @contextlib.contextmanager
 def silence_exporter() -> Generator[None]:
-    """Without what torch's exporter says about itself: a class of its own that is going to change, operators of
-    torchvision's that have no annotations, bytes that it reads weights from."""
+    """Silences warnings of torch's exporter about its own internals: a class that will change, torchvision's operators
+    without annotations, and the read-only buffer that it loads weights from."""
     schemas = logging.getLogger("torch.onnx._internal.exporter._schemas")
     before = schemas.level
     schemas.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
-            warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)  # of a file it reads
+            warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)  # from loading a file
             yield
     finally:
         schemas.setLevel(before)
@@ -70,13 +71,13 @@ DESCRIPTION: Final = "vitrail.json"  # in the archive: config, preprocessing, la
 def to_torch_export(
     weights: Weights, target: str | Path, *, fixed_size: bool = False, image_size: int | Pair | None = None
 ) -> ExportResult:
-    """Writes an ExportedProgram with an open batch and, where the network allows it, open image sizes; loads it again
-    and runs it next to the network before the file gets its name."""
+    """Writes an ExportedProgram with an open batch size and, if the network allows it, open image sizes. The file is
+    loaded and compared with the network before it gets its name."""
     target = Path(target)
     check_target(target, suffixes=(".pt2",), source=source_path(weights))
     bundle = load_bundle(weights, image_size, exact=True)
     config, replaced = bundle.config, target.exists()
-    sizes = replace(choose_sizes(config, fixed_size), any=False)  # torch holds to the multiples that it was traced with
+    sizes = replace(choose_sizes(config, fixed_size), any=False)  # torch accepts only the multiples that it traced
     if sizes.step is not None and any(side % step for side, step in zip(config.image, sizes.step, strict=True)):
         sizes = ImageSizes(step=None, why=f"{config.image} is not a multiple of the stride {sizes.step[0]}")
     with atomic_output(target) as draft:
@@ -101,8 +102,8 @@ def to_torch_export(
 
 
 def choose_sizes(config: ModelConfig, fixed: bool) -> ImageSizes:
-    """The image sizes that one file takes."""
-    return ImageSizes(step=None, why="a fixed size was asked for") if fixed else config.open_sizes
+    """The image sizes that the file accepts."""
+    return ImageSizes(step=None, why="a fixed size was requested") if fixed else config.open_sizes
 
 
 def note_fixed_size(sizes: ImageSizes) -> tuple[str, ...]:

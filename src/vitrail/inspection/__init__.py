@@ -1,17 +1,17 @@
-"""What a network looks at (4.5, D.7, D.8): filters, positions, attention, and maps on the images.
+"""Inspects what a network looks at (4.5, D.7, D.8): filters, positions, attention, and maps on the images.
 
     from vitrail import inspection, load
 
     model = load("ViT-B_16.npz")
     maps = inspection.rollout(model, images)  # [B, rows, columns]
 
-Images are prepared images [B, C, H, W], as `model.card.preprocessing` makes them. Models stay as they are: in their
-mode, without gradients, with their fused attention.
+Images are prepared images [B, C, H, W], as `model.card.preprocessing` makes them. Models are not changed: they keep
+their mode and their fused attention, and get no gradients.
 """
 
 # isort: off
-# Not lazy as the package itself: four functions are named as their modules, and a module that is imported later would
-# take the name.
+# Not imported lazily like the package itself: four functions have the names of their modules, and a module that is
+# imported later would replace the function.
 from vitrail.inspection.layer_taps import TokenLayout, get_token_layout, iterate_layers
 from vitrail.inspection.measures import (
     FaithfulnessCurves,

@@ -1,4 +1,4 @@
-"""The input of an inspection: a network, images, and what both are called."""
+"""The input of an inspection: a network, images, and their names."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,9 +24,9 @@ WEIGHTS: Final = 1 << 27  # attention weights held at once, 4 bytes each
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InspectionContext:
-    """`images` [B, C, H, W] are prepared, on the model's device; `pixels` show the same images, perhaps larger; `crowd`
-    yields batches of prepared images for what is measured over many, `count` of them in all. Outputs that do not stand
-    for classes have no probabilities."""
+    """A network and the images to inspect it on. `images` [B, C, H, W] are prepared, on the model's device; `pixels`
+    show the same images, perhaps larger; `crowd` yields batches of prepared images, `count` in total, for statistics
+    over many. Outputs that are not classes have no probabilities."""
 
     model: nn.Module
     images: Tensor
@@ -60,7 +60,7 @@ class InspectionContext:
 
     @cached_property
     def probabilities(self) -> Tensor:
-        """[B, K] on the host; [B, 0] without a head, or with one that has no classes, or has those of queries."""
+        """Probabilities [B, K] on the host; [B, 0] without a head, or for a head without classes or with queries."""
         config: Any = self.model.config
         if not self.classes or config.has_queries or not self.has_classes or not len(self.images):
             return torch.zeros(len(self.images), 0)
@@ -73,7 +73,7 @@ class InspectionContext:
 
     @property
     def output(self) -> str:
-        """What an output is called."""
+        """The word for an output."""
         return "class" if self.has_classes else "output"
 
     def output_name(self, number: int) -> str:
@@ -86,8 +86,8 @@ class InspectionContext:
         return [(self.output_name(number), share) for number, share in pairs]
 
     def target_classes(self, place: int = 0) -> Tensor:
-        """The class to explain for each image [B]: the requested one, or the likeliest, the second ...; without classes
-        the output of that number."""
+        """The class to explain for each image [B]: the requested one, or the likeliest at `place` 0, the second at 1,
+        and so on; without classes, the output of that number."""
         if self.asked is not None and place == 0:
             return torch.full((len(self.images),), self.asked)
         if not self.has_classes:
@@ -127,5 +127,5 @@ def choose_portion(model: nn.Module) -> int:
 
 
 def run_in_portions(model: nn.Module, images: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """A function of images [B, C, H, W], applied to a few of them at a time."""
+    """Applies a function to images [B, C, H, W], a few of them at a time."""
     return torch.cat([function(portion) for portion in images.split(choose_portion(model))])

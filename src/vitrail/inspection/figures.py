@@ -1,4 +1,4 @@
-"""The figures of an inspection, drawn from arrays alone.
+"""Draws the figures of an inspection from arrays.
 
 figure = draw_heads(distances, "mean attention distance [pixels]", LIGHT)
 save(figure, Path("distance"))          # distance.png and distance.svg
@@ -21,7 +21,7 @@ GAP: Final = 0.05  # inches between images
 
 
 def show_image(axes: "Axes", picture: Pixels) -> None:
-    """An image without axes."""
+    """Shows an image without axes."""
     axes.imshow(picture, interpolation="nearest" if max(picture.shape[:2]) <= 64 else "antialiased")
     axes.set(xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
@@ -50,8 +50,8 @@ def draw_sheet(
     colours: str = "magma",
     gaps: int = 0,
 ) -> "Figure":
-    """Images in rows, with names at the left and above, or with `captions` one for each. `bar` is a colour bar: its
-    ends and what it measures. With `gaps` there is more room after every so many images."""
+    """Draws images in rows, with names at the left and above, or with one caption each. `bar` describes a colour bar:
+    its ends and its label. With `gaps` there is more space after every `gaps` images."""
     across = max(len(row) for row in tiles)
     shape = tiles[0][0].shape
     left, wide = (0.62 if rows else 0.0), 0.14 if gaps else 0.0
@@ -86,7 +86,7 @@ def draw_sheet(
 
 
 def add_colour_bar(figure: "Figure", ends: tuple[float, float, str], colours: str, theme: Theme, **place: Any) -> None:
-    """A colour bar from low to high, at the place that matplotlib's `colorbar` is given."""
+    """Adds a colour bar from low to high; `place` are the arguments of matplotlib's `colorbar`."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
@@ -243,7 +243,7 @@ def style_axes(axes: "Axes", along: str, up: str) -> None:
 
 
 def add_legend(axes: "Axes", theme: Theme, across: int = 4) -> None:
-    """Above the plot, clear of all curves."""
+    """Adds a legend above the plot, clear of all curves."""
     axes.legend(
         loc="lower left",
         bbox_to_anchor=(0, 1.0),

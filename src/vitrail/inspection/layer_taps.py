@@ -1,7 +1,7 @@
-"""The layers of a network one after the other, each with its attention weights, and where its tokens lie on the image.
+"""Iterates over the layers of a network with their attention weights, and maps tokens to the image.
 
-A fused kernel never stores the attention weights A. They are computed next to it, one layer at a time, and released
-before the next layer runs: [B, k, T, T] once, whatever the depth. The model itself stays as it is.
+A fused kernel never stores the attention weights A. They are computed in addition, one layer at a time, and released
+before the next layer runs, so memory holds [B, k, T, T] once, whatever the depth. The model itself is not changed.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ class TokenLayout:
     prefix: int
     grid: Pair
     class_tokens: int
-    patch: Pair  # in pixels of the input; of a hybrid, the distance between its patches
+    patch: Pair  # in pixels of the input; for a hybrid, the distance between patches
     distilled: bool = False  # whether the first register is a distillation token, which the head reads, too
 
     @property
@@ -41,7 +41,7 @@ def require_transformer(model: nn.Module) -> ViT:
     """The network itself; ConfigError if it has no tokens."""
     if has_attention(model):
         return model
-    why = f"a {type(model).__name__} has no tokens and no attention between them"
+    why = f"{type(model).__name__} has no tokens and no attention between them"
     raise ConfigError(f"{why}; use a ViT or a hybrid (for a ResNet there is grad_cam)")
 
 
@@ -74,8 +74,8 @@ def select_output(z: Tensor, model: nn.Module) -> Tensor:
 
 
 def read_output(rows: Tensor, last: Tensor, model: nn.Module) -> Tensor:
-    """As `select_output`, of rows for all tokens of each image [B, T, X] -> [B, X]. Attention pooling mixes them by how
-    much of each token z [B, T, D] it takes."""
+    """Like `select_output`, for rows of all tokens of each image [B, T, X] -> [B, X]. Attention pooling mixes them by
+    its weights on the tokens z [B, T, D]."""
     network = require_transformer(model)
     if network.map_pool is None or network.config.has_patch_head:
         return select_output(rows, model)
@@ -127,16 +127,16 @@ def choose_classes(logits: Tensor, classes: Tensor | None) -> Tensor:
 
 
 def iterate_layers(model: nn.Module, images: Tensor) -> Iterator[LayerTap]:
-    """Every layer in turn, for prepared images [B, C, H, W]. Of a hybrid these are the layers after its backbone; an
-    axial network has two per block, with zeros between tokens that do not see each other.
+    """Yields every layer in turn, for prepared images [B, C, H, W]. For a hybrid these are the layers after its
+    backbone; an axial network has two per block, with zeros between tokens that do not see each other.
 
-    A loop variable lives until the next layer is there: `del layer` at the end of the body frees its memory earlier.
+    A loop variable lives until the next layer is computed: `del layer` at the end of the body frees its memory earlier.
     """
     return _run_layers(model, images, attention=True)
 
 
 def iterate_states(model: nn.Module, images: Tensor) -> Iterator[Tensor]:
-    """The tokens alone, z_0 (positions included), z_1, ..., z_L: [B, C, H, W] prepared -> [B, T, D] each."""
+    """Yields only the tokens, z_0 (with positions), z_1, ..., z_L: [B, C, H, W] prepared -> [B, T, D] each."""
     for index, layer in enumerate(_run_layers(model, images, attention=False)):
         if not index:
             yield layer.before

@@ -1,10 +1,10 @@
-"""Numbers about a network's layers and maps: attention distance and entropy, CKA between layers, faithfulness of maps.
+"""Measures of a network's layers and maps: attention distance and entropy, CKA between layers, faithfulness of maps.
 
 Attention distance is how far heads look (Figure 7 right, Figure 11, D.7); entropy is how widely.
 
 CKA, linear centred kernel alignment, is how alike two layers are (Kornblith et al.). The unbiased estimator of HSIC of
-Song et al. is summed over minibatches as Nguyen, Raghu and Kornblith do, so that no image has to meet all others. A
-Gram matrix K that is centred by
+Song et al. is summed over minibatches as by Nguyen, Raghu and Kornblith, so images are compared only within a
+minibatch. Centring a Gram matrix K by
 
     K̃_ij = K_ij - Σ_j K_ij / (n-2) - Σ_i K_ij / (n-2) + Σ_ij K_ij / ((n-1)(n-2))    and    K̃_ii = 0
 
@@ -29,7 +29,7 @@ from vitrail.core.text import Pair, format_size
 from vitrail.inspection import layer_taps
 from vitrail.models.backbone import eval_mode
 
-MIN_IMAGES = 4  # that the estimator of CKA needs
+MIN_IMAGES = 4  # needed by the estimator of CKA
 Fill: TypeAlias = Literal["mean", "blur"]
 BLUR = 1 / 20  # of the longer side: 11 px of 224, which leaves no shape
 
@@ -100,7 +100,7 @@ def cka(batches: Iterable[Tensor]) -> Tensor:
     if total is None:
         raise DataError(f"CKA compares images with each other; give at least {MIN_IMAGES}")
     scale = total.diagonal().clamp(min=0).sqrt()
-    scale = torch.where(scale > 1e-12 * scale.amax(), scale, torch.inf)  # a constant one resembles none
+    scale = torch.where(scale > 1e-12 * scale.amax(), scale, torch.inf)  # a constant representation is similar to none
     similarity = total / (scale[:, None] * scale[None])
     similarity.fill_diagonal_(1.0)
     return similarity.clamp(-1, 1).float()

@@ -2,12 +2,12 @@
 
 Figures are in the page twice, for light and dark screens; the browser shows the one that fits.
 
-In the explorer a person picks a patch of an image, a layer and a head, and sees where it looks. All weights of an image
-are inside the page, one byte each. A row of attention sums to one, so its scale need not be stored: each byte is the
-square root of a weight relative to the largest of its row, in 255 steps, and the reader squares the bytes and divides
-by their sum. The root gives small weights finer steps than large ones. If the page would become too large it holds
-less, and says so: first the patches of a fine grid are merged, then single heads are kept for some layers only and
-their mean for the others.
+In the explorer, the user picks a patch of an image, a layer and a head, and sees where the patch looks. All weights of
+an image are inside the page, one byte each. A row of attention sums to one, so its scale need not be stored: each byte
+is the square root of a weight relative to the largest of its row, in 255 steps, and the reader squares the bytes and
+divides by their sum. The root gives small weights finer steps than large ones. If the page would become too large it
+holds less, and states so: first the patches of a fine grid are merged, then single heads are kept for some layers only
+and their mean for the others.
 """
 
 import base64
@@ -33,7 +33,7 @@ from vitrail.report.sections import Tile, Tiles
 Floats = NDArray[np.floating[Any]]
 
 LARGEST: Final = 640  # pixels of the longer side of an image on the page
-MOST_PATCHES: Final = 400  # of the explorer, 20 x 20; finer grids are merged
+MOST_PATCHES: Final = 400  # in the explorer: 20 x 20; finer grids are merged
 MOST_BYTES: Final = 6_000_000  # of one image in the explorer; a third more as text
 READINGS: Final = tomllib.loads(resources.files("vitrail.inspection").joinpath("readings.toml").read_text("utf-8"))
 
@@ -59,8 +59,8 @@ def make_thumbnail(image: NDArray[np.uint8], side: int = LARGEST) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SectionFigure:
-    """A figure that is drawn on demand: the name of its files, its description, and a note below it. `draw` gives a
-    matplotlib figure, or the bytes of an SVG. With `lines` it is embedded as vectors, otherwise as an image."""
+    """A figure that is drawn on demand: the name of its files, its description, and a note below it. `draw` returns a
+    matplotlib figure or the bytes of an SVG. With `lines` it is embedded as vectors, otherwise as an image."""
 
     name: str
     text: str

@@ -1,4 +1,4 @@
-"""What the queries of a network see: the mask of each before every query block, and the one that it answers with."""
+"""Shows what the queries of a network see: the mask of each query before every query block, and its final mask."""
 
 from functools import partial
 from typing import Any, Final
@@ -17,23 +17,23 @@ from vitrail.inspection.rollout import brighten
 from vitrail.models.backbone import eval_mode
 from vitrail.report.figure_style import Floats, make_legible
 
-IMAGES: Final = 2  # whose queries are shown
-QUERIES: Final = 4  # of each image
-BESIDE: Final = 8  # tiles up to which both images are next to each other
-LONGEST: Final = 14  # signs of a class name
-SHADE: Final = 0.2  # light outside of a mask
+IMAGES: Final = 2  # images whose queries are shown
+QUERIES: Final = 4  # queries per image
+BESIDE: Final = 8  # most tiles of a row with both images side by side
+LONGEST: Final = 14  # characters of a class name
+SHADE: Final = 0.2  # brightness outside a mask
 
 
 def has_queries(model: nn.Module) -> bool:
-    """Whether a network answers with classes and masks of queries."""
+    """Whether a network predicts classes and masks by queries."""
     config: Any = model.config
     return config.has_queries
 
 
 @torch.no_grad()
 def query_masks(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Images [B, C, H, W] to the probabilities of classes that the queries answer with [B, Q, K], and of the pixels of
-    their masks before each query block and at last [B, L + 1, Q, h, w]. ConfigError for a network without queries."""
+    """For images [B, C, H, W], the class probabilities [B, Q, K] of queries, and the pixel probabilities of their masks
+    [B, L + 1, Q, h, w], before each query block and at the end. ConfigError for a network without queries."""
     if not has_queries(model):
         raise ConfigError(f"a {type(model).__name__} has no queries; EoMT and PMT have")
     network: Any = model
@@ -47,7 +47,7 @@ def query_masks(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def make_queries(given: InspectionContext) -> InspectionSection:
-    """The likeliest queries of a few images, each in a row: its mask from block to block."""
+    """Makes the section with the likeliest queries of a few images, one per row: its mask from block to block."""
     config: Any = given.model.config
     blocks: int = config.query_blocks
     first = given.depth - blocks if config.family == "eomt" else 0  # the encoder's last blocks, or the head's own
@@ -77,7 +77,7 @@ def make_queries(given: InspectionContext) -> InspectionSection:
 
 
 def light_mask(pixels: Pixels, mask: Floats) -> Pixels:
-    """The image [H, W, 3] in the light of a mask's probabilities [h, w]: darker where it is not."""
+    """Darkens an image [H, W, 3] outside a mask, by the mask's probabilities [h, w]."""
     large = F.interpolate(torch.from_numpy(mask)[None, None], pixels.shape[:2], mode="bilinear", align_corners=False)
     light = SHADE + (1 - SHADE) * large[0, 0].numpy()
     return np.rint(brighten(pixels) * light[..., None]).astype(np.uint8)

@@ -26,8 +26,8 @@ from vitrail.models.backbone import Taps, eval_mode, unwrap_backbone
 from vitrail.models.vit import ViT
 
 DIM: Final = 0.3  # mean brightness below which an image is brightened before a map is laid over it
-BLACK: Final = 8 / 255  # below this there is nothing but noise to stretch
-TOP: Final = 99.5  # per cent of the values that stay below white
+BLACK: Final = 8 / 255  # an image whose brightest pixels are below this has only noise to stretch
+TOP: Final = 99.5  # percentile of the values that becomes white
 
 Map: TypeAlias = Tensor | NDArray[np.floating[Any]]
 
@@ -160,10 +160,10 @@ def grad_cam(model: nn.Module, images: Tensor, classes: Tensor | None = None) ->
 
 
 def overlay(pixels: NDArray[np.uint8], map: Map) -> NDArray[np.uint8]:
-    """Pixels [H, W, 3] lit by a map [rows, columns] -> [H, W, 3], following the authors' recipe: the map divided by its
-    largest value, in 8 bits, enlarged by Lanczos, blurred with the patch's side as radius, stretched to [0, 1] and
-    multiplied with the image. A constant map leaves the image unchanged. A dark image is brightened first, or nothing
-    of it would be visible."""
+    """Lights pixels [H, W, 3] by a map [rows, columns] -> [H, W, 3], following the authors' recipe: the map is divided
+    by its largest value, in 8 bits, enlarged by Lanczos, blurred with the patch's side as radius, stretched to [0, 1]
+    and multiplied with the image. A constant map leaves the image unchanged. A dark image is brightened first, since
+    otherwise nothing of it would be visible."""
     if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != np.uint8:
         raise ConfigError(f"pixels are {pixels.dtype} {list(pixels.shape)}; give uint8 [H, W, 3]")
     light = light_from_map(map, (pixels.shape[0], pixels.shape[1]))

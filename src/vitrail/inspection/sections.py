@@ -59,13 +59,14 @@ def overlay_images(given: InspectionContext, maps: Tensor) -> list[page.ImageOve
 
 
 def pair_section(kind: str, looks: list[page.ImageOverlay], captions: list[str], **facts: str) -> InspectionSection:
-    """Images next to their overlays."""
+    """Makes a section with images next to their overlays."""
     draw = partial(figures.draw_pairs, [look.picture for look in looks], [look.overlay for look in looks], captions)
     return page.make_section(kind, draw, facts, looks=looks)
 
 
 def tile_section(given: InspectionContext, kind: str, layers: Sequence[int], tile: Tile) -> InspectionSection:
-    """A few images, each followed by a tile for every layer: `tile` takes the pixels and the places of both."""
+    """Makes a section with a few images, each followed by one tile per layer. `tile` gets the pixels and the indices
+    of image and layer."""
     places, pixels = range(len(layers)), given.pixels[:DOWN]
     tiles = [[shown, *(tile(shown, at, place) for place in places)] for at, shown in enumerate(pixels)]
     columns = ["image", *(f"layer {layer + 1}" for layer in layers)]
@@ -126,7 +127,7 @@ def make_entropy(given: InspectionContext) -> InspectionSection:
 def head_section(
     given: InspectionContext, kind: str, measure: Callable[..., Tensor], unit: str, even: float, label: str
 ) -> InspectionSection:
-    """One number per head [L, k] as a chart."""
+    """Makes a section with a chart of one number per head [L, k]."""
     values = to_numpy(measure(given.model, given.crowd()))
     what = f"{'mean ' if kind == 'distance' else ''}attention {kind}"
     draw = partial(figures.draw_heads, values, f"{what} [{unit}]", reference=even, label=label)
@@ -287,7 +288,7 @@ def iterate_attention(model: nn.Module, image: Tensor) -> Iterator[NDArray[np.fl
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SectionKind:
-    """How a section is made, and what it needs."""
+    """A kind of section: how to make it, and what it needs."""
 
     make: Callable[[InspectionContext], InspectionSection]
     tokens: bool = True  # needs a transformer
@@ -299,7 +300,7 @@ class SectionKind:
 
     @property
     def is_common(self) -> bool:
-        """Whether it is missed where it cannot be made and nobody asked for it."""
+        """Whether the page says that it is missing if it cannot be made and was not requested by name."""
         return not (self.resnet or self.queries)
 
     def obstacle(self, given: InspectionContext) -> str | None:
@@ -316,7 +317,7 @@ class SectionKind:
 
 
 def check_single_answer(given: InspectionContext) -> str | None:
-    several = "it explains one answer to an image, and this network has one for each query"
+    several = "it explains one answer per image, but this network has one per query"
     return several if has_queries(given.model) else None
 
 
@@ -325,7 +326,7 @@ def check_probabilities(given: InspectionContext) -> str | None:
         return several
     if given.has_classes and given.classes > 1:
         return None
-    return "it follows the probability of one class among several, and this network has none"
+    return "it follows the probability of one class among several, but this network has no classes to choose from"
 
 
 def check_positions(given: InspectionContext) -> str | None:

@@ -24,7 +24,7 @@ from vitrail.models.kernels.fused_ops import (
 
 
 class Places(NamedTuple):
-    """What a layer's attention knows of where its tokens are. On a plain network that is the grid alone."""
+    """What a layer's attention knows about the positions of its tokens. In a plain network that is the grid alone."""
 
     grid: Pair
     offsets: Tensor | None = None  # vectors of relative positions (D.4): [2T-1, D_h]

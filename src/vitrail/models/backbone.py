@@ -1,4 +1,4 @@
-"""What the rest of the package knows of a network of any family: images in; logits, features or maps out.
+"""The interface of networks of any family: images in; logits, features or maps out.
 
 Intermediates of a forward pass are collected by `Taps`; a pass without taps pays nothing. A fused kernel never holds
 the attention weights. On request they are computed next to it; `explicit` replaces the kernel, so that gradients reach
@@ -60,13 +60,13 @@ class LayerTap:
     def weights(self) -> Tensor:
         """A as it was computed, with its gradient: [S, k, t, t]."""
         if self.inside is None:
-            raise ValueError("the pass was not asked for attention")
+            raise ValueError("attention was not requested for this pass")
         return self.inside.weights
 
 
 @dataclass(slots=True, eq=False)
 class Taps:
-    """What a pass is asked for, and what it found: a LayerTap for each layer that ran, in order."""
+    """What to collect in a forward pass, and the result: a LayerTap for each layer that ran, in order."""
 
     attention: bool = False
     explicit: bool = False  # the output is computed from the weights, not by the fused kernel
@@ -295,7 +295,7 @@ def unwrap_backbone(module: nn.Module) -> Backbone:
     while not isinstance(inner, Backbone):
         wrapped = getattr(inner, "_orig_mod", None) or getattr(inner, "module", None)
         if not isinstance(wrapped, nn.Module):
-            raise ConfigError(f"a {type(module).__name__} is not a vitrail network; take one of `vitrail models`")
+            raise ConfigError(f"{type(module).__name__} is not a vitrail network; use one of `vitrail models`")
         inner = wrapped
     return inner
 

@@ -1,4 +1,4 @@
-"""From a config to a network: the one place that knows which module a config asks for."""
+"""Builds networks from configs: the one place that knows which module a config describes."""
 
 from typing import TypeAlias, TypeVar
 
@@ -44,7 +44,7 @@ def build(config: ModelConfig) -> Model:
 
 
 def build_on_meta(config: ModelConfig) -> Model:
-    """The network without storage: names, shapes and rules, and nothing else."""
+    """The network without storage: names, shapes and rules only."""
     with torch.device("meta"):
         return network_class(config).from_config(config)
 

@@ -33,7 +33,7 @@ class NamedNetwork:
 
     @property
     def numerics(self) -> Row:
-        """Those of its fields that no tensor shows."""
+        """The fields that its tensors do not show."""
         names = (field.name for field in fields(self.config))
         return {name: getattr(self.config, name) for name in names if name not in VISIBLE}
 
@@ -79,7 +79,7 @@ def _network(row: Row) -> NamedNetwork:
 def _weights(
     family: str, about: Row, config: Row, networks: dict[str, NamedNetwork], colours: Row, terms: Row
 ) -> Iterator[Row]:
-    """The rows of a family's files: what the family says, what their release says, what they say themselves."""
+    """The rows of a family's files, which combine the entries of the family, the release and the file."""
     common = {key: about[key] for key in ("licence", "access", "unsure") if key in about}
     for release in about.get("release", ()):
         shared = common | {key: value for key, value in release.items() if key not in ("weights", "about", "config")}

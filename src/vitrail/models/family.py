@@ -37,7 +37,7 @@ class ImageSizes:
 
 
 class ModelConfig(Choice, ABC):
-    """What a network is, as frozen data, and what can be said of it before it is built."""
+    """A network as frozen data, and everything that is known about it before it is built."""
 
     __slots__ = ()
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]  # every family is a frozen dataclass
@@ -72,7 +72,7 @@ class ModelConfig(Choice, ABC):
 
     @property
     def units(self) -> int:
-        """Blocks, all in all."""
+        """The total number of blocks."""
         return self.layers
 
     @property
@@ -124,7 +124,7 @@ class ModelConfig(Choice, ABC):
 
     @property
     def encoder(self) -> "ModelConfig | None":
-        """What its queries read, as a network by itself without a head; none without queries."""
+        """The encoder that its queries read, as a network without a head; None without queries."""
         return None
 
     @property
@@ -140,7 +140,7 @@ class ModelConfig(Choice, ABC):
     @property
     @abstractmethod
     def shape(self) -> tuple[object, ...]:
-        """What tells the named networks apart."""
+        """What distinguishes the named networks."""
 
     @property
     def card_rows(self) -> list[tuple[str, str]]:
@@ -188,7 +188,7 @@ class ModelConfig(Choice, ABC):
         return replace(self, **changes)
 
     def settle(self, changes: dict[str, Any]) -> None:
-        """Completes changes of fields, so that rules that hang together move together."""
+        """Completes changes to fields, so that dependent fields change together."""
         del changes
 
     def linear_head(self, classes: int) -> dict[str, Any]:
@@ -198,7 +198,7 @@ class ModelConfig(Choice, ABC):
     def patch_head(self, classes: int) -> dict[str, Any]:
         """The changes that give it one linear layer on every patch token as head, or none at all."""
         why = f"{self.title} has no patch tokens for a head with {classes} classes per pixel"
-        raise ConfigError(f"{why}; take a ViT or a hybrid")
+        raise ConfigError(f"{why}; use a ViT or a hybrid")
 
     def new_last_layer(self, classes: int) -> dict[str, Any]:
         """The changes that replace the last layer alone."""

@@ -21,7 +21,7 @@ from vitrail.models.resnet_config import ResNetConfig
 
 
 class AxialMixing(nn.Module):
-    """Row and column attention with relative positions in the place of a 3x3 convolution (AxialResNet, D.6)."""
+    """Row and column attention with relative positions instead of a 3x3 convolution (AxialResNet, D.6)."""
 
     def __init__(self, width: int, heads: int, grid: Pair, stride: int):
         super().__init__()
@@ -220,7 +220,7 @@ class ResNet(Backbone):
     ) -> tuple[Tensor, Intermediates]:
         """The map behind each stage; the last norm fits the last stage alone, so `norm` means that one."""
         if attention or qkv:
-            raise ConfigError("a ResNet has no attention; take a ViT or a hybrid")
+            raise ConfigError("a ResNet has no attention; use a ViT or a hybrid")
         stages: list[Tensor] = []  # torch.compile cannot trace list[Tensor]()
         out = self._forward_map(images, stages)
         wanted = resolve_layers(layers, len(stages))

@@ -155,7 +155,7 @@ def model_config(name: str, **changes: Any) -> ModelConfig:
 def adapt_config(
     config: ModelConfig, *, classes: int | None = None, image_size: int | Pair | None = None, **replacements: Any
 ) -> ModelConfig:
-    """A config with another head size, image size or any other field; rules that hang together move together."""
+    """A config with another head size, image size or any other field; dependent fields change together."""
     known, changes = [field.name for field in fields(config)], dict(replacements)
     for name, value in replacements.items():
         if name not in known:
@@ -172,9 +172,9 @@ def adapt_config(
 
 
 def network_name(config: ModelConfig) -> str:
-    """The paper's notation where a network has the shape of one with a name, whatever its head or pooling; else a
-    description of its shape. Of several with that shape, the one with the same tokens and pooling, or the first. A
-    network with queries goes by its encoder's name: "EoMT of ViT-S/16"."""
+    """The paper's notation if a named network has the same shape, whatever its head or pooling; else a description of
+    the shape. Of several with that shape, the one with the same tokens and pooling, or the first. A network with
+    queries is named after its encoder: "EoMT of ViT-S/16"."""
     if isinstance(config, QueryConfig):
         return f"{config.design} of {network_name(config.encoder)}"
     return max(

@@ -1,1 +1,1 @@
-"""What is minimised. An objective is a module that owns its network and heads; the loop is blind to which it is."""
+"""Training objectives. An objective is a module that owns its network and heads; the loop does not know which it is."""

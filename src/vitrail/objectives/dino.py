@@ -1,7 +1,7 @@
-"""DINO (Caron et al. 2021): self-distillation without labels. The student sees two global crops of an image and several
-local crops, and predicts from each the teacher's output for the others; the teacher sees only the global crops.
+"""DINO (Caron et al. 2021): self-distillation without labels. The student sees two global crops and several local crops
+of an image, and from each crop predicts the teacher's output for the others. The teacher sees only the global crops.
 
-Only centring and sharpening of the teacher's outputs keep them from becoming the same for all images.
+Centring and sharpening of the teacher's outputs prevent collapse, where they become the same for all images.
 """
 
 from dataclasses import dataclass, replace
@@ -28,10 +28,10 @@ GLOBAL_CROPS = 2  # per image; the teacher sees only these
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DINO(ObjectiveConfig):
-    """`outputs` directions in a `bottleneck`, behind layers of `hidden`. Views are crops of a share of the image
-    between the two of `global_scale` or `local_scale`; flips and colours are the run's augmentation. The teacher's
-    temperature goes from `teacher_start` to `teacher_temperature` in the first `warmup` of the run, its momentum from
-    `momentum` to 1 in all of it; the last layer stays as it was drawn for the first `freeze_last` of it."""
+    """The head has layers of width `hidden`, then a `bottleneck` and `outputs` prototypes. Views are crops whose share
+    of the image lies in `global_scale` or `local_scale`; flips and colours are the run's augmentation. The teacher's
+    temperature goes from `teacher_start` to `teacher_temperature` over the first `warmup` share of the run, and its
+    momentum from `momentum` to 1 over the whole run. The last layer is frozen for the first `freeze_last` share."""
 
     def build(self, network: Backbone, context: ObjectiveContext) -> Objective:
         return DINOObjective(network, self, context)
@@ -85,7 +85,7 @@ class DINO(ObjectiveConfig):
         return model if size == model.image else check_resizable(model, "dino")
 
     def macs_per_image(self, model: ModelConfig) -> float:
-        """MACs of an image: all crops through the student, the global ones through the teacher without gradient."""
+        """MACs per image: all crops through the student, the global crops through the teacher without gradients."""
         config = replace(self.check_model(model), head="none", classes=0)
         head = mlp_macs(config.features, self.hidden, self.hidden, self.bottleneck, self.outputs)
         wide = GLOBAL_CROPS * (config.macs + head)
@@ -169,11 +169,11 @@ class DINOObjective(ViTObjective):
 
 
 def distillation_loss(student: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each image the cross-entropy between the student's logits [views, B, K] and the teacher's log-probabilities
-    [global crops, B, K], the mean over all pairs of different views; and the teacher's mean entropy. [B] each.
+    """Cross-entropy between the student's logits [views, B, K] and the teacher's log-probabilities [global crops, B,
+    K], averaged over all pairs of different views, and the teacher's mean entropy. Both are per image, [B].
 
-    With logits s and probabilities p the cross-entropy is log Σ exp s - p·s, and a sum over views can be taken before
-    the product: one product for each of the teacher's views is enough.
+    With logits s and probabilities p the cross-entropy is log Σ exp s - p·s. The logits can be summed over views before
+    the product, so one product for each of the teacher's views is enough.
     """
     size, taught = len(student), len(target)
     norms, logits = student.logsumexp(-1), student.sum(0)  # [views, B], [B, K]

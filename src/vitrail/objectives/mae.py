@@ -1,7 +1,7 @@
-"""Masked autoencoders (He et al. 2022, arXiv 2111.06377): what a practitioner would choose in the place of B.1.2.
+"""Masked autoencoders (He et al. 2022, arXiv 2111.06377): a practitioner's choice instead of B.1.2.
 
-The encoder sees a quarter of the patches and nothing of the others, not even that they are missing. A light decoder
-gets its output tokens, with one learnable token in every empty place, and draws the pixels that were hidden.
+The encoder sees a quarter of the patches and nothing of the others, not even mask tokens. A light decoder takes its
+output tokens, with a learnable mask token in every empty place, and predicts the hidden pixels.
 """
 
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ EPS = 1e-6  # on the variance of a patch, as published
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MAE(ObjectiveConfig):
     """round(mask·N) patches of each image are hidden. The decoder's MLP is four times as wide as the decoder. With
-    `normalise` each hidden patch is predicted as it is after its own mean and deviation are taken out."""
+    `normalise`, the targets are patches normalised by their own mean and deviation."""
 
     def build(self, network: Backbone, context: ObjectiveContext) -> Objective:
         return MAEObjective(network, self, context)
@@ -47,13 +47,13 @@ class MAE(ObjectiveConfig):
             raise ConfigError(f"objective.decoder_heads={self.decoder_heads} does not divide decoder_width={width}")
 
     def check_model(self, model: ModelConfig) -> ViTConfig:
-        """The model, where its encoder can do with some of the tokens."""
+        """The model as a ViT config; ConfigError if its encoder cannot run on a subset of the tokens."""
         config = ops.check_patch_model(model, "MAE")
         if config.attention != "full":
             raise ConfigError("objective MAE drops tokens, and attention='axial' needs the whole grid; use 'full'")
         if config.position == "relative" or config.entry != "stem":
             why = f"position='{config.position}' enters at '{config.entry}'"
-            raise ConfigError(f"objective MAE drops tokens behind the stem, and {why}; use another kind at the stem")
+            raise ConfigError(f"objective MAE drops tokens after the stem, and {why}; use another kind at the stem")
         if config.windows is not None or config.position_bias != "none":
             what = "windows need" if config.windows is not None else f"position_bias={config.position_bias!r} needs"
             raise ConfigError(f"objective MAE drops tokens, and {what} the whole grid; use a network without")
@@ -85,8 +85,8 @@ class MAE(ObjectiveConfig):
         )
 
     def macs_per_image(self, model: ModelConfig) -> float:
-        """MACs of an image: the embedding of all patches, the encoder's layers on the visible ones, the decoder's on
-        all, the last layer on the hidden ones."""
+        """MACs per image: the embedding of all patches, the encoder's layers on the visible ones, the decoder's on all,
+        the last layer on the hidden ones."""
         config = self.check_model(model)
         decoder, count = self.decoder(config), self.num_masked(config)
         pixels = config.patch[0] * config.patch[1] * 3
@@ -97,13 +97,13 @@ class MAE(ObjectiveConfig):
 
 
 def blocks_macs(config: ViTConfig, tokens: int) -> int:
-    """MACs of all layers on so many tokens: projections, attention, MLP."""
+    """MACs of all layers for a number of tokens: projections, attention, MLP."""
     hidden = (3 if config.gated else 2) * config.mlp_width
     return config.depth * tokens * (config.attention_width * (4 * config.width + 2 * tokens) + hidden * config.width)
 
 
 class Decoder(nn.Module):
-    """The encoder's tokens of the visible patches to the pixels of the hidden ones."""
+    """Predicts the pixels of the hidden patches from the encoder's tokens of the visible ones."""
 
     def __init__(self, encoder: ViTConfig, config: ViTConfig) -> None:
         super().__init__()
@@ -123,8 +123,8 @@ class Decoder(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def forward(self, tokens: Tensor, masked: Tensor, restore: Tensor) -> Tensor:
-        """Tokens [B, T - M, D] of class token, registers and visible patches; which patches are hidden [B, M]; where
-        in (visible, hidden) each patch is found [B, N]. To [B, M, P·P·3]."""
+        """Predicts [B, M, P·P·3] from the tokens of class token, registers and visible patches [B, T - M, D], the
+        indices of the hidden patches [B, M], and the index of each patch in (visible, hidden) [B, N]."""
         y = self.narrow(tokens)
         empty = self.mask.to(y.dtype).expand(*masked.shape, -1)
         patches = ops.gather_tokens(torch.cat([y[:, self.prefix :], empty], 1), restore)
@@ -136,8 +136,8 @@ class Decoder(nn.Module):
 
 
 class MAEObjective(ops.ViTObjective):
-    """The loss of an image is the mean squared error over the pixels of its hidden patches. A class token learns by
-    what the others take from it alone, as published."""
+    """The loss of an image is the mean squared error over the pixels of its hidden patches. A class token learns only
+    through attention from the other tokens, as published."""
 
     config: MAE
 
@@ -149,12 +149,12 @@ class MAEObjective(ops.ViTObjective):
         initialise(self.decoder)
 
     def inputs(self, batch: Batch, *, seed: int, step: int) -> tuple[Tensor, ...]:
-        """Pixels as bytes [B, 3, H, W], the visible patches [B, N - M], the hidden ones [B, M], where each patch is
-        found in the two together [B, N], and which images count [B]."""
+        """Pixels as bytes [B, 3, H, W], indices of the visible patches [B, N - M] and of the hidden ones [B, M], the
+        index of each patch in the two concatenated [B, N], and which images count [B]."""
         return batch.pixels, *self.draw(seed=seed, step=step, epoch=batch.epoch, sample=batch.sample), batch.valid
 
     def draw(self, *, seed: int, step: int, epoch: Tensor, sample: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Which patches are visible, which are hidden, and the way back, of some samples [B]."""
+        """Draws which patches of the samples [B] are visible and which are hidden, and the inverse order."""
         bits = ops.draw_bits("mae", self.model.patches, seed=seed, step=step, epoch=epoch, sample=sample)
         order = ops.draw_permutations(bits)
         return order[:, : self.visible], order[:, self.visible :], order.argsort(1)
@@ -166,25 +166,26 @@ class MAEObjective(ops.ViTObjective):
         truth = ops.gather_tokens(ops.cut_patches(images, self.model.patch), masked)
         mean, std = self.patch_moments(truth)
         losses = (predicted - (truth - mean) / std).square().mean((1, 2))
-        # A place that does not count may hold anything, so it is replaced, not multiplied away.
+        # Places that do not count may hold anything, NaN included, so they are replaced rather than multiplied by 0.
         return ObjectiveOutput(torch.where(valid, losses, 0.0).sum(), valid.float().sum(), {})
 
     def encode(self, images: Tensor, visible: Tensor) -> Tensor:
-        """Class token, registers and visible patches behind the encoder's last norm: [B, T - M, D]."""
+        """Class token, registers and visible patches after the encoder's last norm: [B, T - M, D]."""
         z = self.network.embed(self.cast(images), keep=visible)
         return self.network.norm(self.network.forward_blocks(z, keep=visible))
 
     def patch_moments(self, patches: Tensor) -> tuple[Tensor, Tensor]:
-        """What is taken out of each patch [B, M, P·P·3], its mean and deviation [B, M, 1]. The published code's ways:
-        all channels together, the unbiased variance, and pixels that are normalised as the encoder gets them."""
+        """The mean and deviation [B, M, 1] that normalise each patch [B, M, P·P·3]. As in the published code: over all
+        channels together, with the unbiased variance, of pixels normalised as for the encoder."""
         if not self.config.normalise:
             return patches.new_zeros(1), patches.new_ones(1)
         return patches.mean(-1, keepdim=True), (patches.var(-1, keepdim=True) + EPS).sqrt()
 
     @torch.no_grad()
     def pictures(self, pixels: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-        """For the eye, uint8 [B, 3, H, W] each: the images, what the encoder sees of them (hidden patches grey), and
-        them with what the decoder draws in the hidden places, with each patch's own mean and deviation put back."""
+        """Pictures for reports, uint8 [B, 3, H, W] each: the images, what the encoder sees of them (hidden patches
+        grey), and the images with the decoder's predictions in the hidden places, denormalised with each patch's own
+        mean and deviation."""
         sample = torch.arange(len(pixels), device=pixels.device)
         visible, masked, restore = self.draw(seed=seed, step=0, epoch=torch.zeros_like(sample), sample=sample)
         images = self.normalise(pixels)

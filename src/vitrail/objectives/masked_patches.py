@@ -1,8 +1,8 @@
 """Masked patch prediction (4.6, B.1.2), which the paper describes and its authors never released.
 
 Half of an image's patch embeddings are corrupted: of those 80 % become a learnable mask embedding, 10 % the embedding
-of another patch, 10 % stay. From its own output token each corrupted patch predicts its original content,
-by default its mean colour at 3 bits per channel: 512 classes.
+of another patch, 10 % stay. The output token of each corrupted patch predicts the patch's original content, by default
+its mean colour at 3 bits per channel: 512 classes.
 """
 
 from dataclasses import dataclass, replace
@@ -29,9 +29,9 @@ COLOURS = LEVELS**3
 def to_colour_classes(patches: Tensor, side: int) -> Tensor:
     """Colour classes of patches shrunk to side x side by the mean over areas: uint8 [..., P, P, 3] -> [..., side²].
 
-    With the mean m of a channel in [0, 1]: b = min(7, ⌊8·m⌋), and the class is 64·R + 8·G + B. In whole numbers, so
-    that a mean on the edge of two bins falls into the upper one wherever it is computed. Where the side does not divide
-    the patch, areas overlap by a pixel, as in adaptive average pooling."""
+    With the mean m of a channel in [0, 1]: b = min(7, ⌊8·m⌋), and the class is 64·R + 8·G + B. This is computed in
+    integers, so that a mean on the edge of two bins falls into the upper one on every device. If the side does not
+    divide the patch, areas overlap by a pixel, as in adaptive average pooling."""
     cells = [
         LEVELS * patches[..., top:bottom, left:right, :].sum((-3, -2)) // (255 * (bottom - top) * (right - left))
         for top, bottom in cell_bounds(patches.shape[-3], side)
@@ -42,7 +42,7 @@ def to_colour_classes(patches: Tensor, side: int) -> Tensor:
 
 
 def cell_bounds(length: int, count: int) -> list[tuple[int, int]]:
-    """From where to where each of `count` parts of a side reaches."""
+    """The bounds of `count` equal parts of a side."""
     return [(part * length // count, -(-(part + 1) * length // count)) for part in range(count)]
 
 
@@ -54,14 +54,15 @@ def bin_centres(classes: Tensor) -> Tensor:
 
 Target: TypeAlias = Literal["mean-colour", "small-patch", "pixels"]
 
-SIDES: dict[Target, int] = {"mean-colour": 1, "small-patch": 4}  # of the little image whose colours are classified
+SIDES: dict[Target, int] = {"mean-colour": 1, "small-patch": 4}  # of the downsized patch whose colours are classified
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaskedPatches(ObjectiveConfig):
-    """What a corrupted patch must tell: its mean colour at 3 bits a channel, the colours of the patch downsized to 4x4,
-    or its pixels (L2). round(rate·N) patches of each image are corrupted, chosen again in each epoch. Each of them is
-    masked with probability `mask`, swapped with `swap`, and else stays as it is, independently of the others."""
+    """What a corrupted patch predicts: its mean colour at 3 bits per channel, the colours of the patch downsized to
+    4x4, or its pixels (L2). round(rate·N) patches of each image are corrupted, chosen anew in each epoch. Each of them
+    is masked with probability `mask`, swapped with probability `swap`, and otherwise stays as it is, independently of
+    the others."""
 
     def build(self, network: Backbone, context: ObjectiveContext) -> Objective:
         return MaskedPatchesObjective(network, self, context)
@@ -84,7 +85,7 @@ class MaskedPatches(ObjectiveConfig):
         config = ops.check_patch_model(model, "masked patches")
         self.num_masked(config)
         if self.swap and config.patches < 2:
-            raise ConfigError(f"objective.swap={self.swap} takes another patch, and there is one alone; use swap=0")
+            raise ConfigError(f"objective.swap={self.swap} takes another patch, but the image has only one; use swap=0")
         if min(config.patch) < (side := SIDES.get(self.target, 1)):
             why = f"makes {side}x{side} of a patch, and patch={format_size(config.patch)} is smaller"
             raise ConfigError(f"objective.target='{self.target}' {why}; use larger patches or another target")
@@ -95,21 +96,21 @@ class MaskedPatches(ObjectiveConfig):
         return ops.count_masked(model, self.rate, "rate", most=model.patches)
 
     def outputs(self, model: ViTConfig) -> int:
-        """How many numbers the head gives for a patch."""
+        """How many outputs the head has for a patch."""
         if self.target == "pixels":
             return model.patch[0] * model.patch[1] * 3
         return SIDES[self.target] ** 2 * COLOURS
 
     def macs_per_image(self, model: ModelConfig) -> float:
-        """MACs of an image: the network on all tokens, the head on the corrupted ones."""
+        """MACs per image: the network on all tokens, the head on the corrupted ones."""
         config = self.check_model(model)
         head = self.num_masked(config) * config.width * self.outputs(config)
         return replace(config, head="none", classes=0).macs + head
 
 
 class PatchHead(nn.Module):
-    """What the objective adds to the network: the mask embedding and the layer that tells. That layer starts at zero,
-    like every last layer of the house."""
+    """What the objective adds to the network: the mask embedding and the prediction layer. That layer starts at zero,
+    like every last layer in this package."""
 
     def __init__(self, width: int, outputs: int) -> None:
         super().__init__()
@@ -126,7 +127,7 @@ class PatchHead(nn.Module):
 
 
 class MaskedPatchesObjective(ops.ViTObjective):
-    """The loss of an image is the mean over its corrupted patches, and over all that each of them must tell."""
+    """The loss of an image is the mean over its corrupted patches and over everything that each of them predicts."""
 
     config: MaskedPatches
 
@@ -138,13 +139,13 @@ class MaskedPatchesObjective(ops.ViTObjective):
         initialise(self.head)
 
     def inputs(self, batch: Batch, *, seed: int, step: int) -> tuple[Tensor, ...]:
-        """Pixels as bytes [B, 3, H, W], which patch's embedding stands at each place, N for the mask [B, N], the
-        corrupted places [B, M], and which images count [B]."""
+        """Pixels as bytes [B, 3, H, W], the index of the patch whose embedding is at each place, or N for the mask [B,
+        N], the corrupted places [B, M], and which images count [B]."""
         source, corrupted = self.draw(seed=seed, step=step, epoch=batch.epoch, sample=batch.sample)
         return batch.pixels, source, corrupted, batch.valid
 
     def draw(self, *, seed: int, step: int, epoch: Tensor, sample: Tensor) -> tuple[Tensor, Tensor]:
-        """What stands where, and what is corrupted, of some samples [B]."""
+        """Draws, for the samples [B], the source of each place and the corrupted places."""
         patches, count = self.model.patches, self.count
         bits = ops.draw_bits("masked patches", patches + 2 * count, seed=seed, step=step, epoch=epoch, sample=sample)
         which, how, other = bits.split([patches, count, count], 1)
@@ -171,28 +172,28 @@ class MaskedPatchesObjective(ops.ViTObjective):
             losses = losses.view(len(pixels), -1).mean(1)
             hits = (logits.argmax(-1) == classes).float().mean((1, 2))
             tallies = {"hits": torch.where(valid, hits, 0.0).sum()}
-        # A place that does not count may hold anything, so it is replaced, not multiplied away.
+        # Places that do not count may hold anything, NaN included, so they are replaced rather than multiplied by 0.
         return ObjectiveOutput(torch.where(valid, losses, 0.0).sum(), valid.float().sum(), tallies)
 
     def predict(self, pixels: Tensor, source: Tensor, corrupted: Tensor) -> Tensor:
-        """What the corrupted patches tell, from their own output tokens: float32 [B, M, outputs]."""
-        # Patches are embedded one by one: the embedding of another patch is what its pixels embed to in this place. As
-        # bytes they change places without a gradient that would have to be carried back.
+        """Predictions of the corrupted patches from their own output tokens: float32 [B, M, outputs]."""
+        # Patches are embedded independently: a swapped embedding is that of the other patch's pixels in this place. As
+        # bytes they are swapped without any gradient to propagate.
         images = self.cast(self.normalise(self.swap_patches(pixels, source)))
         masked = source == self.model.patches
         z = self.network.forward_blocks(self.network.embed(images, masked=masked, mask_token=self.head.mask))
         return self.head(self.network.norm(ops.gather_tokens(z, corrupted + self.model.prefix))).float()
 
     def swap_patches(self, pixels: Tensor, source: Tensor) -> Tensor:
-        """The images with other patches where those stand; masked ones are still there."""
+        """The images with swapped patches in place; masked patches still show their own pixels."""
         patches, patch = self.model.patches, self.model.patch
         places = torch.where(source == patches, torch.arange(patches, device=source.device), source)
         return ops.join_patches(ops.gather_tokens(ops.cut_patches(pixels, patch), places), patch, self.model.grid)
 
     @torch.no_grad()
     def pictures(self, pixels: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-        """For the eye, uint8 [B, 3, H, W] each: the images, what the network sees of them (masked patches grey), and
-        them with what it tells in place of all that it does not see."""
+        """Pictures for reports, uint8 [B, 3, H, W] each: the images, what the network sees of them (masked patches
+        grey), and the images with its predictions in place of everything that it does not see."""
         sample = torch.arange(len(pixels), device=pixels.device)
         source, corrupted = self.draw(seed=seed, step=0, epoch=torch.zeros_like(sample), sample=sample)
         with eval_mode(self):

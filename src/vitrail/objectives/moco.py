@@ -1,8 +1,8 @@
-"""MoCo v3 (Chen et al. 2021): of all images of a batch, find the one that another view shows; contrast, which the
-paper names as the next step (Section 5).
+"""MoCo v3 (Chen et al. 2021): contrastive learning, which the paper names as a next step (Section 5): find the image of
+a batch that another view shows.
 
-A query (network, projector, predictor) of each view is held against the keys (teacher) of the other view of every
-image of all processes; the patch projection stays as it was drawn, which keeps training stable.
+The query (network, projector, predictor) of each view is compared with the keys (teacher) of the other view of every
+image in all processes. The patch projection is frozen at its initial values, which keeps training stable.
 """
 
 from dataclasses import dataclass, replace
@@ -26,8 +26,8 @@ from vitrail.objectives.projection_heads import NormedMLP, Teacher, ValidRows, m
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MoCo(ObjectiveConfig):
-    """`momentum` is the teacher's at the start; it goes to 1. `hidden` and `width` are those of the heads. The crop and
-    the colours are the run's augmentation, which for two views of small images is best a strong one."""
+    """`momentum` is the teacher's initial momentum, which rises to 1. `hidden` and `width` are those of the heads. Crop
+    and colours are the run's augmentation, which should be strong for two views of small images."""
 
     needs_whole_batch: ClassVar[bool] = True
 
@@ -50,7 +50,7 @@ class MoCo(ObjectiveConfig):
         return vit_config(model, "objective moco")
 
     def macs_per_image(self, model: ModelConfig) -> float:
-        """MACs of an image: two views through the student, and through the teacher, whose gradient is not taken."""
+        """MACs per image: two views through the student, and through the teacher without gradients."""
         config = replace(self.check_model(model), head="none", classes=0)
         project = mlp_macs(config.features, self.hidden, self.hidden, self.width)
         predict = mlp_macs(self.width, self.hidden, self.width)
@@ -63,7 +63,7 @@ class MoCo(ObjectiveConfig):
 
 class MoCoObjective(ViTObjective):
     """The loss of an image is the sum of its two views' InfoNCE, times twice the temperature, as published. The heads'
-    batch norms are over all processes, too: any number of them learns what one would."""
+    batch norms are over all processes, too, so that the number of processes does not affect what is learnt."""
 
     config: MoCo
 
@@ -109,21 +109,21 @@ class MoCoObjective(ViTObjective):
 
 
 def info_nce(queries: Tensor, keys: Tensor, known: Tensor, *, first: int, temperature: float) -> tuple[Tensor, Tensor]:
-    """-log softmax(q·k/τ) at each query's own key: queries [B, D] and keys [B', D] of unit length; query i's own is key
-    first + i. Keys that are not `known` [B'] are not there. Per query [B] the loss, and 1 where its own key is the most
-    similar."""
+    """-log softmax(q·k/τ) at each query's own key: queries [B, D] and keys [B', D] have unit length, and query i
+    belongs to key first + i. Keys that are not `known` [B'] are ignored. Returns per query [B] the loss, and 1 if its
+    own key is the most similar."""
     with torch.autocast(queries.device.type, enabled=False):
         logits = queries @ to_float32(keys).T / temperature
     place = torch.arange(first, first + len(queries), device=queries.device)
     own = logits.gather(1, place[:, None])[:, 0]
-    # The lowest number, not minus infinity: a query may have no key at all, and its gradient is still to be a number.
+    # The lowest number, not minus infinity: a query may have no key at all, and its gradient must still be finite.
     others = logits.masked_fill(~known, torch.finfo(logits.dtype).min)
     return others.logsumexp(1) - own, (others.argmax(1) == place).float()
 
 
 def feature_spread(keys: Tensor, known: Tensor) -> Tensor:
-    """The standard deviation of features of unit length over a batch, times the root of their number: 1 where they
-    point everywhere, 0 where all are one. [views, B, D] -> []."""
+    """The standard deviation of features of unit length over a batch, times the root of their number: 1 if they are
+    isotropic, 0 if all are the same. [views, B, D] -> []."""
     there, count = known[:, None], known.sum().clamp(min=1)
     mean = torch.where(there, keys, 0.0).sum(1, keepdim=True) / count
     variance = torch.where(there, (keys - mean).square(), 0.0).sum(1) / count

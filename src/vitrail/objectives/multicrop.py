@@ -1,7 +1,7 @@
-"""Views of several sizes: how they are drawn, and one network that sees them all.
+"""Views of several sizes: how they are drawn, and how one network processes them all.
 
-A small view is not a small image: the patch stays, the grid has fewer rows and columns, and positions are resampled as
-for fine-tuning at another resolution (3.2).
+Small views keep the patch size: the grid has fewer rows and columns, and positions are resampled as for fine-tuning at
+another resolution (3.2).
 """
 
 from dataclasses import replace
@@ -22,8 +22,9 @@ from vitrail.models.vit_config import ViTConfig, vit_config
 
 
 def split_views(augmentation: Augmentation) -> tuple[Augmentation, Augmentation]:
-    """The augmentation twice. Colour distortion is uneven, as MoCo v3 and DINO have it from BYOL: the first view is
-    always blurred, the second one time in ten, and solarised one time in five. One that never blurs stays sharp."""
+    """The augmentation for each of two views. Colour distortion is asymmetric, as MoCo v3 and DINO adopt it from BYOL:
+    the first view is always blurred; the second is blurred one time in ten and solarised one time in five. An
+    augmentation without blur stays without."""
     policy = augmentation.policy
     if not isinstance(policy, Distort):
         return augmentation, augmentation
@@ -41,7 +42,7 @@ def with_crop(augmentation: Augmentation, size: Pair, area: Range) -> Augmentati
 
 
 def check_resizable(model: ModelConfig, objective: str) -> ViTConfig:
-    """The model, where it can see images of other sizes than its own."""
+    """The model as a ViT config; ConfigError if it cannot process images of other sizes than its own."""
     model = vit_config(model, f"objective {objective}")
     for bad, what in (
         (model.backbone is not None, "the backbone of a hybrid"),
@@ -50,14 +51,14 @@ def check_resizable(model: ModelConfig, objective: str) -> ViTConfig:
         (model.entry != "stem", f"placement='{model.entry}'"),
     ):
         if bad:
-            why = f"objective {objective} has views of another size, for which {what} is not made"
+            why = f"objective {objective} has views of another size, which {what} cannot process"
             raise ConfigError(f"{why}; use a plain ViT with positions added at the stem, or local_views=0")
     return model
 
 
 class PositionsAt(nn.Module):
-    """What positions add to the tokens of an image of another size: [1, T, D]. Fixed tables are made for the grid;
-    learned ones are resampled, differentiably: resampling is linear, so its rule is a matrix, made once."""
+    """Position embeddings for images of another size: [1, T, D]. Fixed tables are computed for the grid. Learned ones
+    are resampled differentiably: resampling is linear, so it is a matrix, computed once."""
 
     table: Tensor
     rule: Tensor
@@ -75,7 +76,7 @@ class PositionsAt(nn.Module):
             self.register_buffer("rule", rule, persistent=False)  # [patches there, patches here]
 
     def forward(self, network: ViT) -> Tensor | None:
-        """Of the network's own table as it is now; none where there are no positions."""
+        """Resamples the network's current table; None if the network has no positions."""
         if self.kind == "none":
             return None
         if self.kind == "sincos2d":

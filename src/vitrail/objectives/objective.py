@@ -18,8 +18,9 @@ from vitrail.models.family import ModelConfig
 
 
 class ObjectiveOutput(NamedTuple):
-    """Of one micro-batch. The loss of a step is Σ total / Σ count over micro-batches and processes, so that
-    accumulation is exact; every tally, too, is a sum over samples (divide by count for a mean). All 0-dim, float32."""
+    """The result of a micro-batch. The loss of a step is Σ total / Σ count over micro-batches and processes, so that
+    accumulation is exact. Every tally is a sum over samples, too (divide by the count for a mean). All are 0-dim,
+    float32."""
 
     total: Tensor
     count: Tensor  # pyright: ignore[reportIncompatibleMethodOverride] - nobody counts the fields of an outcome
@@ -37,17 +38,17 @@ class ObjectiveContext(NamedTuple):
 
 
 class ObjectiveConfig(Choice, ABC):
-    """What is minimised, as frozen data. Those that are registered are known to --set by name."""
+    """An objective's configuration, as frozen data. Registered objectives are known to --set by name."""
 
     __slots__ = ()
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]  # every objective's config is a frozen dataclass
 
-    task: ClassVar[str] = ""  # the task whose targets it asks for; one that learns from the images alone has none
+    task: ClassVar[str] = ""  # the task whose targets it needs; empty if it learns from images alone
     needs_whole_batch: ClassVar[bool] = False  # the loss of a sample depends on its batch: no accumulation
 
     @classmethod
     def list_registered(cls) -> tuple[type[Any], ...]:
-        return tuple(sorted(OBJECTIVES, key=lambda config: not config.task))  # whatever was imported first
+        return tuple(sorted(OBJECTIVES, key=lambda config: not config.task))  # independent of the import order
 
     @property
     def labelled(self) -> bool:
@@ -55,7 +56,7 @@ class ObjectiveConfig(Choice, ABC):
         return bool(self.task)
 
     def check_numbers(self, rule: str, holds: Callable[[Any], bool], *names: str) -> None:
-        """Refuses fields whose values do not hold to a rule."""
+        """Raises ConfigError for a field whose value breaks a rule."""
         for name in names:
             if not holds(value := getattr(self, name)):
                 raise ConfigError(f"objective.{name}={value} must {rule}")
@@ -69,15 +70,16 @@ class ObjectiveConfig(Choice, ABC):
         return model
 
     def prepare_head(self, network: Backbone) -> None:
-        """Gives the last layer of a fresh network other values than zeros, where it wants some."""
+        """Initialises the last layer of a fresh network with values other than zeros, if the objective needs them."""
 
     @abstractmethod
     def macs_per_image(self, model: ModelConfig) -> float:
-        """Of one image, in multiply-accumulates of which a step takes three: one forward, two backward."""
+        """Multiply-accumulates of one image in the forward pass. A step takes three times as many: once forward, twice
+        backward."""
 
     @abstractmethod
     def build(self, network: Backbone, context: ObjectiveContext) -> "Objective":
-        """The objective around a network, with whatever heads it needs."""
+        """Builds the objective around a network, with the heads it needs."""
 
 
 OBJECTIVES: list[type[ObjectiveConfig]] = []
@@ -90,11 +92,11 @@ def register_objective(config: type[ObjectiveConfig]) -> None:
 
 
 class Objective(nn.Module, ABC):
-    """A module that owns the network and whatever heads or teachers it needs. `inputs` runs as written and may draw;
-    `forward` is what gets compiled and sharded: a pure function of tensors.
+    """A module that owns the network and the heads and teachers it needs. `inputs` runs eagerly and may draw random
+    numbers; `forward` is compiled and sharded, so it must be a pure function of tensors.
 
-    Heads are drawn when the objective is made, under a seed that the caller has set; `start` comes when the network has
-    its values, and before those of a checkpoint. All that must be remembered is in the state dict.
+    Heads are initialised when the objective is built, under a seed that the caller has set. `on_start` is called once
+    the network has its initial weights, and before a checkpoint is restored. All state is in the state dict.
     """
 
     network: Backbone
@@ -110,17 +112,17 @@ class Objective(nn.Module, ABC):
         self.register_buffer("std", std, persistent=False)
 
     def normalise(self, pixels: Tensor) -> Tensor:
-        """Bytes [B, 3, H, W] as the network takes them, in float32."""
+        """Normalises bytes [B, 3, H, W] for the network, in float32."""
         return normalise_pixels(pixels, self.mean, self.std)
 
     @abstractmethod
     def inputs(self, batch: Batch, *, seed: int, step: int) -> tuple[Tensor, ...]:
-        """What `forward` takes, of a batch that is on the device already. Random choices come from (seed, step)."""
+        """The inputs of `forward` for a batch that is already on the device. Random choices depend on (seed, step)."""
 
     def normalisers(self, inputs: tuple[Tensor, ...]) -> Tensor | None:
-        """What the losses are divided by, where that is more than a count of samples: sums [n] over this process's part
-        of a step. Those of the whole step follow its inputs, the same [B, n] for every sample, so that the loss does
-        not depend on how the batch is split."""
+        """What the losses are divided by, if that is more than a count of samples: sums [n] over this process's part of
+        a step. The sums of the whole step are appended to its inputs as [B, n], the same for every sample, so that the
+        loss does not depend on how the batch is split."""
         del inputs
         return None
 
@@ -132,12 +134,12 @@ class Objective(nn.Module, ABC):
         return self.config.views(augmentation)
 
     def on_start(self) -> None:
-        """Called once the network has its initial weights: a teacher becomes its copy here."""
+        """Called once the network has its initial weights. A teacher is copied from it here."""
 
     def after_step(self, step: int) -> None:
         """Called after each update: a teacher follows the student here."""
 
     @property
     def eval_network(self) -> Backbone:
-        """The network that is evaluated and saved: the teacher, where it is the better one."""
+        """The network that is evaluated and saved: for some objectives the teacher, which is better."""
         return self.network

@@ -1,10 +1,10 @@
-"""Images as patches and back, and what objectives on patches ask of a network.
+"""Converts images to patches and back, draws the hidden patches, and is the base of objectives on patches.
 
-Which patches of an image are hidden: drawn where the batch lies, as a pure function of (seed, step, epoch, sample).
+Hidden patches are drawn on the batch's device, as a pure function of (seed, step, epoch, sample).
 
-The numbers are made like those of data/randomness.py, by torch, so that the host never waits for the device to say
-which samples a batch holds. A sample draws the same whatever is with it: micro-batches and processes change nothing.
-Everything that a step draws comes from one call, for on an accelerator each of these operations is a launch.
+The random numbers are those of data/randomness.py, computed by torch, so that the host never waits for the device to
+learn which samples a batch holds. A sample's draws do not depend on the rest of its batch: micro-batches and processes
+change nothing. Everything that a step draws comes from one call, because every such operation is a kernel launch.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig, vit_config
 from vitrail.objectives.objective import Objective, ObjectiveContext
 
-GREY = 128  # how a report shows a patch that is not seen
+GREY = 128  # of hidden patches in a report
 
 
 def cut_patches(pictures: Tensor, patch: Pair) -> Tensor:
@@ -31,7 +31,7 @@ def cut_patches(pictures: Tensor, patch: Pair) -> Tensor:
 
 
 def join_patches(patches: Tensor, patch: Pair, grid: Pair) -> Tensor:
-    """The images that patches were cut from: [B, N, P·P·C] -> [B, C, H, W]."""
+    """Joins patches to images, the inverse of `cut_patches`: [B, N, P·P·C] -> [B, C, H, W]."""
     split = patches.unflatten(2, (*patch, -1)).unflatten(1, grid)  # [B, H/P, W/P, P, P, C]
     return split.permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)
 
@@ -47,7 +47,7 @@ def scatter_patches(patches: Tensor, places: Tensor, values: Tensor) -> Tensor:
 
 
 class ViTObjective(Objective):
-    """What objectives that learn from images alone share: a ViT, whose config they check, and no head on it."""
+    """The base of objectives that learn from images alone: a ViT without a head, whose config is checked."""
 
     network: ViT  # pyright: ignore[reportIncompatibleVariableOverride] - narrower, as built
     model: ViTConfig
@@ -63,19 +63,18 @@ class ViTObjective(Objective):
         self.steps, self.world = context.steps, context.world
 
     def freeze_readout(self) -> None:
-        """For an objective that reads patch tokens: what stands behind them, and so learns nothing, keeps its
-        weights."""
+        """For an objective that reads patch tokens: freezes the layers after them, which would get no gradients."""
         for part in (self.network.neck, self.network.map_pool, self.network.projection):
             if part is not None:
                 part.requires_grad_(False)
 
     def cast(self, images: Tensor) -> Tensor:
-        """Images in the type that the network's weights have just now: bfloat16 copies in a bfloat16 run."""
+        """Casts images to the current type of the network's weights: that of bfloat16 copies in a bfloat16 run."""
         return images.to(self.network.embedding.projection.weight.dtype)
 
 
 def check_patch_model(model: ModelConfig, objective: str) -> ViTConfig:
-    """The model, where its tokens are patches of the image."""
+    """The model as a ViT config; ConfigError if its tokens are not patches of the image."""
     model = vit_config(model, f"objective {objective}, which hides patches,")
     if model.backbone is not None:
         why = f"objective {objective} hides patches of the image, and a hybrid's tokens come from its feature map"
@@ -86,8 +85,7 @@ def check_patch_model(model: ModelConfig, objective: str) -> ViTConfig:
 
 
 def count_masked(model: ViTConfig, rate: float, field: str, *, most: int) -> int:
-    """How many patches of an image are hidden: the nearest whole number to rate·N, at least 1 and no more than `most`
-    of them."""
+    """How many patches of an image are hidden: rate·N, rounded. ConfigError unless that is from 1 to `most`."""
     count = round(rate * model.patches)
     if not 1 <= count <= most:
         found = f"objective.{field}={rate} hides {count} of {model.patches} patches, which must be 1 to {most}"
@@ -96,7 +94,7 @@ def count_masked(model: ViTConfig, rate: float, field: str, *, most: int) -> int
 
 
 def to_bytes(values: Tensor) -> Tensor:
-    """From 0 to 1 as bytes; what lies outside is cut off."""
+    """Values from 0 to 1 as bytes; values outside are clamped."""
     return (values.float() * 255).round().clamp(0, 255).byte()
 
 
@@ -105,8 +103,8 @@ ROOM = 40  # bits for the sample; an epoch's number comes above
 
 
 def draw_bits(purpose: str, count: int, *, seed: int, step: int, epoch: Tensor, sample: Tensor) -> Tensor:
-    """64 random bits in each number, int64 [B, count], of samples [B] in their epochs [B]. No two in a row are equal,
-    for `splitmix64_tensor` is a bijection."""
+    """Draws int64 numbers of 64 random bits [B, count] for samples [B] in their epochs [B]. The numbers of a sample are
+    distinct, since `splitmix64_tensor` is a bijection."""
     start = as_int64(int(hash_keys(hash_word(purpose), seed, step)[0]))
     keys = splitmix64_tensor(((epoch << ROOM) + sample) * STEP + start)
     return splitmix64_tensor(keys[:, None] + torch.arange(1, count + 1, device=keys.device) * STEP)
@@ -118,10 +116,10 @@ def to_uniform(bits: Tensor) -> Tensor:
 
 
 def to_integers(bits: Tensor, limit: int) -> Tensor:
-    """Whole numbers in [0, limit): the upper 63 bits modulo the limit, so the bias is nothing."""
+    """Whole numbers in [0, limit): the upper 63 bits modulo the limit, so the bias is negligible."""
     return shift_right(bits, 1) % limit
 
 
 def draw_permutations(bits: Tensor) -> Tensor:
-    """For each row an order of its places, all orders equally likely."""
+    """Draws a permutation for each row, all equally likely."""
     return bits.argsort(1)

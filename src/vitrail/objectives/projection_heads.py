@@ -1,8 +1,8 @@
-"""What contrast and distillation put on a network's representation, and lay aside after training.
+"""Heads on a network's representation for contrastive learning and distillation, discarded after training.
 
-Statistics and norms are taken in float32 (or wider), products in the type of the weights.
+Statistics and norms are computed in float32 (or wider), products in the type of the weights.
 
-A teacher: a copy of the student that gets no gradients and follows it, θ' ← m·θ' + (1 - m)·θ, after each step.
+A teacher is a copy of the student without gradients that follows it after each step: θ' ← m·θ' + (1 - m)·θ.
 """
 
 import copy
@@ -33,14 +33,14 @@ class ValidRows(NamedTuple):
         return cls(valid, sum_across(valid.float().sum(), world).clamp(min=1.0), world)
 
     def mean(self, x: Tensor) -> Tensor:
-        """Over the rows of all processes that hold an image: [..., B, D] -> [..., 1, D]."""
+        """The mean over the rows of all processes that hold an image: [..., B, D] -> [..., 1, D]."""
         own = torch.where(self.valid[:, None], x, 0.0).sum(-2, keepdim=True)
         return sum_across(own, self.world) / self.number
 
 
 class BatchNorm(nn.Module):
-    """Each feature by its mean and variance over the rows of all processes that hold an image: [..., B, D], whatever
-    stands in front of the rows by itself. Nothing is remembered for evaluation, where a head like this has no place."""
+    """Normalises each feature by its mean and variance over the rows of all processes that hold an image: [..., B, D],
+    separately for each leading index. There are no running statistics: these heads are not used in evaluation."""
 
     def __init__(self, width: int, *, affine: bool, eps: float = 1e-5) -> None:
         super().__init__()
@@ -56,8 +56,8 @@ class BatchNorm(nn.Module):
 
 
 class NormedMLP(nn.Module):
-    """Layers without bias, a batch norm behind each, a ReLU between them; the last norm has no scale of its own
-    (MoCo v3). `widths` are those of the input, the hidden layers and the output."""
+    """Linear layers without bias, each followed by a batch norm, with ReLUs in between; the last norm has no affine
+    parameters (MoCo v3). `widths` are those of the input, the hidden layers and the output."""
 
     def __init__(self, *widths: int) -> None:
         super().__init__()
@@ -104,13 +104,13 @@ class PrototypeHead(nn.Module):
 
 
 def apply_linear(layer: nn.Module, x: Tensor) -> Tensor:
-    """A linear layer's output, for an input of whatever type."""
+    """A linear layer's output, for an input of any floating-point type."""
     assert isinstance(layer, nn.Linear)
     return layer(x.to(layer.weight.dtype))
 
 
 def to_float32(x: Tensor) -> Tensor:
-    """In float32, where it is not that or wider."""
+    """Converts to float32, unless the type is float32 or wider."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -123,10 +123,10 @@ aten: Any = torch.ops.aten  # torch._foreach_* are these
 
 
 class Teacher(nn.Module):
-    """A network and what stands on it. It is always in evaluation mode: what it teaches is not a matter of chance.
+    """A network and its head, always in evaluation mode: its outputs are deterministic.
 
-    Its values are float32 like the student's own, and are cast with them where the step runs in bfloat16; sharded, it
-    is cut like the student, so that every process follows with the rows it holds.
+    Its weights are float32 like the student's, and are cast with them if the step runs in bfloat16. When sharded, it is
+    split like the student, so that every process updates the rows it holds.
     """
 
     def __init__(self, network: ViT, head: nn.Module) -> None:
@@ -141,7 +141,7 @@ class Teacher(nn.Module):
 
     @torch.no_grad()
     def copy_from(self, network: Backbone, head: nn.Module) -> None:
-        """Becomes the student as it is, fixed tables included."""
+        """Copies the student, fixed tables included."""
         for own, theirs in ((self.network, network), (self.head, head)):
             aten._foreach_copy_(local_tensors(own.parameters()), local_tensors(theirs.parameters()))
             for table, other in zip(own.buffers(), theirs.buffers(), strict=True):
@@ -149,17 +149,17 @@ class Teacher(nn.Module):
 
     @torch.no_grad()
     def follow(self, network: Backbone, head: nn.Module, momentum: float) -> None:
-        """Moves 1 - momentum of the way to the student."""
+        """Moves 1 - momentum of the way towards the student."""
         for own, theirs in ((self.network, network), (self.head, head)):
             values = local_tensors(own.parameters()), local_tensors(theirs.parameters())
             aten._foreach_lerp_.Scalar(*values, 1 - momentum)
 
 
 def local_tensors(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """What this process holds of each."""
+    """This process's shard of each tensor."""
     return [local_rows(tensor)[0] for tensor in tensors]
 
 
 def momentum_at(step: int, *, start: float, steps: int) -> float:
-    """From `start` to 1 along half a cosine, over all steps of a run."""
+    """The teacher's momentum at a step: from `start` to 1 along half a cosine, over all steps of a run."""
     return 1 - (1 - start) * (1 + math.cos(math.pi * min(step / steps, 1.0))) / 2

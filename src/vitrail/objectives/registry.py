@@ -1,4 +1,4 @@
-"""From a config to its objective."""
+"""Builds objectives from their configs."""
 
 import torch
 
@@ -20,16 +20,16 @@ for kind in (MaskedPatches, MAE, MoCo, DINO):
 
 
 def build_objective(config: ObjectiveConfig, network: Backbone, context: ObjectiveContext, *, seed: int) -> Objective:
-    """The objective around a network that may have no storage yet. Its heads are drawn from the seed alone, whatever
-    was drawn before; torch's generators stay as they were."""
+    """Builds the objective around a network that may have no storage yet. Its heads are drawn from the seed alone, and
+    torch's generators are left as they were."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(hash_keys(hash_word("heads"), seed)[0] >> 1))
         return config.build(network, context)
 
 
 def count_weights(config: ObjectiveConfig, model: ModelConfig, world: World) -> tuple[int, int]:
-    """How many numbers an objective trains, heads included, and how many it keeps besides, a teacher's, say: counted on
-    one without storage."""
+    """How many parameters an objective trains, heads included, and how many others it keeps, such as a teacher's.
+    Counted on an objective without storage."""
     with torch.device("meta"):
         context = ObjectiveContext(model.classes, Preprocessing(image=model.image), Mix(), 1, world)
         made = build_objective(config, build_on_meta(model), context, seed=0)

@@ -49,8 +49,8 @@ class Optim:
 class Schedule:
     """Linear warm-up over `warmup` steps, then decay to `end` (a rate, for "linear", "cosine" and "poly") at the last
     step. "poly" falls as (1 - progress)^power. "steps" divides by ten at each of the milestones, given as fractions of
-    the run (BiT). With `encoder_warmup` the encoder stands still while the head warms up, and warms up over that many
-    steps afterwards (EoMT): a new head's first gradients say little about it."""
+    the run (BiT). With `encoder_warmup` the encoder stays fixed while the head warms up, and then warms up over that
+    many steps (EoMT): the first gradients of a new head carry little information for the encoder."""
 
     decay: Decay = "cosine"
     warmup: int = 0

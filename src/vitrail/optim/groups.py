@@ -31,7 +31,8 @@ class ParameterGroup:
 
 
 def freeze(module: nn.Module, optim: Optim) -> None:
-    """Turns off the gradient of what `optim.freeze` names. Call it before `group_parameters`, and before sharding."""
+    """Turns off the gradients of the modules that `optim.freeze` names. Call it before `group_parameters` and before
+    sharding."""
     network = unwrap_network(module)
     for parameter in _frozen(network, optim.freeze):
         parameter.requires_grad_(False)

@@ -1,10 +1,10 @@
 """The optimiser: groups of parameters, their moments, and a step that never waits for the device.
 
 The rules are Adam with decoupled weight decay (Section 4.1) and SGD with momentum (fine-tuning). torch's fused kernels
-apply them in one pass: they divide the gradient, and leave everything as it is, to the bit, where the step is to be
-skipped. They only support float32, so an accumulator in bfloat16 is widened for the update and rounded when it is
-stored; the update itself sees the sum before rounding, as in the reference. optax also multiplies such an accumulator
-by the decay in its own type: 0.9 is 0.8984375 there, and here too.
+apply them in one pass: they divide the gradient, and leave everything bit-identical if the step is skipped. They only
+support float32, so an accumulator in bfloat16 is widened for the update and rounded when it is stored; the update
+itself sees the sum before rounding, as in the reference. optax also multiplies such an accumulator by the decay in its
+own type: 0.9 is 0.8984375 there, and here too.
 
 Everything works element by element on lists of tensors, so it works on shards: `local` is what this process holds of
 a sharded tensor, and writing to it changes the sharded tensor.
@@ -133,7 +133,7 @@ class Optimiser:
 
     @torch.no_grad()
     def step(self, lr: float | Tensor | Rates, *, divisor: Tensor, ok: Tensor) -> None:
-        """One update with the gradients divided by `divisor`; if `ok` is false, nothing changes, to the bit, whatever
+        """Updates once, with the gradients divided by `divisor`. If `ok` is false, every bit stays as it is, whatever
         the gradients hold. Both are 0-dim and on the device. Modifies the gradients: call `zero_grad` next. Parameters
         without a gradient stay as they are and do not decay either."""
         rates = lr if isinstance(lr, Rates) else Rates(lr, lr)
@@ -170,7 +170,8 @@ class Optimiser:
 
 @contextmanager
 def swap_tensors(tensors: Sequence[Tensor], values: Iterable[Tensor]) -> Generator[None]:
-    """Puts values in place of those that this process holds, and these back, to the bit, however the block ends."""
+    """Replaces the values that this process holds inside the block, and restores them bit for bit however the block
+    ends."""
     kept = [tensor.detach().clone() for tensor in tensors]
     try:
         _copy(values, tensors)
@@ -190,7 +191,7 @@ class Average:
 
     The average remembers about 1/(1 - f) steps. In a run that is not much longer than that, the initial weights still
     count for f^steps: 37% after 10,000 steps at 0.9999, 95% after 500. A skipped update leaves the parameters as they
-    are; the average follows them all the same.
+    are, but the average still moves towards them.
     """
 
     def __init__(self, params: Mapping[str, Tensor], factor: float) -> None:
@@ -203,13 +204,13 @@ class Average:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Follows the parameters by one step."""
+        """Moves the averages one step towards the parameters."""
         if self._params:
             params = [local(parameter) for parameter in self._params.values()]
             self._follow([local(average) for average in self._averages.values()], params, None)
 
     def swap_in(self) -> AbstractContextManager[None]:
-        """Puts the averages in place of the parameters, and the parameters back. Do not update the averages inside."""
+        """Replaces the parameters by the averages inside the block. Do not update the averages inside."""
         return swap_tensors(list(map(local, self._params.values())), map(local, self._averages.values()))
 
     def state(self) -> dict[str, Tensor]:

@@ -1,6 +1,6 @@
-"""Named runs: plain functions without arguments that return one. `registry` lists and finds them.
+"""Recipes: plain functions without arguments that return a run. `registry` lists and finds them.
 
-The constants are the defaults of fine-tuning without a recipe, which help texts name without torch.
+The constants are the defaults of fine-tuning without a recipe; they are here so that help texts need no torch.
 """
 
 from typing import Final

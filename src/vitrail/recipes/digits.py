@@ -14,7 +14,7 @@ from vitrail.train.config import Data, Run, RunRequest, Scoring, to_stage
 def digits() -> Run:
     """Digits from scratch at 16 px, 22 epochs: a ViT of 4 layers and width 64, 16 patches.
 
-    The last weights classify 98.1 % of the 360 held-out digits correctly with seed 0."""
+    With seed 0, the last weights classify 98.1 % of the 360 held-out digits correctly."""
     crop = InceptionCrop(size=(16, 16), area=(0.8, 1.0), aspect=(0.8, 1.25))
     model = model_config("ViT-Nano/4", classes=10, image_size=16, width=64, depth=4, mlp_width=128, heads=4)
     return Run(
@@ -34,7 +34,7 @@ def digits() -> Run:
 def finetune_digits() -> RunRequest:
     """Digits at 32 px, 5 epochs from weights of `digits`: 64 patches, positions resized, a new head.
 
-    From weights of seed 0 the last ones classify 97.5 % of the 360 held-out digits correctly."""
+    From weights of seed 0, the last weights classify 97.5 % of the 360 held-out digits correctly."""
     run = digits()
     return to_stage(
         RunRequest,

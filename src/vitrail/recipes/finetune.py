@@ -1,4 +1,4 @@
-"""What `vitrail finetune WEIGHTS DATA` does when nothing else is said.
+"""The defaults of `vitrail finetune WEIGHTS DATA`.
 
 run = choose_defaults(config, preprocessing, weights="deit.safetensors", source="pets/", samples=3680, classes=37)
 """
@@ -20,9 +20,9 @@ from vitrail.recipes.warmup import choose_warmup
 from vitrail.tasks.classification.objective import Classification
 from vitrail.train.config import Data, Run, RunRequest
 
-LARGE: Final = 20_000  # images: BiT's border between small sets and medium ones
+LARGE: Final = 20_000  # images: BiT's boundary between small and medium sets
 HUGE: Final = 500_000  # and between medium and large
-SEEN: Final = 10_000 * BATCH  # images that a medium set is trained for at most, 10,000 steps of the paper's
+SEEN: Final = 10_000 * BATCH  # images seen at most on a medium set: the paper's 10,000 steps
 DEV: Final = 0.1
 FEW: Final = 20
 MILD: Final = (0.25, 1.0)  # area of the crop on small sets
@@ -43,24 +43,25 @@ def choose_defaults(
     multi_label: bool = False,
     has_classes: bool = True,
 ) -> Run:
-    """The run for weights of a config and preprocessing, and a training split of so many samples and classes; of
-    a task that chooses none (`has_classes`), of so many outputs.
+    """The run for weights with a config and preprocessing, and a training split of `samples` images and `classes`
+    classes, or outputs for a task that does not choose between classes (`has_classes`).
 
     - Image size: the weights' own, unless one is given.
-    - Held out: 10 % of train without a val split; this part chooses the best weights. Fewer than 20 images
-      are too few for that, and the last weights count.
-    - Batch: the paper's 512 for 8,192 images or more, below that the power of two that leaves 16 steps or
-      more to an epoch, at least 16 and never more than there are images. What memory cannot hold is accumulated.
-    - Length: 30 epochs, but no more images than the paper's 10,000 steps see (20,000 for sets of 500,000 or more),
-      and at least 200 steps. So a few hundred images take minutes, and no set takes days.
+    - Held out: 10 % of train if there is no val split; this part selects the best weights. Fewer than 20
+      images are too few for that, and the last weights count.
+    - Batch: the paper's 512 for 8,192 images or more, below that the power of two that gives at
+      least 16 steps per epoch; at least 16, but never more than there are images. If memory is short, gradients are
+      accumulated.
+    - Length: 30 epochs, but no more images than in the paper's 10,000 steps (20,000 for sets of 500,000 or more),
+      and at least 200 steps. A few hundred images take minutes, and no set takes days.
     - Optimiser: the paper's SGD with momentum 0.9, clipping at norm 1, cosine decay and no weight decay, at 0.01, the
-      learning rate that is in every grid of Table 4. A tenth of the run is warm-up, at most 500 steps.
-    - Augmentation: Inception crop and flip; on fewer than 20,000 images at least a quarter of each is seen, since
-      5 % of an image seldom shows what it is of and small sets do not average that out.
-    - Loss: softmax, or, where images may have several labels, sigmoid: each class is a question of its own.
-    - Pixels: normalised and scored as the weights were, but antialiased, as the training crops are."""
-    if samples < 2 or classes < (2 if has_classes else 1):  # nothing to tell apart
-        raise ConfigError(f"{samples} images of {classes} classes: there must be two of each at least to train on")
+      learning rate that every grid of Table 4 contains. A tenth of the run is warm-up, at most 500 steps.
+    - Augmentation: Inception crop and flip; on fewer than 20,000 images, crops cover at least a quarter, since
+      5 % of an image seldom shows its subject, and small sets do not average that out.
+    - Loss: softmax; sigmoid if images may have several labels, so that each class is decided independently.
+    - Pixels: normalised and scored as for the weights, but antialiased, as the training crops are."""
+    if samples < 2 or classes < (2 if has_classes else 1):  # nothing to distinguish
+        raise ConfigError(f"{samples} images of {classes} classes are too few to train on; give at least two of each")
     image = config.image if image_size is None else pair(image_size)
     adapt_config(config, classes=classes, image_size=image)  # a size that leaves pixels over is refused here
     dev = 0.0 if has_val or samples < FEW else DEV
@@ -92,10 +93,10 @@ def choose_batch(count: int) -> int:
 def explain_choices(
     run: Run, config: ModelConfig, count: int, picture: Pair | None, *, given: bool, has_val: bool
 ) -> tuple[str, ...]:
-    """The choices of `choose_defaults`, a line each, with what they follow from and how to have it otherwise. `picture`
-    is the typical size of the images."""
+    """Explains the choices of `choose_defaults`, one line each: what they follow from, and how to change them.
+    `picture` is the typical size of the images."""
     image, steps = run.augmentation.size, run.steps or round(run.epochs * count / run.batch)
-    size = "as asked for" if given else "the weights' own; change it with --image-size"
+    size = "as requested" if given else "the weights' own; change it with --image-size"
     if image != config.image:
         size += f", positions resized from {format_size(config.image)}"
     if picture is not None and max(picture) < min(image):
@@ -115,9 +116,9 @@ def explain_choices(
         f"image size {format_size(image)}: {size}",
         held,
         f"batch {run.batch} for {count:,} training images; change it with --batch"
-        + ("" if run.batch < BATCH else ". It is accumulated where memory is short"),
+        + ("" if run.batch < BATCH else "; gradients are accumulated if memory is short"),
         f"{steps:,} steps ({epochs:,.1f} epochs, {warmup} of warm-up); change it with --epochs or --steps",
         rule,
         f"{cut}{flip}",
-        *(["several labels an image: each class is scored by itself (sigmoid)"] if several else []),
+        *(["several labels per image: each class is scored independently (sigmoid)"] if several else []),
     )

@@ -1,13 +1,13 @@
-"""What a request becomes before its run starts: its settings, its plan, its time budget, its folder and what the folder
-records. The commands and the public functions share it.
+"""Prepares a request before its run starts: its settings, its plan, its time budget, its folder and what the folder
+records. Shared by the commands and the public functions.
 
-A time budget says how many steps fit, and what is cut where the whole recipe does not:
+A time budget determines how many steps fit, and what is cut if the full recipe does not fit:
 
     budget = choose_budget(run, images, minutes=5, image_s=0.06)
     run = with_changes(run, budget.settings)
 
-The pace is measured once, before the first start. What follows from it is kept in the run's folder as settings, so a
-resumed run has the same ones and nothing is measured again.
+The speed is measured once, before the first start. What follows from it is kept in the run's folder as settings, so a
+resumed run uses the same settings and nothing is measured again.
 """
 
 import math
@@ -34,24 +34,24 @@ from vitrail.train.resume import adapt_to_machine, read_run
 from vitrail.train.run_folder.files import COMMAND, read_command
 
 RUNS: Final = Path("runs")
-SHORT: Final = {"epochs": "epochs", "steps": "steps", "batch": "batch", "lr": "optim.lr"}  # words that are settings
-LENGTHS: Final = {"epochs": ("steps",), "steps": ("epochs",)}  # and what they cannot stand next to
+SHORT: Final = {"epochs": "epochs", "steps": "steps", "batch": "batch", "lr": "optim.lr"}  # as settings
+LENGTHS: Final = {"epochs": ("steps",), "steps": ("epochs",)}  # and the settings that contradict them
 CPU_MINUTES: Final = 5.0  # of a fine-tuning without options
 LEAST_STEPS: Final = 10
 SCORINGS: Final = 5  # along a run that is cut
 WHOLE_SCORINGS: Final = 20  # along one that is not
-SURE_FLOPS: Final = 2e10  # a second, which any two cores reach
-SURE_READ_S: Final = 0.005  # an image
-GENTLE: Final = 0.1  # of the learning rate, for a head that is good already and blocks that must not spoil it
+SURE_FLOPS: Final = 2e10  # per second, which any two cores reach
+SURE_READ_S: Final = 0.005  # per image
+GENTLE: Final = 0.1  # of the learning rate: the head is already good, and the blocks must not ruin it
 LENGTH: Final = ("steps", "epochs")
 
-Measure = Callable[[Run, DataSplits, World], float]  # seconds of training an image
+Measure = Callable[[Run, DataSplits, World], float]  # seconds of training per image
 
 
 @dataclass(frozen=True, slots=True)
 class TimeBudget:
-    """What was chosen for so many minutes: `settings` that change the run, none where the whole recipe fits. Seconds
-    are estimates from the pace that was measured, `image_s` an image."""
+    """What was chosen for a number of minutes: `settings` that change the run, empty if the full recipe fits. Seconds
+    are estimated from the measured speed, `image_s` per image."""
 
     minutes: float
     image_s: float
@@ -63,8 +63,8 @@ class TimeBudget:
 
 
 def short_settings(settings: Sequence[str], *, option: str = "", setting: str = "", **short: float | None) -> list[str]:
-    """The words of SHORT that have a value, as settings; what contradicts `settings` is refused. `option` and `setting`
-    stand before the two in messages, as on the command line."""
+    """The arguments of SHORT that have a value, as settings. ConfigError if one contradicts `settings`. Messages prefix
+    the two with `option` and `setting`, as on the command line."""
     given = {name: value for name, value in short.items() if value is not None}
     typed = {text.partition("=")[0].strip(): text for text in settings}
     for name, value in given.items():
@@ -76,21 +76,22 @@ def short_settings(settings: Sequence[str], *, option: str = "", setting: str = 
                 raise ConfigError(f"{both} contradict each other; leave one out")
     if given.keys() >= {"epochs", "steps"}:
         both = f"{option}epochs {given['epochs']:g} and {option}steps {given['steps']}"
-        raise ConfigError(f"{both} both say how long; leave one out")
+        raise ConfigError(f"{both} both set the length of the run; leave one out")
     return [f"{SHORT[name]}={value!r}" for name, value in given.items()]
 
 
 def plan_run(
     asked: RunCommand, out: Path | None, world: World, *, going_on: bool = False
 ) -> tuple[RunPlan, TimeBudget | None]:
-    """The run and its time budget. One that is `going_on` is as its folder says, whatever has become of the recipe."""
+    """The run and its time budget. A run that is `going_on` keeps what its folder says, whatever has become of the
+    recipe."""
     if going_on and asked.sweep is None and out:
         return RunPlan(run=adapt_to_machine(read_run(out), asked.settings, world.size), base=None), read_budget(out)
     return apply_budget(build_plan(asked), asked, out, world)
 
 
 def free_folder(run: Run) -> Path:
-    """runs/NAME, or runs/NAME-2 and so on: without a folder every call starts a new run."""
+    """runs/NAME, or runs/NAME-2 and so on: if no folder is given, every call starts a new run."""
     name = "".join(sign if sign.isalnum() or sign in "-_." else "-" for sign in run.name)
     path, number = RUNS / name, 1
     while os.path.lexists(path):
@@ -113,8 +114,8 @@ def record_command(asked: RunCommand, out: Path, budget: TimeBudget | None) -> d
 def apply_budget(
     plan: RunPlan, asked: RunCommand, out: Path | None, world: World, *, measure: Measure = seconds_per_image
 ) -> tuple[RunPlan, TimeBudget | None]:
-    """The plan as its time budget allows, and the budget; as it is where there is none. A folder that holds the run
-    keeps what was chosen for it."""
+    """The plan within its time budget, and the budget; the plan as it is if there is none. A folder that holds the run
+    keeps its earlier choices."""
     kept = None if out is None else read_budget(out)
     minutes = find_minutes(asked, world, kept, started=out is not None and (out / COMMAND).exists())
     if not minutes:
@@ -125,7 +126,7 @@ def apply_budget(
         if asked.minutes is None:
             images = count_steps(plan.run, splits) * plan.run.batch
             flops = training_flops(plan.run.macs_per_image, images)
-            if flops / SURE_FLOPS + images * SURE_READ_S < 60 * minutes:  # even on a slow machine: nothing to measure
+            if flops / SURE_FLOPS + images * SURE_READ_S < 60 * minutes:  # fits on any machine
                 return plan, None
         image_s = measure(plan.run, splits, world)
         budget = choose_budget(plan.run, splits, minutes=minutes, image_s=image_s, typed=setting_names(asked.settings))
@@ -135,8 +136,8 @@ def apply_budget(
 
 
 def find_minutes(asked: RunCommand, world: World, kept: TimeBudget | None, *, started: bool) -> float:
-    """How many minutes a run may take, 0 for any number. Where nobody says, it is a few for a fine-tuning on a CPU
-    whose length nobody chose; a run that was `started` already stays as it is, with the budget it `kept` or none."""
+    """How many minutes a run may take, 0 for any number. By default, fine-tuning on a CPU gets a few minutes if its
+    length was not chosen. A run that was already `started` keeps its budget (`kept`), or none."""
     length = sorted(setting_names(asked.settings) & set(LENGTH))
     if asked.minutes and length:
         raise ConfigError(f"--minutes {asked.minutes:g} and {length[0]} both set the length of the run; give one")
@@ -152,11 +153,11 @@ def find_minutes(asked: RunCommand, world: World, kept: TimeBudget | None, *, st
 def choose_budget(
     run: Run, splits: DataSplits, *, minutes: float, image_s: float, typed: Collection[str] = ()
 ) -> TimeBudget:
-    """What fits, from the seconds that an image takes in training. Settings that were `typed` stay.
+    """Chooses what fits, given the seconds that training takes per image. Settings that were `typed` stay.
 
-    A fine-tuning that does not fit starts from the closed form, at a tenth of the learning rate, and trains the upper
-    half of its blocks, or the last one where that would leave less than an epoch. A backward pass is counted as two
-    forward ones, all blocks alike."""
+    A fine-tuning that does not fit starts from the closed form, at a tenth of the learning rate, and trains only the
+    upper half of its blocks, or only the last one if that would leave less than an epoch. A backward pass is counted as
+    two forward passes, and all blocks as equal."""
     full_steps, limit = count_steps(run, splits), 60 * minutes
     full = image_s * full_steps * run.batch + estimate_scoring(run, splits, image_s, WHOLE_SCORINGS)
     whole = TimeBudget(minutes, image_s, full_steps, full_steps, full, full, ())
@@ -196,7 +197,7 @@ def count_steps(run: Run, splits: DataSplits) -> int:
 
 
 def estimate_scoring(run: Run, splits: DataSplits, image_s: float, scorings: int) -> float:
-    """Seconds for all that is not training: forward passes for the closed form and for the scores."""
+    """Seconds for everything except training: forward passes for the closed form and for the scores."""
     watch, test = (0 if source is None else len(source) for source in (splits.watch, splits.test))
     closed = 0
     if run.weights and not find_obstacle(run, splits):
@@ -205,7 +206,7 @@ def estimate_scoring(run: Run, splits: DataSplits, image_s: float, scorings: int
 
 
 def read_budget(out: Path) -> TimeBudget | None:
-    """The budget that the run in a folder was started with."""
+    """The budget with which the run in a folder was started."""
     found = read_command(out).get("budget") if (out / COMMAND).exists() else None
     if not isinstance(found, dict):
         return None
@@ -228,13 +229,13 @@ def explain_budget(budget: TimeBudget, run: Run, asked: RunCommand) -> tuple[str
         cuts.append(f"a tenth of the learning rate ({run.optim.lr:g})")
     if "optim.freeze" in changed:
         frozen = run.optim.freeze.removeprefix("blocks:")
-        cuts.append(f"the first {frozen} of {run.model.layers} blocks stay as they are")
+        cuts.append(f"the first {frozen} of {run.model.layers} blocks are frozen")
     times = f"about {format_duration(budget.seconds)} instead of {format_duration(budget.full_seconds)}"
     return (f"{head}: {', '.join(cuts)}; {times} at {1 / budget.image_s:,.1f} images/s",)
 
 
 def describe_full_run(budget: TimeBudget | None, asked: RunCommand) -> str:
-    """What more time would buy, and the command for it; nothing where nothing was cut."""
+    """Says what more time would bring, and the command for it; empty if nothing was cut."""
     if budget is None or not budget.settings:
         return ""
     layers = ", with every layer," if "optim.freeze" in setting_names(budget.settings) else ""

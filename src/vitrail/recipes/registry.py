@@ -1,8 +1,8 @@
 """Every recipe by name, without torch.
 
-A recipe is a public function without arguments that returns a `Run` or, where the network comes from the weights it
-starts from, a `RunRequest`. Its name is the function's with hyphens; its help is the first line of the docstring, which
-is read from the source because importing the module needs torch.
+A recipe is a public function without arguments that returns a `Run`, or a `RunRequest` if the network comes from the
+weights it starts from. Its name is the function's with hyphens; its help is the first line of the docstring, which is
+read from the source because importing the module needs torch.
 """
 
 import ast
@@ -17,7 +17,7 @@ from vitrail.core.errors import UnknownName, unknown_name
 if TYPE_CHECKING:
     from vitrail.train.config import RunRequest
 
-# Group -> its module and how its functions start; "" takes those that no other group of the module takes.
+# Group -> its module and the prefix of its functions; "" takes those that no other group of the module takes.
 GROUPS: Final = {
     "Small images, from scratch": ("small_images", ""),
     "The demo": ("digits", ""),

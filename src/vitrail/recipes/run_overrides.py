@@ -1,9 +1,9 @@
-"""Changes of a run that reach more than one field: its source, image size, network, the weights it starts from.
+"""Changes to a run that affect more than one field: its source, image size, network, or initial weights.
 
-What a sweep tries: for each recipe the settings to vary, each with its values.
+The grids of sweeps: for each recipe, the settings to vary and their values.
 
-The learning rates of fine-tuning are Table 4's. What Section 4.3 varies in pre-training on the smaller sets (weight
-decay, dropout, label smoothing) it names without values: these here are ours, around Table 3's.
+The learning rates of fine-tuning are Table 4's. Section 4.3 names what it varies in pre-training on the smaller sets
+(weight decay, dropout, label smoothing), but not the values: those here are ours, around Table 3's.
 """
 
 import csv
@@ -29,13 +29,13 @@ from vitrail.train.config import AnyRun, Run, RunRequest, to_stage
 
 
 def setting_names(settings: Iterable[str]) -> set[str]:
-    """The fields that settings are of."""
+    """The fields that settings change."""
     return {text.partition("=")[0].strip() for text in settings}
 
 
 def with_changes(run: AnyRun, settings: Iterable[str]) -> AnyRun:
-    """A run with "optim.lr=3e-4" and the like applied. "model=ViT-B/32" takes a network by its name, "objective=MAE" an
-    objective; "steps=500" alone takes the place of the epochs, and the other way round."""
+    """A run with "optim.lr=3e-4" and the like applied. "model=ViT-B/32" chooses a network by name, "objective=MAE" an
+    objective; "steps=500" alone replaces the epochs, and vice versa."""
     texts = list(settings)
     named = setting_names(texts)
     for one, other in (("steps", "epochs"), ("epochs", "steps")):
@@ -46,7 +46,7 @@ def with_changes(run: AnyRun, settings: Iterable[str]) -> AnyRun:
 
 
 def with_data(run: AnyRun, source: str) -> AnyRun:
-    """The run on another source. A task of VTAB goes without the crop or the flip that would change its answer."""
+    """The run on another source. For a task of VTAB, a crop or flip that would change the answer is removed."""
     run = replace(run, data=replace(run.data, source=source))
     name = re.split("[:@]", source.removeprefix("vtab/"))[0]  # without the folder or the split
     task = VTAB_TASKS.get(name) if source.startswith("vtab/") else None
@@ -58,8 +58,8 @@ def with_data(run: AnyRun, source: str) -> AnyRun:
 
 
 def with_task(run: AnyRun, name: str) -> AnyRun:
-    """The run for another task: its objective takes the place of the recipe's, targets that cannot be mixed are not,
-    and where they have places in the image the whole of it is scored."""
+    """The run for another task: the task's objective replaces the recipe's, targets that cannot be mixed are not mixed,
+    and whole images are scored if targets have positions in the image."""
     task = find_task(name)
     if run.objective.task == name:
         return run
@@ -70,8 +70,8 @@ def with_task(run: AnyRun, name: str) -> AnyRun:
 
 
 def find_named_model(old: ModelConfig | None, text: str) -> Any:
-    """The named network as the run had its own: of the same image size and classes and, where both are ViTs, with the
-    same head, pooling, positions and regularisers. NotImplemented for a text that names no network."""
+    """The named network, adapted to the run: with the same image size and classes and, if both are ViTs, the same head,
+    pooling, positions and regularisers. NotImplemented for a text that names no network."""
     if text.strip().lower() in ("none", *(kind.__name__.lower() for kind in FAMILIES.values())):
         return NotImplemented
     config = ZOO[resolve_name(text.strip())]
@@ -79,20 +79,20 @@ def find_named_model(old: ModelConfig | None, text: str) -> Any:
 
 
 def parse_class_names(old: tuple[str, ...], text: str) -> tuple[str, ...]:
-    """Names as a line of CSV, so that one with a comma in it can be given in quotes."""
+    """Parses names from a line of CSV, so that a name that contains a comma can be quoted."""
     del old
     return tuple(next(csv.reader([text], skipinitialspace=True), ()))
 
 
 def find_named_objective(old: ObjectiveConfig, text: str) -> Any:
-    """Another objective as it is by itself: fields of the same name mean something else there."""
+    """The named objective with its own defaults: fields of the same name have another meaning there."""
     kinds = ObjectiveConfig.list_registered()
     kind = next((kind for kind in kinds if kind.__name__.lower() == text.strip().lower()), type(old))
     return NotImplemented if isinstance(old, kind) else kind()
 
 
 def with_image_size(run: AnyRun, size: int | Pair, patch: int = 0) -> AnyRun:
-    """The run at another image size, and perhaps patch size: network, crop and evaluation together."""
+    """The run at another image size, and optionally another patch size: network, crop and evaluation together."""
     image = pair(size)
     return replace(
         run,
@@ -108,7 +108,7 @@ def with_sizes(config: ModelConfig, image: Pair, patch: int) -> ModelConfig:
 
 
 def resize_crop(crop: Crop, image: Pair) -> Crop:
-    """A crop to another size; what it is cut out of grows in proportion."""
+    """A crop at another size; the image that it is cut from grows in proportion."""
     if not isinstance(crop, ResizeCrop):
         return replace(crop, size=image)
     if isinstance(crop.resize, tuple):
@@ -122,9 +122,9 @@ def resize_preprocessing(preprocessing: Preprocessing, image: Pair) -> Preproces
 
 
 def start_from(run: RunRequest, weights: str, config: ModelConfig, preprocessing: Preprocessing, patch: int = 0) -> Run:
-    """A fine-tuning with its network: that of the weights, at the run's image size, with their own preprocessing, but
-    resized as the training crops are, which antialias: a network is scored as it was tuned. `patch` is another patch
-    size than theirs."""
+    """A fine-tuning with the network of its weights, at the run's image size. Preprocessing is that of the weights,
+    except that resizing antialiases like the training crops: a network is scored as it was tuned. `patch` sets another
+    patch size."""
     image = run.augmentation.size
     interpolation = "bilinear" if preprocessing.interpolation == "area" else preprocessing.interpolation
     theirs = replace(resize_preprocessing(preprocessing, image), antialias=True, interpolation=interpolation)
@@ -154,7 +154,7 @@ GRIDS: Final[dict[str, Grid]] = {
 
 
 def find_sweep_grid(name: str) -> Grid:
-    """What to vary in a recipe: its own grid, or the rates of Table 4 for any other fine-tuning."""
+    """The settings to vary in a recipe: its own grid, or the rates of Table 4 for any other fine-tuning."""
     name = find_recipe(name).name
     if name not in GRIDS and "finetune" not in name:
         known = ", ".join(GRIDS)

@@ -1,4 +1,4 @@
-"""From what a person typed to a run: the recipe or what fits the data, the weights, the size, the settings."""
+"""Turns a command into a run: the recipe, or what fits the data; the weights, the size and the settings."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
@@ -26,7 +26,7 @@ from vitrail.tasks.task import Task
 from vitrail.train.config import Run, RunRequest, configure
 from vitrail.train.data import find_split, select_training_images
 
-LOOKED_AT = 32  # images whose headers tell the usual size
+LOOKED_AT = 32  # images whose headers are read for the usual size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,15 +42,15 @@ class RunCommand:
     seed: int | None = None
     settings: tuple[str, ...] = ()
     sweep: tuple[str, ...] | None = None
-    task: str = ""  # empty: the recipe's, or what the data are annotated for
+    task: str = ""  # empty: the recipe's, or that of the data's annotations
     decoder: str = ""  # empty: the recipe's, or what the task needs
-    minutes: float | None = None  # 0 for no time budget, none for the default
+    minutes: float | None = None  # 0 for no time budget, None for the default
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunPlan:
-    """The run, the recipe before anybody changed it, and a line for each choice that was made for the person. `explain`
-    gives those lines for a run that is changed later."""
+    """The run, the recipe before any changes, and a line for each choice made on the user's behalf. `explain` gives
+    those lines for a run that is changed later."""
 
     run: Run
     base: RunRequest | None
@@ -59,7 +59,7 @@ class RunPlan:
 
 
 def read_run_command(command: Mapping[str, Any]) -> RunCommand:
-    """What a run folder says was typed."""
+    """The command as a run folder records it."""
     known = {field.name for field in fields(RunCommand)}
     values: dict[str, Any] = {name: value for name, value in command.items() if name in known}
     values |= {name: tuple(values[name]) for name in ("settings", "sweep") if values.get(name) is not None}
@@ -67,7 +67,7 @@ def read_run_command(command: Mapping[str, Any]) -> RunCommand:
 
 
 def build_plan(asked: RunCommand) -> RunPlan:
-    """The run that a command asks for; its data are opened where choices follow from them."""
+    """The run that a command requests; its data are opened if choices depend on them."""
     if asked.verb == "finetune" and not asked.recipe:
         return plan_finetune(asked)
     base = load_recipe(asked.recipe)
@@ -86,8 +86,8 @@ def build_plan(asked: RunCommand) -> RunPlan:
         raise ConfigError(f"{asked.recipe} is a fine-tuning recipe: vitrail finetune WEIGHTS --recipe {asked.recipe}")
     task = asked.task
     if not task and asked.data and task_of(run.objective) is CLASSIFICATION:
-        with contextlib.suppress(VitrailError):  # data that cannot be opened say why when the run starts
-            task = recognise_task(open_collection(asked.data)).name  # what data without labels are annotated for
+        with contextlib.suppress(VitrailError):  # data that cannot be opened are reported when the run starts
+            task = recognise_task(open_collection(asked.data)).name  # the task of data without labels
     run = with_decoder(change.with_task(run, task) if task else run, asked)
     run = apply_command(run, asked)
     check_classes(run, asked.settings)
@@ -95,12 +95,12 @@ def build_plan(asked: RunCommand) -> RunPlan:
 
 
 def has_decoder(run: Run, task: Task) -> bool:
-    """Whether a run has a network with queries, and learns the task with them."""
+    """Whether a run has a network with queries that learns the task."""
     return run.model.has_queries and isinstance(run.objective, OBJECTIVES[task.name])
 
 
 def with_decoder(run: Run, asked: RunCommand) -> Run:
-    """The run of a recipe with the decoder that was asked for, or the one that its task needs."""
+    """The run of a recipe with the requested decoder, or the one that its task needs."""
     task = task_of(run.objective)
     if task is not None and run.model.has_queries and task.name not in OBJECTIVES:
         raise ConfigError(f"{asked.recipe} trains queries, which find segments; {task.name} needs another recipe")
@@ -109,9 +109,9 @@ def with_decoder(run: Run, asked: RunCommand) -> Run:
     decoder = choose_decoder(asked.decoder, task, run.model, asked.settings)
     if decoder == "linear":
         if run.model.has_queries:
-            raise ConfigError(f"--decoder linear: {asked.recipe} trains a network with queries; take another recipe")
+            raise ConfigError(f"--decoder linear: {asked.recipe} trains a network with queries; use another recipe")
         return run
-    source = run.data.source  # what cannot be opened says why when the run starts
+    source = run.data.source  # errors in opening it are reported when the run starts
     segments = count_segments(find_split(open_collection(source), "train")) if source and asked.data else 0
     return with_queries(run, decoder, task.name, run.model.classes, segments)
 
@@ -125,7 +125,7 @@ class FinetunePlan:
 
 
 def plan_finetune(asked: RunCommand) -> RunPlan:
-    """Fine-tuning without a recipe: weights say all, and the data that are asked to be trained on."""
+    """Plans fine-tuning without a recipe, from the weights and the data."""
     bundle, collection = find_weights(asked.weights), open_collection(asked.data)
     whole = find_split(collection, "train")
     task = find_task(asked.task) if asked.task else recognise_task(collection)
@@ -149,7 +149,7 @@ def plan_finetune(asked: RunCommand) -> RunPlan:
 
 
 def plan_linear(asked: RunCommand, bundle: Bundle, collection: Collection, task: Task) -> FinetunePlan:
-    """A linear layer as head, for whole images or for every patch."""
+    """Plans a linear head, for whole images or for every patch."""
     config = change.with_sizes(bundle.config, pair(asked.image_size or bundle.config.image), asked.patch)
     whole, outputs = find_split(collection, "train"), len(task.output_names(collection))
     picture, has_val = find_usual_size(whole), "val" in collection.splits
@@ -178,7 +178,7 @@ def plan_linear(asked: RunCommand, bundle: Bundle, collection: Collection, task:
 def plan_queries(
     asked: RunCommand, bundle: Bundle, collection: Collection, task: Task, decoder: QueryKind
 ) -> FinetunePlan:
-    """Queries, for classes of pixels or for segments."""
+    """Plans a head of queries, for classes of pixels or for segments."""
     config = change.with_sizes(bundle.config, pair(asked.image_size or bundle.config.image), asked.patch)
     whole, outputs = find_split(collection, "train"), len(task.output_names(collection))
     segments, picture = count_segments(whole), find_usual_size(whole)
@@ -211,8 +211,8 @@ def apply_command(run: Run, asked: RunCommand) -> Run:
 
 
 def check_classes(run: Run, settings: Iterable[str]) -> None:
-    """Refuses a number of classes that was typed where the data have another: the head has one output for each of
-    theirs."""
+    """Raises ConfigError if a requested number of classes differs from the data's: the head has one output for each of
+    those."""
     if "model.classes" not in change.setting_names(settings) or not run.data.source:
         return
     asked = f"model.classes={run.model.classes}"
@@ -226,18 +226,18 @@ def check_classes(run: Run, settings: Iterable[str]) -> None:
 
 
 def find_usual_size(source: ImageDataset) -> Pair | None:
-    """The median height and width of some images; none where they cannot be read."""
+    """The median height and width of some images; None if they cannot be read."""
     sizes: list[Pair] = []
     for index in np.linspace(0, len(source) - 1, min(LOOKED_AT, len(source))).astype(int).tolist():
         try:
             sizes.append(source.open_image(index).size)
-        except DataError:  # the run will say so
+        except DataError:  # the run will report it
             continue
     return pair(np.median(np.array(sizes), axis=0).astype(int).tolist()) if sizes else None
 
 
 def build_sweep_grid(asked: RunCommand, plan: RunPlan) -> dict[str, tuple[Any, ...]]:
-    """What --sweep tries: as typed, FIELD=V,V each, or the recipe's own grid."""
+    """The grid of --sweep: as typed, FIELD=V,V each, or the recipe's own."""
     if not asked.sweep:
         return dict(change.find_sweep_grid(asked.recipe) if asked.recipe else change.RATES)
     typed: dict[str, tuple[Any, ...]] = {}

@@ -1,14 +1,14 @@
-"""Pre-training from images alone (4.6, B.1.2): masked patches, MAE, MoCo v3, DINO; no labels are asked for.
+"""Pre-training from images alone (4.6, B.1.2): masked patches, MAE, MoCo v3, DINO; no labels are needed.
 
     vitrail pretrain selfsup/mae-cifar10 cifar10
     vitrail finetune runs/selfsup-mae-cifar10/last.safetensors cifar10
 
-What comes out are weights without a head, for `finetune`, `fewshot`, `knn`, `probe` and `inspect`. Where the images
-have labels, the features are scored along the way by their nearest neighbours; nothing is learnt from the labels, and
-no weights are chosen by the test split.
+The results are weights without a head, for `finetune`, `fewshot`, `knn`, `probe` and `inspect`. If the images have
+labels, the features are scored during training by nearest neighbours; nothing is learnt from the labels, and the test
+split selects no weights.
 
-The large ones have the settings of their papers. Theirs are batches of a cluster: `batch` is split over processes and,
-where the objective does not compare the samples of a batch, over micro-batches, and what comes out is the same.
+The large recipes have the settings of their papers, whose batches are made for a cluster. `batch` is split over
+processes and, unless the objective compares the samples of a batch, over micro-batches; the result is the same.
 """
 
 from dataclasses import replace
@@ -31,9 +31,9 @@ from vitrail.train.config import Data, Run, Scoring
 def masked_b16_jft() -> Run:
     """Masked patches of ViT-B/16 on JFT-300M (B.1.2), 1M steps: the paper has 79.9 on ImageNet after fine-tuning.
 
-    Half of the patches are corrupted, and each tells its mean colour at 3 bits a channel. Adam at 2e-4, batch 4096,
-    10,000 steps of warm-up, cosine decay, Inception crop and flip: about 14 epochs. From scratch the same network has
-    77.9 on ImageNet, after supervised pre-training 84.0. The paper states no weight decay; here there is none."""
+    Half of the patches are corrupted, and each predicts its mean colour at 3 bits per channel. Adam at 2e-4, batch
+    4096, 10,000 steps of warm-up, cosine decay, Inception crop and flip: about 14 epochs. From scratch the same network
+    has 77.9 on ImageNet, after supervised pre-training 84.0. The paper states no weight decay; here there is none."""
     return replace(
         vit_b16_jft(),
         name="selfsup/masked-b16-jft",
@@ -49,9 +49,9 @@ def masked_b16_jft() -> Run:
 def mae_b16_imagenet() -> Run:
     """MAE of ViT-B/16 on ImageNet, 800 epochs (He et al. 2022, arXiv 2111.06377, Table 8).
 
-    Three quarters of the patches are hidden; a decoder of 8 layers and width 512 draws them, each after its own mean
-    and deviation are taken out. Adam with β = (0.9, 0.95) at 1.5e-4 for 256 images, hence 2.4e-3; 40 epochs of
-    warm-up; crops of a fifth of the image or more."""
+    Three quarters of the patches are hidden; a decoder of 8 layers and width 512 predicts them, each normalised by its
+    own mean and deviation. Adam with β = (0.9, 0.95) at 1.5e-4 for 256 images, hence 2.4e-3; 40 epochs of warm-up;
+    crops of a fifth of the image or more."""
     crop = InceptionCrop(size=(224, 224), area=(0.2, 1.0), interpolation="bicubic")
     return Run(
         name="selfsup/mae-b16-imagenet",
@@ -72,9 +72,9 @@ def mae_b16_imagenet() -> Run:
 def moco_b16_imagenet() -> Run:
     """MoCo v3 of ViT-B/16 on ImageNet, 300 epochs (Chen et al. 2021, arXiv 2104.02057).
 
-    Two views, a patch projection that stays as it was drawn, sine-cosine positions, temperature 0.2, a teacher whose
+    Two views, a patch projection frozen at its initial values, sine-cosine positions, temperature 0.2, a teacher whose
     momentum goes from 0.99 to 1. Adam at 1.5e-4 for 256 images, hence 2.4e-3; weight decay 0.1; 40 epochs of warm-up.
-    All images of a batch are compared, so 4096 of them take as many devices as hold them at once."""
+    All images of a batch are compared, so it takes enough devices to hold all 4096 at once."""
     crop = InceptionCrop(size=(224, 224), area=(0.08, 1.0), interpolation="bicubic")
     augmentation, optim = Augmentation(crop=crop, policy=Distort()), Optim(kind="adamw", lr=2.4e-3, weight_decay=0.1)
     run = replace(mae_b16_imagenet(), name="selfsup/moco-b16-imagenet", objective=MoCo())
@@ -86,7 +86,7 @@ def dino_s16_imagenet() -> Run:
 
     Two views of 224 px and eight of 96, 65,536 outputs, a teacher of temperature 0.04 to 0.07 and momentum 0.996 to 1.
     Adam at 5e-4 for 256 images, hence 2e-3, down to 1e-6; 10 epochs of warm-up. Theirs has a weight decay that grows
-    from 0.04 to 0.4, ours stays at 0.1; they write weights of the teacher, and so do we."""
+    from 0.04 to 0.4, ours stays at 0.1. As there, the saved weights are the teacher's."""
     crop = InceptionCrop(size=(224, 224), area=(0.4, 1.0), interpolation="bicubic")
     objective = DINO(outputs=65_536, local_size=96, teacher_start=0.04, teacher_temperature=0.07)
     objective = replace(objective, warmup=30 / 800, freeze_last=1 / 800)
@@ -147,8 +147,8 @@ def dino_cifar10() -> Run:
 
 
 def _small_views() -> Augmentation:
-    """For images of 32 px: crops of a fifth or more, distorted colours, and no blur, which would leave little. Hues
-    stay, so that all of it can be done to whole batches on the device."""
+    """For images of 32 px: crops of a fifth or more, distorted colours, and no blur, which would destroy too much
+    detail. Hues are kept, so that whole batches can be augmented on the device."""
     policy = Distort(jitter=(0.4, 0.4, 0.2, 0.0), blur=0.0)
     return Augmentation(crop=InceptionCrop(size=(32, 32), area=(0.2, 1.0)), policy=policy)
 

@@ -1,10 +1,10 @@
-"""ViTs from scratch on images of 28 to 64 px: minutes on one GPU. Those called quick are for two cores of a laptop.
+"""ViTs from scratch on images of 28 to 64 px: minutes on one GPU. The quick recipes are for two cores of a laptop.
 
-What a plain ViT lacks on 50,000 images is made up for by augmentation: a padded crop, RandAugment, MixUp and CutMix,
-erasing, label smoothing, stochastic depth. Patches are 4 px or fewer (with 8 a ViT fails on 32 px). Positions are fixed
-sines and cosines, there from the first step; learned ones start near nothing and do worse in these few steps. Tokens
-are averaged at the end, and so are the weights. The curve along the way is that of the test split; no weights are
-chosen by it, the last ones count.
+Augmentation and regularisation make up for what a plain ViT lacks on 50,000 images: a padded crop, RandAugment, MixUp
+and CutMix, erasing, label smoothing, stochastic depth. Patches are 4 px or fewer (with 8 a ViT fails on 32 px).
+Positions are fixed sines and cosines, which are useful from the first step; learned ones start near zero and do worse
+in so few steps. The head reads the mean of the tokens, and the weights are averaged over steps. The curve during
+training is that of the test split, but it selects no weights: the last ones count.
 
 Segmentation on the generated shapes: a network that learns the class of every pixel in minutes on two cores.
 """
@@ -110,8 +110,7 @@ def mnist() -> Run:
 def quick_cifar10() -> Run:
     """CIFAR-10 on two cores: ViT-Nano/4, 5 epochs, flip alone.
 
-    In so few epochs a network sees hardly an image too often, so what keeps it from learning them by heart is left
-    out."""
+    In so few epochs a network hardly overfits, so regularisation is left out."""
     return Run(
         name="quick-cifar10",
         model=model_config("ViT-Nano/4", classes=10, pool="mean", class_token=False),

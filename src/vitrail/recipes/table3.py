@@ -1,13 +1,14 @@
-"""Table 3: every pre-training of the paper, a function a row.
+"""Table 3: every pre-training of the paper, one function per row.
 
-All: Adam with β = (0.9, 0.999), batch 4096, 10,000 steps of warm-up, 224 px, Inception crop and flip, pixels to
-[-1, 1], a hidden tanh layer in the head. The crop's boxes are TensorFlow's, as in the released code. Weight decay is
-decoupled, times the current rate, on kernels alone (the paper does not say which parameters were exempt).
+All: Adam with β = (0.9, 0.999), batch 4096, 10,000 steps of warm-up, 224 px, Inception crop and flip, pixels to [-1,
+1], a hidden tanh layer in the head. The crop's boxes are TensorFlow's, as in the released code. Weight decay is
+decoupled, scaled by the current rate, and applies to kernels only (the paper does not say which parameters were
+exempt).
 
-Not in the paper, from code that the authors released: ImageNet-21k has the sigmoid loss with a head that starts at a
-bias of -10, and a rate that ends at 1e-5; scoring cuts 224 px out of the middle of 256. Unverified: the same loss and
-bias on JFT (its images have several labels, and the later code for JFT-3B starts at -10), a rate that ends at 0
-there, and softmax without label smoothing on ImageNet. Clipping is stated for ImageNet alone.
+Not in the paper, but in the code that the authors released: ImageNet-21k has a sigmoid loss with an initial head bias
+of -10, and a rate that ends at 1e-5; images are scored on the central 224 px of 256. Unverified: the same loss and bias
+on JFT (its images have several labels, and the later code for JFT-3B starts at -10), a rate that ends at 0 there, and
+softmax without label smoothing on ImageNet. Clipping is stated for ImageNet alone.
 
 The accuracies are Tables 5 and 6: after fine-tuning at 384 px. ExaFLOPs are Table 6's; core-days are Table 2's, of
 TPUv3 cores.
@@ -17,9 +18,9 @@ ImageNet-1k", Beyer, Zhai, Kolesnikov 2022), with the values of the configuratio
 
 Against Table 3's ImageNet rows: fixed 2D sine positions, mean pooling in place of the class token, RandAugment and
 MixUp, batch 1024, no dropout. Their decay of 1e-4 is not scaled by the learning rate of 1e-3, ours is: 0.1. Their
-RandAugment counts its strength to 10 and takes 10, which is the whole of torchvision's range (rotation by 30°,
-translation by 100 px); theirs has Invert, SolarizeAdd and Cutout besides. The first moment is in bfloat16. 1 % of train
-is held out; the validation set is what the numbers are of.
+RandAugment has strengths up to 10 and uses 10, which is the end of torchvision's range (rotation by 30°, translation by
+100 px); it also has Invert, SolarizeAdd and Cutout. The first moment is in bfloat16. 1 % of train is held out; the
+numbers are for the validation set.
 """
 
 from dataclasses import replace

@@ -5,8 +5,8 @@ released code: 500 steps of warm-up (100 where a run has 500), a momentum in bfl
 paper says it follows (448 px, a random 384 of them, flip); the released code has an Inception crop (unverified which
 ran). A patch of 14 does not divide 384: give such weights --image-size 378 or 392.
 
-The learning rate is one of its grid (`grids`); `--sweep` tries them all on the dev split, the part of train that the
-paper held out (4.1), and ends with a run on all of train, which is the one to report.
+The learning rate is one value of its grid; `--sweep` tries them all on a dev split, a part of train that is held out as
+in the paper (4.1), and ends with a run on all of train, whose result is the one to report.
 
 The accuracies are Table 2's: ViT-H/14 from JFT, ViT-L/16 from JFT, ViT-L/16 from ImageNet-21k.
 
@@ -14,9 +14,9 @@ BiT's HyperRule (Kolesnikov et al. 2020) on the paper's sets: for ResNets the pa
 the better of the two (B.1.1).
 
 SGD with momentum 0.9 and a learning rate of 0.003, batch 512, no weight decay and no clipping; the rate is divided by
-ten three times. Size, steps and MixUp follow from the images and their number alone. No number of the paper's is of
-this rule alone; BiT-L (R152x4) has 87.54 on ImageNet, 99.37 on CIFAR-10, 93.51 on CIFAR-100, 96.62 on Pets and 99.63 on
-Flowers (Table 2).
+ten three times. Size, steps and MixUp follow from the image size and the number of images alone. The paper reports no
+number for this rule alone; BiT-L (R152x4) has 87.54 on ImageNet, 99.37 on CIFAR-10, 93.51 on CIFAR-100, 96.62 on Pets
+and 99.63 on Flowers (Table 2).
 """
 
 from dataclasses import dataclass, replace
@@ -60,7 +60,7 @@ def finetune_imagenet_518() -> RunRequest:
 def finetune_cifar10() -> RunRequest:
     """Fine-tuning on CIFAR-10 at 384 px, 10,000 steps: 99.50, 99.42, 99.15.
 
-    The released code takes 0.01 for ViT-B/16."""
+    The released code uses 0.01 for ViT-B/16."""
     run = finetune_imagenet()
     data, optim = Data(source="cifar10", dev=DEV["cifar10"]), replace(run.optim, lr=0.01)
     return replace(run, name="finetune-cifar10", data=data, optim=optim, steps=10_000)
@@ -87,8 +87,8 @@ def finetune_flowers() -> RunRequest:
 def finetune_vtab() -> RunRequest:
     """Fine-tuning on a task of VTAB-1k at 384 px, 2,500 steps at 0.01: 77.63, 76.28, 72.72 over all 19.
 
-    One setting for all tasks, trained on the thousand images and scored on the whole of test; DATA, vtab/TASK, says
-    which, and goes without a crop or a flip where it would change the answer. The warm-up is unverified."""
+    One setting for all tasks, trained on the thousand images and scored on the whole test split. DATA, vtab/TASK, names
+    the task; a crop or flip that would change its answer is left out. The warm-up is unverified."""
     data = Data(source="", train="trainval1000", watch="none")
     return replace(finetune_cifar10(), name="finetune-vtab", data=data, steps=2_500)
 
@@ -107,7 +107,7 @@ class HyperRule:
 
 
 def hyper_rule(height: int, width: int, samples: int, *, released: bool = False) -> HyperRule:
-    """The rule for images of this typical size and a training set of this many."""
+    """The rule for a typical image size and a number of training images."""
     if min(height, width, samples) < 1:
         raise ConfigError(f"no rule for {samples} images of {height}x{width}")
     large = (512, 480) if released else (448, 384)
@@ -120,7 +120,7 @@ def hyper_rule(height: int, width: int, samples: int, *, released: bool = False)
 
 
 def by_rule(name: str, source: str, *, side: int, samples: int) -> RunRequest:
-    """What the rule says for images of a typical side and a training set of so many."""
+    """The run that the rule gives for a typical image side and a number of training images."""
     rule = hyper_rule(side, side, samples)
     return RunRequest(
         name=name,

@@ -1,4 +1,5 @@
-"""The warm-up of a fine-tuning follows its length, as set by the choices, a person, or a time budget."""
+"""The warm-up of a fine-tuning run follows from its length, whether that was set by default, by the user, or by a time
+budget."""
 
 from collections.abc import Collection
 from typing import Final
@@ -14,12 +15,12 @@ def choose_warmup(steps: int) -> int:
 
 
 def choose_dense_warmup(steps: int) -> tuple[int, int]:
-    """The head's, and then the encoder's: a twentieth and a tenth of the run, at most EoMT's."""
+    """The warm-up of the head and then of the encoder: a twentieth and a tenth of the run, at most EoMT's."""
     return min(steps // 20, DENSE[0]), min(steps // 10, DENSE[1])
 
 
 def fit_warmup(run: Run, steps: int, typed: Collection[str]) -> list[str]:
-    """Settings that give a fine-tuning the warm-up of so many steps; what was `typed` stays."""
+    """Settings that fit the warm-up of a fine-tuning run to a number of steps; fields that were `typed` stay."""
     head, encoder = choose_dense_warmup(steps) if run.model.has_queries else (choose_warmup(steps), 0)
     settings = {"schedule.warmup": head}
     if run.schedule.encoder_warmup:

@@ -1,1 +1,1 @@
-"""Figures and self-contained pages from arrays and tables. Knows neither models nor data."""
+"""Figures and self-contained pages from arrays and tables, independent of models and data."""

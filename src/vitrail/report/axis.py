@@ -1,4 +1,4 @@
-"""Axes of a chart: round ticks, texts for numbers, and values thinned to what a screen can show."""
+"""Axes of charts: round ticks, number formats, and curves thinned to the resolution of a screen."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 ROUND: Final = (1.0, 2.0, 2.5, 5.0, 10.0)
-DECADES_APART: Final = 30.0  # from the small values to the largest, above which a logarithmic axis shows more
+DECADES_APART: Final = 30.0  # ratio of the largest to the smallest value above which an axis is logarithmic
 MOST_POINTS: Final = 400
 
 
 class Tick(NamedTuple):
-    """Where on the axis, from 0 to 1, and what is written there."""
+    """A tick: its position on the axis, from 0 to 1, and its label."""
 
     at: float
     text: str
@@ -24,7 +24,7 @@ class Tick(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """From `low` at 0 to `high` at 1."""
+    """An axis that maps `low` to 0 and `high` to 1."""
 
     low: float
     high: float
@@ -32,7 +32,7 @@ class Axis:
     percent: bool = False
 
     def place(self, values: Floats) -> Floats:
-        """Where values lie; NaN for those that are no number, or that a logarithm has no place for."""
+        """Positions of values on the axis; NaN for values that are not finite, or not positive on a logarithmic one."""
         with np.errstate(all="ignore"):
             if self.log:
                 known = np.where((values > 0) & np.isfinite(values), values, np.nan)
@@ -47,7 +47,8 @@ class Axis:
 
 
 def fit_axis(values: Iterable[Floats], *, log: bool | None = False, percent: bool = False, about: int = 5) -> Axis:
-    """An axis that ends on round numbers, for all values. With `log=None` it is logarithmic where that shows more."""
+    """An axis that ends on round numbers and spans all values. With `log=None` it is logarithmic if all values are
+    positive and span a large range."""
     every = np.concatenate([np.zeros(0), *values])
     every = every[np.isfinite(every)]
     positive = every[every > 0]
@@ -61,7 +62,7 @@ def fit_axis(values: Iterable[Floats], *, log: bool | None = False, percent: boo
         return Axis(0.0, 1.0, percent=percent)
     low, high = float(every.min()), float(every.max())
     if low > 0 and low < 0.5 * high:
-        low = 0.0  # zero is near enough to be shown
+        low = 0.0  # close enough to zero to include it
     if high - low <= 1e-9 * max(abs(low), abs(high)):
         room = 0.1 * abs(high) or 1.0
         low, high = (low - room if low else 0.0), high + room
@@ -73,7 +74,7 @@ def fit_axis(values: Iterable[Floats], *, log: bool | None = False, percent: boo
 
 
 def round_to_125(value: float, *, down: bool) -> float:
-    """The next number that begins with 1, 2 or 5."""
+    """Rounds up or down to the next number that begins with 1, 2 or 5."""
     power = 10.0 ** math.floor(math.log10(value) + 1e-12)
     steps = [power * digit for digit in (1.0, 2.0, 5.0, 10.0)]
     if down:
@@ -82,21 +83,21 @@ def round_to_125(value: float, *, down: bool) -> float:
 
 
 def choose_spacing(low: float, high: float, about: int) -> float:
-    """A round distance that cuts the range into about so many parts."""
+    """A round step that divides the range into about `about` parts."""
     rough = (high - low) / max(about, 1)
     power = 10.0 ** math.floor(math.log10(rough))
     return next(power * digit for digit in ROUND if power * digit >= rough * 0.999)
 
 
 def round_steps(low: float, high: float, about: int) -> list[float]:
-    """Round numbers from low to high."""
+    """Evenly spaced round numbers from low to high."""
     width = choose_spacing(low, high, about)
     first, last = math.ceil(low / width - 1e-9), math.floor(high / width + 1e-9)
     return [at * width for at in range(first, last + 1)]
 
 
 def log_steps(low: float, high: float, about: int) -> list[float]:
-    """Powers of ten: every few of them if they are many, with steps in between if they are few."""
+    """Ticks of a logarithmic axis: powers of ten; only every few if there are many, with steps between if few."""
     first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
     every = max(1, math.ceil((last - first) / about))
     digits = (1, 2, 5) if high <= 50 * low else (1, 3) if high <= 2000 * low else (1,)
@@ -105,7 +106,7 @@ def log_steps(low: float, high: float, about: int) -> list[float]:
 
 
 def format_ticks(values: Sequence[float], *, percent: bool = False) -> list[str]:
-    """Ticks in one style, with as few digits as tell them apart."""
+    """Labels of ticks in one style, with as few digits as they need."""
     if percent:
         return [f"{text}%" for text in format_plain([100 * value for value in values])]
     sizes = [abs(value) for value in values if value]
@@ -121,7 +122,7 @@ def format_plain(values: Sequence[float]) -> list[str]:
 
 
 def format_short(value: float) -> str:
-    """Three digits: 12.3k, 1.28M, 0.0213, 3e-4."""
+    """Formats a number with about three digits: 12.3k, 1.28M, 0.0213, 3e-4."""
     if not math.isfinite(value):
         return "∞" if value == math.inf else "-∞" if value == -math.inf else "not a number"
     size = abs(value)
@@ -143,15 +144,15 @@ def trim_digits(value: float) -> str:
 
 
 def format_share(value: float) -> str:
-    """97.42 %, without the blank; all and nothing without digits."""
+    """Formats a share as a percentage: 97.42%; exactly 0% and 100% without decimals."""
     if not math.isfinite(value):
         return format_short(value)
     return f"{100 * value:.0f}%" if value in (0.0, 1.0) else f"{100 * value:.2f}%"
 
 
 def thin_points(x: Floats, y: Floats, most: int = MOST_POINTS) -> tuple[Floats, Floats]:
-    """At most about so many points: of each stretch the lowest and the highest, so that no spike is lost, and the very
-    first and last. A stretch of what is not a number stays a gap."""
+    """Thins a curve to about `most` points: the lowest and highest of each interval, so that no spike is lost, and the
+    first and last. An interval without finite values stays a gap."""
     if len(x) <= most:
         return x, y
     y = np.where(np.isfinite(y), y, np.nan)
@@ -166,14 +167,14 @@ def thin_points(x: Floats, y: Floats, most: int = MOST_POINTS) -> tuple[Floats, 
 
 
 def smooth_values(y: Floats, span: int) -> Floats:
-    """The mean of up to `span` values around each, of those that are numbers; a gap stays one."""
+    """The moving average over up to `span` values, ignoring those that are not finite; gaps stay gaps."""
     if span < 2:
         return y
     known = np.isfinite(y)
     total = np.concatenate([[0.0], np.cumsum(np.where(known, y, 0.0))])
     count = np.concatenate([[0], np.cumsum(known)])
     at = np.arange(len(y))
-    reach = np.minimum(np.minimum(at, len(y) - 1 - at), span // 2)  # even on both sides, so that the ends do not lag
+    reach = np.minimum(np.minimum(at, len(y) - 1 - at), span // 2)  # symmetric, so that the ends do not lag
     low, high = at - reach, at + reach + 1
     with np.errstate(all="ignore"):
         mean = (total[high] - total[low]) / (count[high] - count[low])

@@ -1,9 +1,9 @@
-"""Line charts as inline SVG: no script, colours from the page's own style, the same size of letters on any screen.
+"""Line charts as inline SVG: no script, colours from the page's style, text of the same size on any screen.
 
     Charts(title="Curves", charts=[LineChart(title="Loss", series=[Series(name="train", x=steps, y=losses)])])
 
-Places are given in per cent of the plot and only the curves themselves are stretched, so a chart fills whatever width
-there is while its letters and lines stay as they are.
+Positions are percentages of the plot, and only the curves are stretched, so a chart fills the available width while
+text and line widths stay the same.
 """
 
 import math
@@ -19,15 +19,15 @@ from vitrail.report.axis import Axis, Floats, Tick, fit_axis, format_ticks, roun
 
 Colour: TypeAlias = Literal["cobalt", "ruby", "amber", "leaf", "violet", "sky"]
 
-UNITS: Final = 1000  # of the box that curves are drawn in
-LETTER: Final = 15  # pixels from one label to the next
-DOTS: Final = 40  # points up to which each one is marked
+UNITS: Final = 1000  # side of the box that curves are drawn in
+LETTER: Final = 15  # least distance between labels in pixels
+DOTS: Final = 40  # most points that are marked one by one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Series:
-    """One curve. A faint one lies behind the others, without name and last value: the raw values behind a mean. With
-    `area` the glass below is tinted."""
+    """One curve. A faint one, such as the raw values of a mean, lies behind the others, without name and last value.
+    With `area` the area below is filled."""
 
     name: str
     x: Floats
@@ -39,8 +39,8 @@ class Series:
 
 
 class Mark(NamedTuple):
-    """A marked point, in per cent from the left and from the top, and what is said on it; or the last value, written
-    behind the end of the curves, in pixels from the top."""
+    """A marked point with its text, in per cent from the left and the top; or the last value of a curve, written to the
+    right of its end, in pixels from the top."""
 
     left: float
     top: float
@@ -49,7 +49,7 @@ class Mark(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """A series in its box."""
+    """A series as SVG paths."""
 
     colour: Colour
     faint: bool
@@ -60,8 +60,8 @@ class Curve(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LineChart:
-    """A chart. `log=None` takes a logarithmic axis where that shows more; `end` is where the x-axis ends, if it goes on
-    past the last value."""
+    """A chart. With `log=None` the axis is logarithmic if the values span a large range. `end` extends the x-axis past
+    the last value."""
 
     title: str
     series: Sequence[Series]
@@ -75,7 +75,7 @@ class LineChart:
 
     @cached_property
     def thin(self) -> list[Series]:
-        """The series with the points that are drawn; series without any are skipped."""
+        """The series, thinned to the points that are drawn; empty series are skipped."""
         found: list[Series] = []
         for one in self.series:
             x, y = thin_points(np.asarray(one.x, np.float64), np.asarray(one.y, np.float64))
@@ -86,13 +86,13 @@ class LineChart:
     @cached_property
     def across(self) -> Axis:
         every = [one.x for one in self.thin]
-        low = min([0.0, *(float(x.min()) for x in every)])  # steps are counted from nought
+        low = min([0.0, *(float(x.min()) for x in every)])  # steps count from 0
         high = max([float(x.max()) for x in every] + ([] if self.end is None else [self.end]), default=1.0)
         return Axis(low, high if high > low else low + 1.0)
 
     @cached_property
     def up(self) -> Axis:
-        # Tinted glass shows an amount, so it stands on zero.
+        # A filled area shows an amount, so its axis includes zero.
         base = [np.zeros(1)] if any(one.area for one in self.thin) and not self.log else []
         values = [*base, *(one.y for one in self.thin)]
         return fit_axis(values, log=self.log, percent=self.percent, about=self.num_ticks)
@@ -103,19 +103,19 @@ class LineChart:
 
     @property
     def bottom_ticks(self) -> list[Tick]:
-        """Whole steps only."""
+        """Ticks of the x-axis, at whole steps only."""
         values = [value for value in round_steps(self.across.low, self.across.high, 4) if value == round(value)]
         places = (100 * self.across.place(np.array(values))).tolist()
         return [Tick(at, text) for at, text in zip(places, format_ticks(values), strict=True)]
 
     @property
     def left_ticks(self) -> list[Tick]:
-        """Places in per cent from the top."""
+        """Ticks of the y-axis, in per cent from the top."""
         return [Tick(100 - 100 * tick.at, tick.text) for tick in self.up.ticks(self.num_ticks)]
 
     @property
     def keys(self) -> list[Series]:
-        """What the legend names: nothing where there is one curve that the title names already."""
+        """The series in the legend: none if there is only one, which the title names already."""
         named = [one for one in self.thin if not one.faint and one.name]
         return named if len(named) > 1 else []
 
@@ -136,7 +136,7 @@ class LineChart:
 
     @property
     def ends(self) -> list[Mark]:
-        """The last values, apart from each other."""
+        """The labels with the last values, moved apart so that none overlap."""
         found: list[Mark] = []
         for one in self.thin:
             places = self.up.place(one.y)
@@ -147,7 +147,7 @@ class LineChart:
                 found.append(Mark(left, top, self.format_value(float(one.y[at][0])), one.colour))
         found.sort(key=lambda end: end.top)
         tops = move_apart([end.top for end in found], LETTER, self.height)
-        last = max((end.left for end in found), default=100.0)  # in one column, free of all curves
+        last = max((end.left for end in found), default=100.0)  # in one column, clear of all curves
         return [end._replace(left=last, top=top) for top, end in zip(tops, found, strict=True)]
 
     def format_value(self, value: float) -> str:
@@ -155,7 +155,7 @@ class LineChart:
 
     @property
     def summary(self) -> str:
-        """For those who do not see it."""
+        """A description for screen readers."""
         parts = [
             f"{one.name or self.title} from {self.format_value(known[0])} to {self.format_value(known[-1])}"
             for one in self.thin
@@ -166,8 +166,7 @@ class LineChart:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Charts:
-    """Charts side by side; `small` ones three in a row, others two. `notes` are shown below them, with a mark if they
-    are `alarming`."""
+    """Charts side by side, two in a row, or three if `small`. `notes` are shown below them, marked if `alarming`."""
 
     charts: Sequence[LineChart]
     title: str = ""
@@ -178,7 +177,7 @@ class Charts:
 
 
 def to_svg_path(x: Floats, y: Floats, *, closed: bool = False) -> str:
-    """What an SVG path takes, in whole units; a gap where a value is not a number. A lone point is a short stroke."""
+    """A curve as the data of an SVG path, in whole units, with gaps at NaN. A single point becomes a short stroke."""
     pieces: list[list[str]] = [[]]
     for left, top in zip(x.tolist(), y.tolist(), strict=True):
         if math.isnan(left) or math.isnan(top):
@@ -197,7 +196,7 @@ def to_svg_path(x: Floats, y: Floats, *, closed: bool = False) -> str:
 
 
 def move_apart(tops: Sequence[float], least: float, room: float) -> list[float]:
-    """Ascending places, moved to lie at least so far from each other and, if it can be, inside the room."""
+    """Moves ascending positions at least `least` apart and, if possible, keeps them between 0 and `room`."""
     placed: list[float] = []
     for top in tops:
         placed.append(max(top, placed[-1] + least) if placed else top)

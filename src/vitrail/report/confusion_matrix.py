@@ -1,6 +1,6 @@
-"""A confusion matrix to look at: right answers in blue along the diagonal, wrong ones in red next to it.
+"""Draws a confusion matrix: correct predictions in blue on the diagonal, mistakes in red off it.
 
-What is taken for what: classes by how often they are recognised, and the most frequent mistakes.
+Below it are the classes that are recognised least often, and the most frequent mistakes.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from vitrail.report.page import Scheme, read_palette
 
 @dataclass(frozen=True, slots=True)
 class ClassCount:
-    """How many images of a class were recognised."""
+    """A class, and how many of its images were recognised."""
 
     name: str
     right: int
@@ -31,7 +31,7 @@ class ClassCount:
 
 @dataclass(frozen=True, slots=True)
 class Confusion:
-    """So many images of one class were taken for another."""
+    """A mistake: how many images of one class were predicted as another."""
 
     truth: str
     said: str
@@ -42,8 +42,8 @@ class Confusion:
 def rank_confusions(
     cells: NDArray[np.int64], totals: NDArray[np.int64], class_names: Sequence[str], most: int
 ) -> list[Confusion]:
-    """The most frequent mistakes; of equal ones the larger share of its class first. `cells` [C, 3] are rows of true
-    class, predicted class and count; `totals` [K] are the images of each class."""
+    """Ranks mistakes by their number; ties by their share of the class. `cells` [C, 3] are rows of true class,
+    predicted class and count; `totals` [K] are the images of each class."""
     wrong = cells[cells[:, 0] != cells[:, 1]]
     truth, said, count = wrong.T
     share = count / totals[truth]
@@ -52,15 +52,15 @@ def rank_confusions(
     return [Confusion(class_names[int(a)], class_names[int(b)], int(n), float(part)) for a, b, n, part in rows]
 
 
-DRAWN: Final = 100  # classes up to which the matrix is drawn
-NAMED: Final = 40  # up to which the rows have names
-COUNTED: Final = 16  # up to which a cell has its number
+DRAWN: Final = 100  # most classes of a matrix that is drawn
+NAMED: Final = 40  # most classes whose rows have names
+COUNTED: Final = 16  # most classes whose cells show counts
 LEVELS: Final = 12  # shades
-LONGEST: Final = 18  # letters of a name
+LONGEST: Final = 18  # characters of a name, at most
 
 
 class Shade(NamedTuple):
-    """All cells of one colour: a path, and how strong it is."""
+    """All cells of one colour: their path and their opacity."""
 
     right: bool
     strength: float
@@ -71,17 +71,17 @@ class Letter(NamedTuple):
     x: float
     y: float
     text: str
-    light: bool = False  # white in the light look of the page
-    dark: bool = False  # white in its dark look
+    light: bool = False  # whether the text is white in the page's light theme
+    dark: bool = False  # the same in its dark theme
 
 
 def strength(level: int) -> float:
-    """How opaque a shade is."""
+    """The opacity of a shade."""
     return round(0.08 + 0.92 * level / LEVELS, 2)
 
 
 def blend_cell(scheme: Scheme, right: bool, level: int) -> RGB:
-    """The colour of a cell as it is seen."""
+    """The colour of a cell, blended with the page."""
     palette = read_palette(scheme)
     glass, paper = parse_colour(palette["cobalt" if right else "ruby"]), parse_colour(palette["paper"])
     return blend(glass, paper, strength(level))
@@ -89,8 +89,8 @@ def blend_cell(scheme: Scheme, right: bool, level: int) -> RGB:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ConfusionSection:
-    """Counts [K, K], true classes as rows. Shades are shares of a row, so that rare classes show as well, and grow with
-    the square root, so that a few mistakes can be seen. Above a hundred classes the worst are listed and no more."""
+    """A confusion matrix of counts [K, K], true classes as rows. Shades show shares of a row, so that rare classes are
+    visible, on a square-root scale, so that a few mistakes are. Above 100 classes only the worst are listed."""
 
     counts: NDArray[np.int64]
     classes: Sequence[str]
@@ -100,7 +100,7 @@ class ConfusionSection:
 
     def __post_init__(self) -> None:
         if self.counts.shape != (len(self.classes),) * 2:
-            raise ConfigError(f"a confusion matrix of {self.counts.shape} is not one of {len(self.classes)} classes")
+            raise ConfigError(f"a confusion matrix of {self.counts.shape} does not fit {len(self.classes)} classes")
 
     @property
     def is_drawn(self) -> bool:
@@ -122,12 +122,12 @@ class ConfusionSection:
 
     @cached_property
     def length(self) -> int:
-        """Of the longest name, in pixels."""
+        """The width of the longest name, in pixels."""
         return round((13 if self.cell >= 24 else 11) * 0.56 * max((len(name) for name in self.names), default=1))
 
     @property
     def empty(self) -> str:
-        """The lattice of all cells, where they are few enough to be seen one by one."""
+        """The grid of all cells, if they are few enough to be told apart; else empty."""
         return self.squares(np.argwhere(self.counts >= 0)) if self.has_names else ""
 
     @cached_property
@@ -147,13 +147,13 @@ class ConfusionSection:
         ]
 
     def squares(self, places: NDArray[np.int64]) -> str:
-        """A path of cells, a lead's width apart."""
+        """An SVG path of cells, with a gap between them."""
         cell, side = self.cell, self.cell - (2 if self.cell >= 24 else 1)
         return "".join(f"M{column * cell} {row * cell}h{side}v{side}h-{side}z" for row, column in places.tolist())
 
     @property
     def numbers(self) -> list[Letter]:
-        """Counts inside the cells."""
+        """The counts inside the cells."""
         if len(self.classes) > COUNTED:
             return []
         found: list[Letter] = []
@@ -166,7 +166,7 @@ class ConfusionSection:
 
     @property
     def labels(self) -> list[Letter]:
-        """Names of rows and columns, or numbers of some of them; x holds the place along either side."""
+        """The names of rows and columns, or every tenth number; x is the position along either side."""
         middle, numbers = (self.cell - 1) / 2, ((at, str(at)) for at in range(0, len(self.classes), 10))
         texts = enumerate(self.names) if self.has_names else numbers
         return [Letter(at * self.cell + middle, 0, text) for at, text in texts]
@@ -177,7 +177,7 @@ class ConfusionSection:
 
     @cached_property
     def hardest(self) -> list[ClassCount]:
-        """The classes with the smallest share of right answers, of those that were mistaken at all."""
+        """The classes with the smallest share of correct predictions, among those with any mistakes."""
         totals, right = self.counts.sum(1), np.diagonal(self.counts)
         there = np.flatnonzero(right < totals)
         order = there[np.lexsort((there, -totals[there], right[there] / totals[there]))][: self.listed]

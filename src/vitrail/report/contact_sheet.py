@@ -1,12 +1,12 @@
 """A contact sheet: samples of every class at a glance, drawn from arrays.
 
-Under the title lies a strip of coloured glass with a piece for each class, as wide as the class is large; the same
-colour marks the class below.
+Below the title is a strip with one coloured piece per class, as wide as the class is large; the same colour marks the
+class below.
 
-Text on an image. Pillow's own letters, so that a sheet looks the same everywhere; they are the plain Latin ones, so
-a text with others is set in a font of the system that has them, and without one in the nearest plain letters.
+Text uses Pillow's own font, so that a sheet looks the same everywhere. That font has plain Latin characters only; other
+text is set in a system font that has them or, without one, in the nearest plain characters.
 
-Which colour of text can be read on which ground, in the light and the dark look of a page (WCAG 2, 1.4.3).
+`reads_white` chooses the text colour with the better contrast on a background, by WCAG 2 (1.4.3).
 """
 
 import bisect
@@ -26,12 +26,12 @@ from vitrail.core.errors import ConfigError
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
-# Tried in this order, by the names that Linux, macOS and Windows know them by.
+# System fonts in the order tried, by their names on Linux, macOS and Windows.
 OTHERS: Final = (
     *("NotoSans-Regular.ttf", "DejaVuSans.ttf", "LiberationSans-Regular.ttf", "Arial.ttf", "segoeui.ttf"),
     *("NotoSansCJK-Regular.ttc", "wqy-zenhei.ttc", "PingFang.ttc", "msyh.ttc", "Arial Unicode.ttf"),
 )
-ABSENT: Final = "\U0010fffe"  # a sign that is in no font, so it looks like all that are not
+ABSENT: Final = "\U0010fffe"  # a character that no font has, so it is drawn like any missing one
 
 
 @lru_cache(maxsize=64)
@@ -44,25 +44,25 @@ def open_font(name: str, size: int) -> Font | None:
 
 @lru_cache(maxsize=4096)
 def has_glyph(name: str, sign: str) -> bool:
-    """Whether a font can draw a sign."""
-    tried: Any = open_font(name, 15)  # what getmask gives has no annotation that says that it is bytes
+    """Whether a font has a glyph for a character."""
+    tried: Any = open_font(name, 15)  # Any, as the result of getmask is not annotated as bytes
     return tried is not None and (sign.isspace() or bytes(tried.getmask(sign)) != bytes(tried.getmask(ABSENT)))
 
 
 def find_font_name(text: str) -> str | None:
-    """The first font that has every sign of a text; the empty name is Pillow's own."""
+    """The first font that has every character of a text, or None; the empty name is Pillow's own font."""
     return next((name for name in ("", *OTHERS) if all(has_glyph(name, sign) for sign in set(text))), None)
 
 
 def load_font(size: int, text: str = "") -> Font:
-    """What to set a text in."""
+    """The font for a text."""
     found = open_font(find_font_name(text) or "", size)
     assert found is not None  # Pillow's own is always there
     return found
 
 
 def make_legible(text: str) -> str:
-    """A text in one line of which every sign can be drawn here: as it is, else without accents, else with gaps."""
+    """Reduces a text to one line that can be drawn here: as it is, else without accents, else with gaps."""
     line = " ".join("".join(sign if sign.isprintable() else "?" for sign in text).split())
     if find_font_name(line) is not None:
         return line
@@ -74,12 +74,12 @@ def make_legible(text: str) -> str:
 
 
 def measure_text(text: str, size: int) -> float:
-    """In pixels, in the font that it would be set in."""
+    """The width of a text in pixels, in its font."""
     return load_font(size, text).getlength(text)
 
 
 def fit_text(text: str, size: int, room: float) -> str:
-    """A legible text, cut with dots where it is longer than its room."""
+    """Makes a text legible, and shortens it with an ellipsis if it is wider than `room`."""
     text = make_legible(text)
     if measure_text(text, size) <= room:
         return text
@@ -94,13 +94,13 @@ WHITE: Final[RGB] = (1.0, 1.0, 1.0)
 
 
 def parse_colour(text: str) -> RGB:
-    """ "#ff8000" as numbers."""
+    """Parses a colour such as "#ff8000"."""
     red, green, blue = (int(text[at : at + 2], 16) / 255 for at in (1, 3, 5))
     return red, green, blue
 
 
 def blend(over: RGB, under: RGB, opacity: float) -> RGB:
-    """What is seen where a colour lies over another."""
+    """Blends a colour over another."""
     red, green, blue = (opacity * a + (1 - opacity) * b for a, b in zip(over, under, strict=True))
     return red, green, blue
 
@@ -111,13 +111,13 @@ def luminance(of: RGB) -> float:
 
 
 def measure_contrast(one: RGB, other: RGB) -> float:
-    """From 1 to 21; small text needs 4.5."""
+    """The contrast ratio of two colours, from 1 to 21; small text needs 4.5."""
     low, high = sorted((luminance(one), luminance(other)))
     return (high + 0.05) / (low + 0.05)
 
 
 def reads_white(ground: RGB) -> bool:
-    """Whether white text stands out more than black; the better of the two has a contrast of 4.58 on any ground."""
+    """Whether white text has more contrast than black; the better of the two has at least 4.58 on any background."""
     return measure_contrast(WHITE, ground) > measure_contrast(BLACK, ground)
 
 
@@ -127,11 +127,11 @@ PAPER, INK, GREY, HAIR = (252, 251, 248), (38, 38, 44), (128, 126, 124), (222, 2
 BROKEN, CRACK = (244, 239, 233), (190, 74, 70)
 TILE, GAP, MARGIN = 104, 6, 44
 PANE = 236  # the height of a row of whole images
-TOP: Final = MARGIN + 96  # where the images begin
+TOP: Final = MARGIN + 96  # top of the images
 ACROSS: Final = 12  # tiles side by side, whatever the number of columns
 GUTTER, CAPTION, LEADING = 26, 26, 20
 CORNER = 3
-# Hue, lightness and saturation of glass, in an order that keeps neighbours apart.
+# Hue, lightness and saturation of class colours, ordered so that neighbours differ.
 GLASS: Final = (
     *((0.61, 0.42, 0.72), (0.97, 0.46, 0.66), (0.12, 0.54, 0.82), (0.42, 0.38, 0.56), (0.76, 0.48, 0.42)),
     *((0.52, 0.48, 0.60), (0.05, 0.55, 0.76), (0.30, 0.44, 0.44), (0.90, 0.66, 0.58), (0.57, 0.66, 0.56)),
@@ -140,8 +140,8 @@ GLASS: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SheetGroup:
-    """A class: its name, what is said next to it, how large it is, and some of its images. An image is pixels uint8
-    [H, W, 3], or None where it cannot be read."""
+    """A class: its name, the text next to it, its size, and some of its images. An image is uint8 [H, W, 3], or None if
+    it is unreadable."""
 
     name: str
     said: str = ""
@@ -150,8 +150,8 @@ class SheetGroup:
 
 
 def choose_layout(groups: int, pictures: int) -> tuple[int, int]:
-    """Columns of groups, and tiles in a row of one of them. Few classes get a line each, many stand in columns, and so
-    do classes of few images; the sheet stays about as wide."""
+    """The number of columns, and of tiles per row of a group. A few classes get one row each; many classes, or classes
+    of few images, are set in columns. The width of the sheet stays about the same."""
     columns = 1 if groups <= 12 else 2 if groups <= 26 else 3 if groups <= 48 else 4
     while ACROSS // columns > pictures and columns < min(ACROSS, groups):
         columns = {1: 2, 2: 3, 3: 4, 4: 6, 6: 12}[columns]
@@ -159,7 +159,7 @@ def choose_layout(groups: int, pictures: int) -> tuple[int, int]:
 
 
 def draw_contact_sheet(title: str, subtitle: str, groups: Sequence[SheetGroup], *, footer: str = "") -> Image.Image:
-    """The groups with their captions, in reading order down the columns."""
+    """Draws the groups with their captions, column by column."""
     if not groups:
         raise ConfigError("a contact sheet needs at least one group")
     columns, tiles = choose_layout(len(groups), max(len(group.pictures) for group in groups))
@@ -178,7 +178,7 @@ def draw_contact_sheet(title: str, subtitle: str, groups: Sequence[SheetGroup], 
 def draw_mosaic(
     title: str, subtitle: str, pictures: Sequence[NDArray[np.uint8] | None], *, footer: str = ""
 ) -> Image.Image:
-    """Images without classes, side by side."""
+    """Draws images without classes, side by side."""
     if not pictures:
         raise ConfigError("a contact sheet needs at least one image")
     width, height = (count * (TILE + GAP) - GAP for count in (ACROSS, -(-len(pictures) // ACROSS)))
@@ -190,8 +190,8 @@ def draw_mosaic(
 
 
 def arrange_rows(aspects: Sequence[float], *, height: int = PANE) -> list[list[tuple[int, int]]]:
-    """The sizes (width, height) of images with these aspects (width over height), in rows as wide as a sheet and about
-    as high as said. Extreme aspects are brought nearer to a square."""
+    """Arranges images by aspect ratio (width over height) in rows as wide as a sheet and about `height` high; returns
+    their sizes (width, height). Extreme aspect ratios are limited."""
     room, rows, row = ACROSS * (TILE + GAP) - GAP, list[list[tuple[int, int]]](), list[float]()
     shapes = [min(max(aspect, 1 / 2.5), 2.5) for aspect in aspects]
     for at, aspect in enumerate(shapes):
@@ -203,7 +203,7 @@ def arrange_rows(aspects: Sequence[float], *, height: int = PANE) -> list[list[t
         high = min(round(left / sum(row)), height + height // 4)
         wide = [round(one * high) for one in row]
         if high == round(left / sum(row)):
-            wide[-1] += left - sum(wide)  # what rounding left
+            wide[-1] += left - sum(wide)  # the rounding error
         rows.append([(one, high) for one in wide])
         row = []
     return rows
@@ -217,7 +217,7 @@ def draw_gallery(
     *,
     footer: str = "",
 ) -> Image.Image:
-    """Whole images in rows, of the sizes that `arrange_rows` gives; None where one cannot be read."""
+    """Draws whole images in rows, at the sizes from `arrange_rows`; None stands for an unreadable image."""
     if not rows:
         raise ConfigError("a contact sheet needs at least one image")
     height = sum(row[0][1] + GAP for row in sizes) - GAP
@@ -236,8 +236,7 @@ def draw_gallery(
 def start_sheet(
     title: str, subtitle: str, weights: Sequence[float], room: int, height: int, footer: str
 ) -> Image.Image:
-    """A sheet with the title, what is said below it, the strip of glass, room of some width and height, and the
-    footer."""
+    """An empty sheet with title, subtitle, colour strip and footer, and space for content of some width and height."""
     sheet = Image.new("RGB", (room + 2 * MARGIN, TOP + height + (48 if footer else 0) + MARGIN), PAPER)
     draw, base = ImageDraw.Draw(sheet), sheet.height - MARGIN
     head, below = (MARGIN - 1, MARGIN + 26, title, 30, INK), (MARGIN, MARGIN + 54, subtitle, 15, GREY)
@@ -253,7 +252,7 @@ def start_sheet(
 
 
 def draw_caption(sheet: Image.Image, group: SheetGroup, colour: Bytes, left: int, top: int, width: int) -> None:
-    """A mark of the class's colour, its name, and what is said next to it in grey."""
+    """Draws a mark in the class's colour, its name, and the text next to it in grey."""
     draw, base = ImageDraw.Draw(sheet), top + CAPTION - 10
     draw.rectangle((left, base - 9, left + 3, base), colour)
     said = load_font(13).getlength(group.said)
@@ -265,18 +264,18 @@ def draw_caption(sheet: Image.Image, group: SheetGroup, colour: Bytes, left: int
 
 
 def paste_tile(sheet: Image.Image, pixels: NDArray[np.uint8] | None, left: int, top: int) -> None:
-    """Draws an image, or the broken tile, with rounded corners."""
+    """Pastes an image, or the broken tile, with rounded corners."""
     tile = draw_broken_tile() if pixels is None else cut_tile(pixels)
     sheet.paste(tile, (left, top), round_corners())
 
 
 def cut_tile(pixels: NDArray[np.uint8]) -> Image.Image:
-    """The middle square of an image, at the size of a tile. The pixels of a small one stay squares."""
+    """Crops the middle square of an image and resizes it to a tile. Pixels of small images stay sharp squares."""
     side = min(pixels.shape[:2])
     top, left = (pixels.shape[0] - side) // 2, (pixels.shape[1] - side) // 2
     square = Image.fromarray(np.ascontiguousarray(pixels[top : top + side, left : left + side])).convert("RGB")
     if side <= TILE // 2:
-        whole = -(-TILE // side) * side  # first to a whole multiple, for even edges
+        whole = -(-TILE // side) * side  # first to a whole multiple, so that edges stay even
         square = square.resize((whole, whole), Image.Resampling.NEAREST)
         square = square if whole == TILE else square.resize((TILE, TILE), Image.Resampling.BOX)
     else:
@@ -285,7 +284,7 @@ def cut_tile(pixels: NDArray[np.uint8]) -> Image.Image:
 
 
 def draw_edge(square: Image.Image) -> Image.Image:
-    """With a line at the edge, a little darker than the image, so that a white one does not melt into the paper."""
+    """Darkens the edge of an image a little, so that a white one stands out from the paper."""
     dark = square.point([value * 9 // 10 for value in range(256)] * 3)
     inner = Image.new("L", (TILE, TILE), 255)
     ImageDraw.Draw(inner).rounded_rectangle((1, 1, TILE - 2, TILE - 2), CORNER - 1, 0)
@@ -295,7 +294,7 @@ def draw_edge(square: Image.Image) -> Image.Image:
 
 @lru_cache(maxsize=1)
 def draw_broken_tile() -> Image.Image:
-    """Stands where an image cannot be read: a pane with a crack."""
+    """The tile for an unreadable image: a pane with a crack."""
     large = Image.new("RGB", (4 * TILE, 4 * TILE), BROKEN)
     draw = ImageDraw.Draw(large)
     down, across = (0.30, 0.0, 0.46, 0.40, 0.38, 0.58, 0.62, 1.0), ((0.46, 0.40, 1.0, 0.24), (0.38, 0.58, 0.0, 0.70))
@@ -318,7 +317,7 @@ def round_corners(size: tuple[int, int] = (TILE, TILE)) -> Image.Image:
 
 
 def pick_colour(at: int) -> Bytes:
-    """The colour of the class in this place; the tenth is like the first, a little lighter or darker."""
+    """The colour of a class by its index; after all hues, they repeat a little lighter or darker."""
     hue, light, saturation = GLASS[at % len(GLASS)]
     light += 0.06 * ((at // len(GLASS)) % 3 - 1) if at >= len(GLASS) else 0
     red, green, blue = (round(255 * part) for part in colorsys.hls_to_rgb(hue, light, saturation))

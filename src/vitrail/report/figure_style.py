@@ -1,7 +1,7 @@
-"""The look of the figures: one style on paper and on a dark screen, and how a figure becomes a file.
+"""The style of figures, for light and dark backgrounds, and their conversion to files.
 
-matplotlib (the extra `figures`) is loaded when something is drawn. Nothing goes through pyplot, so a notebook's own
-figures and settings stay as they are.
+matplotlib (the extra `figures`) is loaded when something is drawn. pyplot is not used, so a notebook's own figures and
+settings are not affected.
 """
 
 import contextlib
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 Floats = NDArray[np.floating[Any]]
 Pixels = NDArray[np.uint8]  # [H, W, 3]
 
-WIDTH: Final = 8.0  # inches of every figure, so that letters are of one size
+WIDTH: Final = 8.0  # inches of every figure, so that text has one size
 DPI: Final = 144
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Theme:
-    """Ground, ink and the colours of the glass; the same as those of the pages."""
+    """Colours of the background, the text and the curves, the same as on the pages."""
 
     paper: str
     ink: str
@@ -52,7 +52,7 @@ class Theme:
 
 
 def load_theme(scheme: Scheme) -> Theme:
-    """The colours of a page, on the ground of its cards."""
+    """Loads the colours of a page, with the background of its cards."""
     colours = read_palette(scheme)
     return Theme(**{one.name: colours[one.name] for one in fields(Theme)} | {"paper": colours["card"]})
 
@@ -62,7 +62,7 @@ DARK: Final = load_theme("dark")
 
 
 def load_matplotlib() -> Any:
-    """Imports matplotlib; the error says how to install it."""
+    """Imports matplotlib; if it is missing, the error says how to install it."""
     try:
         import matplotlib
     except ImportError:
@@ -72,7 +72,7 @@ def load_matplotlib() -> Any:
 
 @contextlib.contextmanager
 def use_theme(theme: Theme) -> Generator[None]:
-    """Our own settings, whatever those of the user; they are back afterwards."""
+    """Draws with this package's own settings, and restores the user's afterwards."""
     paper = ("axes.facecolor", "figure.facecolor", "savefig.facecolor")
     ink, quiet = ("text.color", "axes.titlecolor"), ("axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor")
     line = ("axes.edgecolor", "xtick.color", "ytick.color", "grid.color")
@@ -97,7 +97,7 @@ def use_theme(theme: Theme) -> Generator[None]:
 
 
 def new_figure(height: float, width: float = WIDTH) -> "Figure":
-    """A figure that lays itself out."""
+    """A new figure with automatic layout."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
@@ -108,7 +108,7 @@ def new_figure(height: float, width: float = WIDTH) -> "Figure":
 
 @lru_cache(maxsize=1)
 def list_characters() -> frozenset[int]:
-    """What the font of the figures can draw."""
+    """The code points that the font of the figures has."""
     from matplotlib.font_manager import findfont
     from matplotlib.ft2font import FT2Font
 
@@ -116,13 +116,14 @@ def list_characters() -> frozenset[int]:
 
 
 def make_legible(text: str, longest: int = 40) -> str:
-    """A text that the font has letters for, in one line and not too long."""
+    """Reduces a text to one line of limited length, with characters that the font has."""
     line = "".join(sign if ord(sign) in list_characters() else "?" for sign in " ".join(text.split()))
     return line if len(line) <= longest else f"{line[: longest - 1]}…"
 
 
 def map_colours(values: Floats, low: float, high: float, name: str = "magma") -> NDArray[np.uint8]:
-    """Numbers as colours: [...] -> uint8 [..., 3]; `low` and below is the first colour, `high` and above the last."""
+    """Maps numbers to colours: [...] -> uint8 [..., 3]. Values up to `low` get the first colour, from `high` the
+    last."""
     span = high - low
     place = np.clip((values - low) / span, 0.0, 1.0) if span > 0 else np.zeros(values.shape)
     colours: Any = load_matplotlib().colormaps[name](place)
@@ -130,7 +131,7 @@ def map_colours(values: Floats, low: float, high: float, name: str = "magma") ->
 
 
 def encode_figure(figure: "Figure", theme: Theme, form: Literal["png", "svg", "webp"]) -> bytes:
-    """A figure as the bytes of a file; the same ones for the same numbers."""
+    """Encodes a figure as the bytes of a file. Equal figures give equal bytes."""
     out = io.BytesIO()
     options: dict[str, Any] = {
         "svg": {"metadata": {"Date": None, "Creator": None}},
@@ -143,7 +144,7 @@ def encode_figure(figure: "Figure", theme: Theme, form: Literal["png", "svg", "w
 
 
 def save_figure(figure: "Figure", path: Path, theme: Theme = LIGHT) -> tuple[Path, Path]:
-    """Writes a figure as PNG and as SVG, each whole or not at all; `path` has no ending."""
+    """Writes a figure as PNG and as SVG, each atomically; `path` has no suffix."""
     png, svg = path.with_name(f"{path.name}.png"), path.with_name(f"{path.name}.svg")
     write_file(png, encode_figure(figure, theme, "png"))
     write_file(svg, encode_figure(figure, theme, "svg"))

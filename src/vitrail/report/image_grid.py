@@ -1,4 +1,4 @@
-"""Images in rows under the names of their columns, as one picture to look at: an image, its truth, a prediction."""
+"""Draws images in rows under column names as one picture, for example an image, its ground truth and a prediction."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -17,9 +17,9 @@ INK: Final = (40, 44, 52)
 
 
 def draw_grid(columns: Sequence[str], rows: Sequence[Sequence[Image.Image]]) -> Image.Image:
-    """Rows of images, all of one size, each column under its name."""
+    """Draws rows of images of equal size, with a name above each column."""
     if not rows or not columns or any(len(row) != len(columns) for row in rows):
-        raise ConfigError(f"{len(columns)} columns need rows of as many images, and at least one row")
+        raise ConfigError(f"{len(columns)} columns need at least one row, and rows with as many images")
     wide, tall = rows[0][0].size
     width = 2 * MARGIN + len(columns) * (wide + GAP) - GAP
     sheet = Image.new("RGB", (width, 2 * MARGIN + HEADER + len(rows) * (tall + GAP) - GAP), PAPER)

@@ -1,10 +1,10 @@
-"""One HTML file that needs nothing else: no other host, images inside, light and dark, paper and phone.
+"""Self-contained HTML pages: no requests to other hosts, embedded images, for light and dark screens, paper and phones.
 
     text = page("Duplicates", [Table(columns=..., rows=...), Pairs(title=..., pairs=...)], lead="What this shows.")
     save_page(path, text)
 
-Every string is text, whatever it holds: markup in a file name is shown, never obeyed. There is no script, but for a
-page that is given one of this package's own (`script="explorer.js"`); its policy lets in that very text and no other.
+Every string is escaped as text: markup in a file name is shown, never interpreted. There is no script, unless a page
+uses one of this package's own (`script="explorer.js"`); its policy then allows exactly that text.
 """
 
 import base64
@@ -30,12 +30,12 @@ Scheme = Literal["light", "dark"]
 Mood = Literal["right", "wrong", ""]
 
 STYLES: Final = ("page.css", "charts.css")
-THUMBNAIL: Final = 192  # pixels, the longer side
+THUMBNAIL: Final = 192  # pixels of the longer side
 QUALITY: Final = 80
 
 
 class Section(Protocol):
-    """A part of a page: a template of this package that is given the section itself."""
+    """A part of a page. It is rendered by a template of this package, which gets the section itself."""
 
     @property
     def template(self) -> str: ...
@@ -43,8 +43,8 @@ class Section(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
-    """Rows under a header; the first `left` columns are text, the rest numbers. `links` are addresses that the first
-    cell of each row leads to, empty for those that lead nowhere; `colours` stand before it, as "#2c5aa0" or empty."""
+    """Rows under a header; the first `left` columns are text, the others numbers. `links` are the addresses of the
+    first cell of each row, or empty; `colours` are shown before it, as "#2c5aa0" or empty."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -57,8 +57,8 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shot:
-    """An image as a data URI, or empty where there is none to show; what is below it, a quieter line, and whether what
-    was said of it is right."""
+    """An image as a data URI, or empty if there is none; its caption, a less prominent line, and whether its prediction
+    is correct."""
 
     picture: str
     caption: str
@@ -68,7 +68,7 @@ class Shot:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
-    """Two images side by side, with a word for what they are to each other and a note."""
+    """Two images side by side, with a word for their relation and a note."""
 
     one: Shot
     other: Shot
@@ -78,11 +78,11 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pairs:
-    """Pairs under a heading; `more` says what is not shown."""
+    """Pairs of images under a heading; `more` says what is not shown."""
 
     title: str
     pairs: Sequence[Pair]
-    sides: tuple[str, str] = ("", "")  # what the two columns of images are
+    sides: tuple[str, str] = ("", "")  # headings of the two columns
     more: str = ""
     template: str = field(default="pairs.html", init=False)
 
@@ -98,8 +98,8 @@ class Notes:
 
 
 def render_page(title: str, sections: Sequence[Section], *, lead: str = "", style: str = "", script: str = "") -> str:
-    """The whole file as text. `style` and `script` name templates of this package that the page needs beyond the common
-    style."""
+    """Renders the whole page as text. `style` and `script` name templates of this package that the page needs in
+    addition to the common style."""
     look = "\n".join(["".join(map(read_template, STYLES)).strip(), *([read_template(style)] if style else [])])
     acts = read_template(script) if script else ""
     policy = {"digest": hash_base64(look), "script_digest": hash_base64(acts)}
@@ -110,7 +110,7 @@ def render_page(title: str, sections: Sequence[Section], *, lead: str = "", styl
 
 @lru_cache(maxsize=1)
 def load_templates() -> "Environment":
-    """Compiled once: a run writes its page again and again."""
+    """Loads the templates once, since a run writes its page many times."""
     from jinja2 import Environment, PackageLoader, StrictUndefined  # loaded when a page is made
 
     loader = PackageLoader("vitrail.report")
@@ -118,30 +118,30 @@ def load_templates() -> "Environment":
 
 
 def read_template(name: str) -> str:
-    """The text of a file that goes into a page as it is."""
+    """Reads a file that goes into a page unchanged."""
     return resources.files("vitrail.report").joinpath("templates", name).read_text("utf-8")
 
 
 @lru_cache(maxsize=2)
 def read_palette(scheme: Scheme) -> dict[str, str]:
-    """The colours by name, such as "#2c5aa0", as the style of every page has them."""
+    """Reads the colours from the style of the pages, by name, such as "#2c5aa0"."""
     light, _, rest = read_template("page.css").partition("@media (prefers-color-scheme: dark)")
     return dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", light if scheme == "light" else rest.partition("}")[0]))
 
 
 def hash_base64(text: str) -> str:
-    """As a policy names what it lets in."""
+    """The SHA-256 hash of a text in base64, as a Content-Security-Policy names what it allows."""
     return base64.b64encode(sha256(text.encode()).digest()).decode()
 
 
 def printable(text: str) -> str:
-    """Text that UTF-8 can hold: a byte of a file name that is not text is escaped, as is a control character."""
+    """Escapes bytes of a file name that are not text, and control characters, so that UTF-8 can encode the result."""
     return escape_line(text)
 
 
 def to_data_uri(picture: Image.Image, side: int = THUMBNAIL) -> str:
-    """A small JPEG of an image, as the text that an <img> takes. Tiny images grow in whole steps, so that their
-    pixels can be seen."""
+    """A small JPEG of an image, as a data URI for an <img>. Tiny images are enlarged by whole factors, so that their
+    pixels stay visible."""
     small = picture.convert("RGB")
     if max(small.size) > side:
         small.thumbnail((side, side), Image.Resampling.LANCZOS, reducing_gap=2.0)
@@ -153,7 +153,7 @@ def to_data_uri(picture: Image.Image, side: int = THUMBNAIL) -> str:
 
 
 def save_page(path: Path, text: str) -> None:
-    """Writes the file whole or not at all."""
+    """Writes the page atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replace_on_success(path) as file:
         file.write(text.encode())

@@ -1,4 +1,4 @@
-"""Parts of a page that are not charts: big numbers, how a run stands, images with captions, and details that open.
+"""Sections of a page other than charts: large numbers, a run's status, images with captions, and collapsible details.
 
 ImageRows(title="Reconstructions", sides=("as it is", "as seen", "rebuilt"), strips=[ImageRow(panes=...)])
 """
@@ -19,7 +19,7 @@ ImageLike: TypeAlias = Image.Image | NDArray[np.uint8]  # an array is [H, W, 3] 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tile:
-    """A number, what it is, and a little more about it."""
+    """A large number, its name, and a short note."""
 
     value: str
     label: str
@@ -28,7 +28,7 @@ class Tile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tiles:
-    """Numbers side by side."""
+    """Large numbers side by side."""
 
     tiles: Sequence[Tile]
     title: str = ""
@@ -37,8 +37,8 @@ class Tiles:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Status:
-    """How a thing stands: a word with its colour, a sentence, lines below it, a command to copy, and how far it is from
-    0 to 1 where that is known."""
+    """A status: a word with its colour, a sentence, lines below it, a command to copy, and the progress from 0 to 1 if
+    it is known."""
 
     state: State
     text: str = ""
@@ -50,7 +50,7 @@ class Status:
 
     @property
     def filled(self) -> float:
-        """Per cent of the bar."""
+        """The progress in per cent."""
         return round(100 * min(max(self.progress or 0.0, 0.0), 1.0), 1)
 
 
@@ -65,7 +65,7 @@ class Gallery:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Galleries:
-    """Some of them side by side."""
+    """Galleries side by side."""
 
     galleries: Sequence[Gallery]
     template: str = field(default="galleries.html", init=False)
@@ -73,7 +73,7 @@ class Galleries:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """Names and values, side by side where there is room."""
+    """Names and values, side by side if there is space."""
 
     title: str
     rows: Sequence[tuple[str, str]]
@@ -82,7 +82,7 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DetailsSection:
-    """What few want to see at once: opens at a click, without a script."""
+    """Collapsible details that open at a click, without a script."""
 
     title: str
     groups: Sequence[Facts]
@@ -91,7 +91,7 @@ class DetailsSection:
 
 
 def make_shot(image: ImageLike | None, caption: str, *, mood: Mood = "", side: int = 128) -> Shot:
-    """An image made small. A second line of the caption is the quieter one."""
+    """A small version of an image. The second line of its caption is less prominent."""
     if isinstance(image, np.ndarray):
         image = Image.fromarray(np.ascontiguousarray(image))
     text, _, note = caption.partition("\n")
@@ -103,17 +103,17 @@ SIDE, LARGE_SIDE = 96, 224  # pixels of a pane, and of a large one
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageRow:
-    """Panes that belong together, left to right; `note` is set quietly next to the caption."""
+    """Panes that belong together, left to right; `note` is a less prominent text next to the caption."""
 
-    panes: Sequence[Shot]  # their captions are for those who do not see them, their notes stand below them
+    panes: Sequence[Shot]  # their captions are for screen readers, their notes are shown below them
     caption: str = ""
     note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageRows:
-    """Strips side by side where there is room. `sides` names the panes of every strip; with `apart` the first one
-    stands by itself, what the others are next to; `large` panes have twice the room."""
+    """Rows of panes, side by side if there is space. `sides` names the panes of every row. With `apart` the first pane
+    is set apart, for comparison with the others; `large` panes are about twice as wide."""
 
     title: str
     strips: Sequence[ImageRow]
@@ -125,5 +125,5 @@ class ImageRows:
 
 
 def make_pane(image: ImageLike | None, name: str, *, caption: str = "", mood: Mood = "", side: int = SIDE) -> Shot:
-    """An image made small, with a word below it where it has one."""
+    """A small version of an image, with an optional word below it."""
     return make_shot(image, f"{name}\n{caption}", mood=mood, side=side)

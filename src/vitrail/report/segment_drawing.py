@@ -1,9 +1,9 @@
-"""Segments over their image: tinted, outlined, boxed and named; drawn from arrays.
+"""Draws segments over an image from arrays: tinted, outlined, boxed and named.
 
     drawn = draw_segments(image, masks, choose_segment_colours(classes), names, scores)
 
-Large segments lie below small ones. A name stands inside its segment, or at the corner of its box, wherever it covers
-no other name; one that finds no place is left out.
+Small segments are drawn over large ones. A name is placed inside its segment or at the corner of its box, wherever it
+covers no other name; a name without a free place is left out.
 """
 
 import colorsys
@@ -22,22 +22,22 @@ Mask: TypeAlias = NDArray[np.bool_]  # [H, W]
 Box: TypeAlias = tuple[float, float, float, float]  # left, top, right, bottom in pixels
 
 GOLDEN: Final = (5**0.5 - 1) / 2
-KINDS: Final = ((0.74, 0.92), (0.85, 0.74))  # saturation and value, of classes in turn
-TINT: Final = 0.42  # how much of a colour covers the image
-SHADES: Final = (0.0, 0.14, -0.14, 0.24, -0.22)  # of further segments of a class, towards white or black
-OUTLINE: Final = 1 / 280  # of the longer side
-LETTERS: Final = (10, 26)  # pixels of the smallest and the largest letters
-PLACES: Final = 4096  # pixels of a segment that are looked at for a place for its name
+KINDS: Final = ((0.74, 0.92), (0.85, 0.74))  # saturation and value; classes alternate between them
+TINT: Final = 0.42  # opacity of a segment's colour
+SHADES: Final = (0.0, 0.14, -0.14, 0.24, -0.22)  # of successive segments of a class, towards white or black
+OUTLINE: Final = 1 / 280  # width, relative to the longer side
+LETTERS: Final = (10, 26)  # least and greatest height of letters in pixels
+PLACES: Final = 4096  # pixels of a segment to consider for placing its name
 
 
 def pick_class_colour(index: int) -> Bytes:
-    """The colour of a class. Neighbouring numbers have clearly different ones."""
+    """The colour of a class by its index. Neighbouring indices have clearly different colours."""
     parts = colorsys.hsv_to_rgb((0.02 + (index + 1) * GOLDEN) % 1, *KINDS[index % 2])
     return tuple(round(255 * part) for part in parts)  # type: ignore[return-value]
 
 
 def choose_segment_colours(classes: Iterable[int]) -> list[Bytes]:
-    """A colour for each segment: that of its class, in another shade for the second and later ones of a class."""
+    """Chooses a colour for each segment: that of its class, in a different shade for further segments of a class."""
     seen, out = Counter[int](), list[Bytes]()
     for index in classes:
         out.append(shade(pick_class_colour(index), SHADES[seen[index] % len(SHADES)]))
@@ -48,8 +48,8 @@ def choose_segment_colours(classes: Iterable[int]) -> list[Bytes]:
 def choose_colours_alike(
     classes: Sequence[int], masks: Sequence[Mask], other_classes: Sequence[int], other_masks: Sequence[Mask]
 ) -> list[Bytes]:
-    """A colour for each segment as `choose_segment_colours` gives them to other segments of the same pixels: one that
-    covers another of its class, by more than half of both together, has its colour."""
+    """Chooses colours for segments to match those that `choose_segment_colours` gives to other segments of the same
+    image: a segment with an IoU above 0.5 with one of its class gets that one's colour."""
     theirs: list[Bytes] = choose_segment_colours(other_classes)
     out: list[Bytes | None] = [None] * len(classes)
     for at, (kind, mask) in enumerate(zip(classes, masks, strict=True)):
@@ -63,13 +63,13 @@ def choose_colours_alike(
 
 
 def shade(colour: Bytes, amount: float) -> Bytes:
-    """A colour moved towards white, or towards black where the amount is below 0."""
+    """Shifts a colour towards white, or towards black if the amount is negative."""
     red, green, blue = (round(one + (255 * (amount > 0) - one) * abs(amount)) for one in colour)
     return red, green, blue
 
 
 class DrawnSegment(NamedTuple):
-    """The rectangle of the image around a segment, and which pixels in it are inside the segment and on its edge."""
+    """The bounding rectangle of a segment, and which of its pixels are inside the segment and on its edge."""
 
     part: tuple[slice, slice]
     inside: Mask
@@ -86,12 +86,12 @@ def draw_segments(
     boxes: Sequence[Box] | NDArray[np.floating[Any]] | None = None,
     letters: int = 0,
 ) -> Image.Image:
-    """A copy of an image with N segments over it, each in its colour.
+    """Draws N segments over a copy of an image, each in its colour.
 
-    `masks` are N of [H, W], of the image's size or of another size at which they show the same; they are taken one by
-    one, so a generator may decode them. `boxes` are in pixels of the image; one alone, without a mask, is tinted a
-    little. Without `names` nothing is written; with `scores` the names are followed by them. `letters` is their height
-    in pixels, which depends on the image's size where it is 0.
+    `masks` are N masks [H, W], of the image's size or of any other size, to which they are then resized; they are
+    consumed one by one, so a generator may decode them. `boxes` are in pixels of the image; a box without a mask is
+    tinted a little. Without `names` no text is drawn; `scores` are added to the names. `letters` is the height of the
+    text in pixels; 0 chooses it by the size of the image.
     """
     if names and len(names) != len(colours):
         raise ConfigError(f"{len(names)} names for {len(colours)} segments; give one for each")
@@ -120,13 +120,13 @@ def read_box(box: Box | NDArray[np.floating[Any]]) -> Box:
 
 
 def measure_box(box: Box | None) -> float:
-    """Its area in pixels."""
+    """The area of a box in pixels."""
     return 0.0 if box is None else (box[2] - box[0]) * (box[3] - box[1])
 
 
 def trace_mask(mask: Mask, size: tuple[int, int], stroke: int) -> DrawnSegment | None:
-    """A mask as it lies on an image of `size` (width, height), its edge `stroke` pixels wide; None if it is empty."""
-    if (mask.shape[1], mask.shape[0]) != size:  # half of a pixel counts, so that an enlarged edge is smooth
+    """Fits a mask to an image of `size` (width, height), with an edge `stroke` pixels wide; None if it is empty."""
+    if (mask.shape[1], mask.shape[0]) != size:  # thresholded at one half, so that an enlarged edge is smooth
         grey = Image.fromarray(mask.astype(np.uint8) * 255).resize(size, Image.Resampling.BILINEAR)
         mask = np.asarray(grey) > 127
     rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
@@ -134,7 +134,7 @@ def trace_mask(mask: Mask, size: tuple[int, int], stroke: int) -> DrawnSegment |
         return None
     part = slice(int(rows[0]), int(rows[-1]) + 1), slice(int(columns[0]), int(columns[-1]) + 1)
     inside, core = mask[part], np.pad(mask[part], stroke)
-    for _ in range(stroke):  # pixels whose four neighbours are inside too
+    for _ in range(stroke):  # erosion: pixels whose four neighbours are inside, too
         core[1:-1, 1:-1] &= core[:-2, 1:-1] & core[2:, 1:-1] & core[1:-1, :-2] & core[1:-1, 2:]
     return DrawnSegment(part, inside, inside & ~core[stroke:-stroke, stroke:-stroke], int(inside.sum()))
 
@@ -145,11 +145,11 @@ def paint_segment(pixels: NDArray[np.float32], segment: DrawnSegment | None, col
         return
     there, ink = pixels[segment.part], np.array(colour, np.float32)
     cover = np.where(segment.edge, np.float32(1), np.float32(TINT) * segment.inside)[..., None]
-    there += cover * (ink - there)  # of all pixels: to pick those inside takes ten times as long
+    there += cover * (ink - there)  # on all pixels: selecting those inside takes ten times as long
 
 
 def draw_box(image: Image.Image, box: Box, colour: Bytes, stroke: int, *, tint: bool) -> Image.Image:
-    """The edge of a box, inside of it; and a touch of its colour where nothing else shows what belongs to it."""
+    """Draws the edge of a box, on its inner side; with `tint` also a light fill."""
     left, top, right, bottom = (round(corner) for corner in box)
     right, bottom = max(right - 1, left), max(bottom - 1, top)
     if tint:
@@ -161,9 +161,9 @@ def draw_box(image: Image.Image, box: Box, colour: Bytes, stroke: int, *, tint: 
 
 
 def list_places(segment: DrawnSegment | None, box: Box | None, letters: int) -> list[tuple[float, float, str]]:
-    """Where a name may stand, x and y and Pillow's anchor, the best first: at the upper corner of its box, above it or
-    inside; above a segment that is not much taller than the letters; or on the pixels of the segment nearest to its
-    middle, and to those of its upper and lower half."""
+    """Lists places for a name as x, y and Pillow's anchor, best first: at the upper corner of its box, above or inside;
+    above a segment that is not much taller than the text; or on the pixels of the segment nearest to its middle, and
+    to the middles of its upper and lower halves."""
     if box is not None:
         left, top, _, bottom = box
         return [(left, top, "lb"), (left, top, "lt"), (left, bottom, "lb"), (left, bottom, "lt")]
@@ -188,7 +188,7 @@ def write_name(
     letters: int,
     taken: list[Box],
 ) -> None:
-    """Writes a name on a plate of its colour in the first place where it lies in the image and on no other name."""
+    """Draws a name on a plate in its colour, at the first place that is inside the image and covers no other name."""
     width, height = image.size
     line = fit_text(text, letters, 0.6 * width)
     font, edge = load_font(letters, line), max(2, letters // 4)

@@ -1,4 +1,4 @@
-"""The routes: parameters of each request, and the form of each answer."""
+"""The routes of the server: the parameters of each request, and the form of each response."""
 
 import re
 from functools import partial
@@ -137,7 +137,7 @@ class Routes:
 
 
 def server_address(request: Request) -> str:
-    """The address of this server, by the host name of the request, or else by where it listens."""
+    """The address of this server: the host name of the request, or else the address it listens on."""
     host = request.headers.get("host", "")
     if not HOST.fullmatch(host):
         name, port = request.scope.get("server") or ("127.0.0.1", 8000)
@@ -158,7 +158,7 @@ def read_integer(query: QueryParams, name: str, default: int, low: int | None = 
 
 
 def read_threshold(query: QueryParams, default: float) -> float:
-    """The probability from which a class of a multi-label model is predicted."""
+    """Reads the probability from which a class of a multi-label model is predicted."""
     text = query.get("threshold", str(default))
     try:
         value = float(text[:40])

@@ -1,4 +1,4 @@
-"""Images on their way to the model: bounded memory, a bounded queue, and the one thread that runs the model.
+"""Queues images for the model: bounded memory, a bounded queue, and the one thread that runs the model.
 
 An image holds a place in the queue from its admission until the model thread takes it, so images that are still being
 decoded count too. Requests join and leave on the event loop, decoding threads add images, the model thread takes them;
@@ -35,8 +35,8 @@ class MemoryBudget:
 
     @contextmanager
     def reserve(self) -> Generator[Callable[[int], None]]:
-        """The share that one request or image holds until it is done, as a function that adds to it. What exceeds the
-        whole budget gets all of it, alone."""
+        """Opens a reservation for one request or image, and yields a function that adds bytes to it. A reservation that
+        exceeds the whole budget takes all of it, alone."""
         mine = 0
 
         def grow(size: int) -> None:
@@ -63,7 +63,7 @@ class QueuedImage:
     kind: Kind
     answer: "asyncio.Future[Any]"
     layer: int | None = None
-    options: Mapping[str, Any] = field(default_factory=dict[str, Any])  # how outputs become a prediction
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])  # options for turning outputs into a prediction
     show: bool = False  # whether the prediction itself is needed, to draw it
     pixels: Tensor | None = None  # uint8 [3, H, W], once prepared
     facts: Any = None  # what preparation learned about the image
@@ -87,12 +87,12 @@ class BatchQueue:
     # Called on the event loop.
 
     def check_space(self, count: int = 1) -> None:
-        """Raises where `count` more images do not fit. Called with one image before its body is read."""
+        """Raises if `count` more images do not fit. Called with 1 before a request's body is read."""
         if self._places + count > self.capacity:
             raise too_many_requests(f"{self._places} of {self.capacity} places in the queue are taken; try again soon")
 
     def admit(self, images: Sequence[QueuedImage]) -> None:
-        """Gives a place to all of them, or to none."""
+        """Reserves places for all images, or raises and reserves none."""
         with self._changed:
             self.check_space(len(images))
             self._places += len(images)
@@ -109,7 +109,7 @@ class BatchQueue:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """After this no batch is taken."""
+        """Closes the queue; no batch is taken after this."""
         self.closed = True
         self.wake()
 
@@ -121,7 +121,7 @@ class BatchQueue:
     # Called in threads.
 
     def put(self, image: QueuedImage, pixels: Tensor, facts: Any) -> None:
-        """Adds a prepared image; drops it where its request has left."""
+        """Adds a prepared image, or drops it if its request has left."""
         with self._changed:
             if image.state == "preparing":
                 image.pixels, image.facts, image.state = pixels, facts, "waiting"
@@ -129,8 +129,8 @@ class BatchQueue:
                 self._changed.notify_all()
 
     def take(self, is_current: Callable[[], bool]) -> list[QueuedImage]:
-        """The next batch, of one kind, oldest first. Waits up to `wait_s` for images that are being prepared, never for
-        requests that have not come. Empty where the queue is closed or the thread is no longer current."""
+        """Takes the next batch, of one kind, oldest first. Waits up to `wait_s` for images that are being prepared, but
+        never for requests that have not arrived. Empty if the queue is closed or the thread is no longer current."""
         changed, waiting = self._changed, self._waiting
         with changed:
             changed.wait_for(lambda: waiting or self.closed or not is_current())
@@ -148,7 +148,7 @@ class BatchQueue:
             return batch
 
 
-Compute = Callable[[Sequence[QueuedImage]], Sequence[Any]]  # images of one kind to as many answers
+Compute = Callable[[Sequence[QueuedImage]], Sequence[Any]]  # images of one kind -> one answer each
 Deliver = Callable[[Sequence[QueuedImage], Sequence[Any], float], None]  # answers or exceptions, and the seconds taken
 
 
@@ -166,7 +166,7 @@ class ModelThread:
         self.thread = threading.Thread(target=self._run, name=f"{name}-model", daemon=True)
 
     def find_trouble(self, stuck_s: float) -> str:
-        """Why the thread should be replaced; empty where it is fine."""
+        """Why the thread should be replaced; empty if it is healthy."""
         if not self.thread.is_alive():
             return "died"
         working = bool(self.held) or not self.warmed
@@ -184,7 +184,7 @@ class ModelThread:
             took, self.held = time.monotonic() - self.since, ()
             if not self.retired:
                 self.deliver(batch, answers, took)
-            del batch, answers  # holds no memory while it waits
+            del batch, answers  # so that no memory is held while waiting
 
     def _compute(self, batch: Sequence[QueuedImage]) -> Sequence[Any]:
         try:

@@ -1,4 +1,4 @@
-"""Errors of a request: the status, what is wrong, and what to do."""
+"""Errors of requests: an HTTP status, what is wrong, and what to do."""
 
 import json
 from collections.abc import Mapping
@@ -31,5 +31,5 @@ def stopping() -> RequestError:
 
 
 def to_json(content: Any) -> bytes:
-    """JSON in ASCII, whatever a file is called."""
+    """Encodes JSON in ASCII, so that any file name can be sent."""
     return json.dumps(content, separators=(",", ":"), allow_nan=False).encode("ascii")

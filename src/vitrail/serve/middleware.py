@@ -1,4 +1,4 @@
-"""The outermost layer: who is answered, one form for all errors, the same headers and a count for every answer.
+"""The outermost layer: checks who may use the server, gives all errors one form, and adds headers and counts.
 
 Host, origin and token are checked before any route. A page of another site cannot use a visitor's browser: its Origin
 is rejected, its name for this machine (DNS rebinding) is rejected on loopback, and no answer may be read across origins
@@ -23,8 +23,8 @@ logger = logging.getLogger("vitrail.serve")
 access = logging.getLogger("vitrail.access")
 
 OPEN_ROUTES: Final = ("/", "/health")  # need no token
-MONITORING_ROUTES: Final = ("/health", "/ready", "/metrics")  # answered while the server stops
-OTHER: Final = "other"  # the one name under which unknown routes are counted
+MONITORING_ROUTES: Final = ("/health", "/ready", "/metrics")  # answered even while the server stops
+OTHER: Final = "other"  # the name under which all unknown routes are counted
 SECURITY_HEADERS: Final = (
     ("x-content-type-options", "nosniff"),
     ("x-frame-options", "DENY"),
@@ -42,7 +42,7 @@ CORS_HEADERS: Final = (
 
 
 def check_request(settings: ServeSettings, method: str, path: str, headers: Headers) -> None:
-    """Raises where a request uses a wrong host name, comes from a foreign page or lacks the token."""
+    """Raises if a request uses a wrong host name, comes from another site's page or lacks the token."""
     host, origin = headers.get("host", "").lower(), headers.get("origin")
     if settings.hosts and "host" in headers and strip_port(host) not in settings.hosts:
         names = f"on loopback it answers to {', '.join(settings.hosts)}; behind a proxy, start it with --origin ADDRESS"
@@ -80,7 +80,7 @@ class ErrorMiddleware:
         fixed, origin = dict(SECURITY_HEADERS), headers.get("origin")
         if self.settings.origins:
             fixed["vary"] = "Origin"
-            if origin is not None and origin in self.settings.origins:  # whose pages may read the answer
+            if origin is not None and origin in self.settings.origins:  # pages of this origin may read the answer
                 fixed |= {"access-control-allow-origin": origin, **dict(CORS_HEADERS)}
         extra = [(name.encode(), value.encode()) for name, value in fixed.items()]
 

@@ -1,6 +1,6 @@
-"""What a browser gets: the page to try the model, and the HTTP interface as OpenAPI 3.1 and as a page without scripts.
+"""The server's pages: one to try the model, and the HTTP interface as OpenAPI 3.1 and as a page without scripts.
 
-Nothing is built: the files in page/ are joined as they are. The style starts with that of the reports. Each page
+There is no build step: the files in page/ are joined unchanged. The style starts with that of the reports. Each page
 is sent with a policy that allows its own style and script by their hashes, and nothing else.
 """
 
@@ -55,10 +55,10 @@ def read_asset(name: str) -> str:
 
 
 def describe_interface(served: ServedModel) -> dict[str, Any]:
-    """OpenAPI 3.1 of what a server answers: page/openapi.json with the model, its task and its limits filled in."""
+    """The server's OpenAPI 3.1 description: page/openapi.json with the model, its task and its limits filled in."""
     document: dict[str, Any] = json.loads(read_asset("openapi.json"))
     limits, predictor = served.describe()["limits"], served.predictor
-    paths, about = document["paths"], f"{served.name}: what is in an image, and where the model looks."
+    paths, about = document["paths"], f"{served.name}: predicts what is in an image, and shows where the model looks."
     document["info"] |= {"version": __version__, "description": about}
     for path in EXAMPLES:
         count = "One image" if path == "/attention" else f"At most {limits['max_images']} images"
@@ -78,7 +78,8 @@ def describe_interface(served: ServedModel) -> dict[str, Any]:
 
 
 def render_docs(document: dict[str, Any], address: str) -> tuple[str, str]:
-    """A description as a page, and its policy. The commands on it use `address`, so they can be pasted as they are."""
+    """Renders a description as a page; also returns its policy. Commands on it use `address`, so they can be pasted
+    unchanged."""
     from jinja2 import Environment
 
     style = "\n".join([page_style(), read_asset("docs.css")])

@@ -1,4 +1,4 @@
-"""Bodies of requests, read into memory within limits of size, time and total memory; and the images in them.
+"""Reads request bodies into memory, within limits of size, time and total memory, and extracts the images in them.
 
 Images are a form's files, or base64 in JSON. The parts of a form are slices of the body: no file is written, no URL is
 fetched, no path is opened.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 FIELD: Final = "image"
 FORM: Final = "multipart/form-data"
 JSON: Final = "application/json"
-PART_HEADERS: Final = 8  # at most; a browser sends two or three
+PART_HEADERS: Final = 8  # per part, at most; browsers send two or three
 HEADER_BYTES: Final = 4096  # of one line, at most
 LONGEST_NAME: Final = 200  # characters of a file's name that are kept
 
@@ -35,11 +35,11 @@ LONGEST_NAME: Final = 200  # characters of a file's name that are kept
 async def read_body(
     headers: Headers, receive: Receive, settings: ServeSettings, reserve: Callable[[int], None]
 ) -> bytes:
-    """A whole body. Raises where it is announced as too long, turns out to be, or arrives too slowly."""
+    """Reads a whole body. Raises if it is announced as too long, turns out to be, or arrives too slowly."""
     coding = headers.get("content-encoding", "identity")
     if coding.lower() != "identity":
         raise RequestError(415, "compressed body", f"Content-Encoding {coding[:40]!r} is not supported; send it plain")
-    limit = f"a request's body has {settings.max_bytes:,} bytes at most; send a smaller image, or fewer at once"
+    limit = f"a request's body is limited to {settings.max_bytes:,} bytes; send a smaller image, or fewer at once"
     too_long = RequestError(413, "body too large", limit)
     announced = headers.get("content-length", "")
     if announced.isdecimal() and int(announced[:20]) > settings.max_bytes:
@@ -60,7 +60,7 @@ async def read_body(
                 if not message.get("more_body", False):
                     return b"".join(pieces)
     except TimeoutError:
-        reason, close = f"{size:,} bytes came in {settings.read_s:g} s; the whole body has to", {"Connection": "close"}
+        reason, close = f"{size:,} bytes came in {settings.read_s:g} s; the whole body must", {"Connection": "close"}
         raise RequestError(408, "body too slow", reason, headers=close) from None
 
 
@@ -80,7 +80,7 @@ class FormPart:
 
 
 def parse_form(content_type: str, body: bytes, max_parts: int) -> list[FormPart]:
-    """The parts of a form, at most so many."""
+    """Parses the parts of a form; raises for more than `max_parts`."""
     boundary = parse_options_header(content_type)[1].get(b"boundary", b"")
     if not boundary:
         raise RequestError(400, "form without a boundary", "Content-Type: multipart/form-data needs a boundary=...")
@@ -88,7 +88,7 @@ def parse_form(content_type: str, body: bytes, max_parts: int) -> list[FormPart]
 
     def begin() -> None:
         if len(parts) >= max_parts:
-            reason = f"a form has {max_parts} parts at most; send the rest in another request"
+            reason = f"a form is limited to {max_parts} parts; send the rest in another request"
             raise RequestError(400, "too many parts", reason)
         parts.append(FormPart())
 
@@ -120,7 +120,7 @@ class Upload(NamedTuple):
 
 
 def read_uploads(content_type: str, body: bytes, max_images: int) -> list[Upload]:
-    """At least one and at most `max_images` images."""
+    """Reads at least one and at most `max_images` images."""
     kind = content_type.partition(";")[0].strip().lower()
     if kind == FORM:
         found = read_form(content_type, body, max_images)

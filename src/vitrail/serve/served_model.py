@@ -1,6 +1,6 @@
-"""A predictor behind a server: predictions, features, and where the model looks.
+"""A predictor behind a server: predictions, features and attention.
 
-Attention of one image: rollout over all layers, and every head of one layer at one byte per weight.
+The attention of an image is the rollout over all layers, and every head of one layer at one byte per weight.
 """
 
 import base64
@@ -28,7 +28,7 @@ DRAWING_SIDE: Final = 1400  # pixels of the longer side of a drawing, at most
 
 
 def attention_shape(network: nn.Module) -> dict[str, Any]:
-    """The shape of a model's attention maps; empty where it has none."""
+    """The shape of a model's attention maps; empty if it has none."""
     if not taps.has_attention(network):
         return {}
     tokens = taps.get_token_layout(network)
@@ -85,7 +85,7 @@ def scale_rows(values: Tensor) -> Tensor:
 
 
 class PreparedImage(NamedTuple):
-    """The size of the upright upload, and what the model sees of it, in its pixels: beyond it lie borders."""
+    """The size of the upright upload, and the part that the model sees, in its pixels; beyond the image are borders."""
 
     size: tuple[int, int]  # (width, height)
     crop: tuple[float, float, float, float]  # left, top, width, height
@@ -97,13 +97,13 @@ class ServedModel:
 
     def __init__(self, predictor: Predictor[Any], name: str, settings: ServeSettings) -> None:
         self.predictor, self.name, self.settings = predictor, name, settings
-        # For decoding, shared by all threads: each reserves what its image needs before it starts.
+        # Memory for decoding, shared by all threads: each reserves what its image needs before it starts.
         busy = partial(unavailable, "no memory to decode", "other images use all the memory for decoding; try again")
         self.memory = MemoryBudget(settings.decode_bytes, busy, settings.timeout_s)
 
     def prepare(self, data: bytes) -> tuple[Tensor, PreparedImage]:
-        """Bytes to prepared pixels. Raises BadImage for what is not an image, or has too many pixels by its header;
-        RequestError where other images hold the memory for decoding for too long."""
+        """Decodes bytes into prepared pixels. Raises BadImage if they are not an image, or have too many pixels by the
+        header; RequestError if other images hold the memory for decoding for too long."""
         preprocessing = self.predictor.preprocessing
         # Without antialiasing the whole image becomes floats, 12 bytes per pixel, before it is resized.
         times = 1 if preprocessing.antialias else 2
@@ -117,11 +117,11 @@ class ServedModel:
         return EncodedImage(data, max_pixels=self.settings.max_pixels, reserve=reserve).rgb()
 
     def compute(self, images: Sequence[QueuedImage]) -> Sequence[Any]:
-        """Answers of one batch, of one kind."""
+        """Computes the answers for one batch, of one kind."""
         batch = torch.stack([image.pixels for image in images if image.pixels is not None])
         match images[0].kind:
             case "predict":
-                # Here and one by one: outputs and masks of dense tasks are much larger than what is sent of them.
+                # Done here, one by one: outputs and masks of dense tasks are much larger than the response.
                 answers: list[tuple[dict[str, Any], Any]] = []
                 outputs = self.predictor.outputs(batch)
                 for at, image in enumerate(images):
@@ -135,7 +135,7 @@ class ServedModel:
                 return [compute_attention(self.predictor.network, self.predictor.normalise(batch), images[0].layer)]
 
     def show(self, prediction: Any, data: bytes) -> dict[str, Any]:
-        """A prediction for people: its text, its bars, and a drawing of it over the image, as PNG."""
+        """A prediction for display: its text, its bars, and a drawing of it over the image, as PNG."""
         task = self.predictor.task
         with self.memory.reserve() as grow:
             image = self._decode(data, grow)
@@ -158,7 +158,7 @@ class ServedModel:
 
     @property
     def features_obstacle(self) -> str:
-        """Why it has no features to give; empty where it has."""
+        """Why the model cannot return features; empty if it can."""
         network: Any = self.predictor.network
         return network.features_obstacle if isinstance(network, OnnxNetwork) else ""
 

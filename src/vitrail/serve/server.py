@@ -29,7 +29,7 @@ from vitrail.serve.service import Service
 from vitrail.serve.settings import HEAD_BYTES, ServeSettings
 
 INTERRUPTED: Final = 130
-SWITCH_S: Final = 0.001  # how long a thread may keep the others from Python; 5 ms by default, a hundred times a batch
+SWITCH_S: Final = 0.001  # how long a thread may hold the GIL; the default of 5 ms would cost up to 100 waits per batch
 LENGTHS: Final = {b"content-length", b"transfer-encoding"}
 END_OF_HEAD: Final = re.compile(rb"\n\r?\n")
 
@@ -83,7 +83,7 @@ class StrictParser(h11.Connection):
         if self.their_state is h11.IDLE:
             waiting = self.trailing_data[0]
             if len(waiting) > self.limit and not END_OF_HEAD.search(waiting, 0, self.limit):
-                self.reject(431, "head too large", f"a request's head has {self.limit:,} bytes at most")
+                self.reject(431, "head too large", f"a request's head is limited to {self.limit:,} bytes")
         event = super().next_event()
         if isinstance(event, h11.Request) and {name for name, _ in event.headers} >= LENGTHS:
             self.reject(400, "two lengths", "send Content-Length or Transfer-Encoding, not both")
@@ -96,11 +96,12 @@ class StrictParser(h11.Connection):
 
 class TimedConnection(H11Protocol):
     """uvicorn's connection with timeouts for a request's head, for the rest of a body that was rejected before it was
-    read, and for an answer that nobody reads. The timeout of a body is in requests.py. Subclasses hold the settings."""
+    read, and for an answer that the client does not read. The timeout of a body is in requests.py. Subclasses
+    hold the settings."""
 
     settings: ServeSettings
 
-    def __init__(self, *args: Any, **more: Any) -> None:  # uvicorn's own arguments
+    def __init__(self, *args: Any, **more: Any) -> None:  # the arguments of uvicorn
         super().__init__(*args, **more)
         self.conn = StrictParser(self.config.h11_max_incomplete_event_size or HEAD_BYTES)
         self._timers: dict[str, asyncio.TimerHandle] = {}  # by what is waited for: "head", "linger", "stall"
@@ -143,7 +144,7 @@ class TimedConnection(H11Protocol):
         if not self.conn.trailing_data[0]:  # browsers open connections ahead of need; this one was never used
             self.transport.close()
             return
-        self.reject(408, "head too slow", f"a request's head has to arrive within {self.settings.head_s:g} s")
+        self.reject(408, "head too slow", f"a request's head must arrive within {self.settings.head_s:g} s")
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -155,7 +156,7 @@ class TimedConnection(H11Protocol):
 
     def timeout_keep_alive_handler(self) -> None:
         if self.transport.get_write_buffer_size():
-            self.transport.abort()  # closing would wait for a reader that does not read
+            self.transport.abort()  # closing would wait for the client to read
         else:
             super().timeout_keep_alive_handler()
 
@@ -170,7 +171,7 @@ class TimedConnection(H11Protocol):
         self.reject(*self.conn.fault, linger=True)
 
     def reject(self, status: int, error: str, reason: str, *, linger: bool = False) -> None:
-        """Answers before there is a request, and closes; with `linger` only once the sender has closed, or after a
+        """Answers before there is a request, and closes. With `linger`, it closes only once the sender has, or after a
         while: closing while bytes arrive would reset the connection, and the answer would be lost."""
         if self.transport.is_closing():
             return
@@ -200,7 +201,7 @@ class TimedConnection(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server with its own way to start and stop."""
+    """uvicorn's server with changed startup and shutdown."""
 
     def __init__(self, service: Service, announce: Callable[[], object] = lambda: None) -> None:
         self.service, self.announce, self.application = service, announce, make_application(service)
@@ -230,7 +231,7 @@ class Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
         """uvicorn raises the signal again once it has stopped; here a stop on request is a success."""
-        if threading.current_thread() is not threading.main_thread():  # no signal arrives here
+        if threading.current_thread() is not threading.main_thread():  # only the main thread receives signals
             yield
             return
         before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -242,7 +243,7 @@ class Server(uvicorn.Server):
 
 
 async def run_service(server: Server, listener: socket.socket) -> None:
-    """From loading the model to the last answer."""
+    """Runs the server, from warming up the model to the last answer."""
     async with server.service.running():
         await server.serve(sockets=[listener])
 

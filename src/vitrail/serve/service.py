@@ -1,4 +1,4 @@
-"""The moving parts of a server: queue, model thread, decoding threads, and the path of a request through them."""
+"""Connects the parts of a server: queue, model thread and decoding threads, and the path of a request through them."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ class Service:
     def __init__(self, served: ServedModel, settings: ServeSettings) -> None:
         self.served, self.settings = served, settings
         self.metrics = Metrics()
-        # Bytes that came count, not those announced: an announcement costs nothing.
+        # Counts the bytes received, not those announced, since announcing them costs nothing.
         full = partial(too_many_requests, "other requests fill the memory for request bodies; try again in a moment")
         self.budget = MemoryBudget(max(4 * settings.max_bytes, 64 * 2**20), full)
         self.queue = BatchQueue(capacity=settings.queue, batch=settings.batch, wait_s=settings.wait_ms / 1e3)
@@ -43,7 +43,7 @@ class Service:
             lambda: ModelThread(prefix, self.queue, served.warm, served.compute, self._settle), settings.stuck_s
         )
         self.decoders = ThreadPoolExecutor(settings.decoders, thread_name_prefix=prefix)
-        # Slow work is done off the event loop, and not behind images that wait to be decoded.
+        # Threads for slow work outside the event loop, which must not wait behind images to decode.
         self.drawers = ThreadPoolExecutor(1, thread_name_prefix=prefix)
         self.draining = False
 
@@ -51,7 +51,7 @@ class Service:
     def why_not_ready(self) -> str:
         if self.draining:
             return "the server is stopping"
-        return "" if self.supervisor.ready else "the model is being loaded, or loaded again"
+        return "" if self.supervisor.ready else "the model is loading or restarting"
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncGenerator["Service"]:
@@ -87,7 +87,8 @@ class Service:
     async def handle(
         self, request: Request, make: Callable[["asyncio.Future[Any]"], QueuedImage], max_images: int | None = None
     ) -> tuple[list[Upload], list[QueuedImage], list[Any]]:
-        """The images of a request, and the model's answer to each. `make` queues an image for an answer."""
+        """Reads the images of a request, and returns them with the model's answers. `make` makes the queued image for
+        an answer."""
         if self.draining:
             raise stopping()
         arrived = self.loop.time()
@@ -135,7 +136,7 @@ class Service:
                 else:
                     image.answer.set_result(answer)
 
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing waits for the answers
             self.loop.call_soon_threadsafe(settle)
 
     async def _collect(self, images: Sequence[QueuedImage], receive: Receive, until: float) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Settings of a server: who may use it, and its limits."""
+"""Settings of the server: access and limits."""
 
 import math
 from dataclasses import dataclass, fields

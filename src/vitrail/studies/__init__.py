@@ -1,7 +1,7 @@
 """Studies: grids of runs that repeat the paper's tables and figures, by name.
 
-The table is all that `vitrail study --list` needs. A study itself needs torch and is imported when it is looked up: a
-module of `vitrail.studies.paper` with `cells` and `analyse`.
+`vitrail study --list` needs only the table. A study itself is a module of `vitrail.studies.paper` with `cells` and
+`analyse`; it needs torch and is imported on lookup.
 """
 
 from dataclasses import dataclass

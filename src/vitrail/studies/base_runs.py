@@ -37,7 +37,7 @@ def build_gpu_run(source: str = "", *, steps: int) -> Run:
     positions as in the paper.
 
     A study trains for few epochs: crop and flip only, no stochastic depth, no averaged weights. A network then hardly
-    sees an image often enough to overfit, and regularisation would cost more than it brings."""
+    sees any image often enough to overfit, and regularisation would cost more than it gains."""
     name = re.split("[:@]", source)[0] or "cifar10"  # without the folder or the split
     run = configure(load_recipe(name if name in SMALL_SOURCES else "cifar10"))
     model = vit_config(run.model)
@@ -75,8 +75,8 @@ def with_source(run: AnyRun, source: str) -> AnyRun:
 
 
 def with_steps(run: AnyRun, steps: int, *, scorings: int = SCORINGS) -> AnyRun:
-    """The run for this many steps, a tenth of them warm-up, without a closed-form baseline: other cells are there to
-    compare with."""
+    """The run for this many steps, a tenth of them warm-up, without a closed-form baseline: it is compared with other
+    cells."""
     return replace(
         run,
         steps=steps,

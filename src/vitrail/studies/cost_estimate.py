@@ -1,8 +1,8 @@
 """What a grid will cost, from its runs alone: nothing is downloaded and nothing is trained.
 
-ExaFLOPs are those that a run will count: 6 FLOPs per multiply-accumulate and image. Hours are estimates: a large
-network reaches some 40 % of a device's peak; with a small one every step takes a few milliseconds whatever its size,
-and every cell some seconds before its first step.
+ExaFLOPs are counted as in a run: 6 FLOPs per multiply-accumulate and image. Hours are estimates: a large network
+reaches about 40 % of a device's peak; for a small one, every step takes at least a few milliseconds, and every cell
+some seconds before its first step.
 """
 
 import re
@@ -26,7 +26,7 @@ from vitrail.train.grid.plan import Cell
 from vitrail.train.metrics import PEAKS, measure_flops, peak_flops
 
 UTILISATION: Final = 0.4  # of a device's peak, by a large network
-DEFAULT_GPU: Final = "H200"  # for a grid that is meant for a GPU where there is none
+DEFAULT_GPU: Final = "H200"  # for a grid that is meant for a GPU, if there is none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +44,7 @@ class DeviceSpeed:
 
 @dataclass(frozen=True, slots=True)
 class CellCost:
-    """What a cell will cost; None where that depends on data that is not here."""
+    """The cost of a cell; None where it depends on data that is not available."""
 
     network: str
     images: int | None  # per epoch
@@ -54,7 +54,7 @@ class CellCost:
 
 
 def estimate_speed(name: str, *, for_gpu: bool) -> DeviceSpeed:
-    """Of the device at hand; where that is a CPU and the grid is meant for a GPU, of one H200."""
+    """The speed of the local device, or of one H200 if that is a CPU and the grid is meant for a GPU."""
     device = torch.device(name)
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)

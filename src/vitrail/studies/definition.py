@@ -1,4 +1,4 @@
-"""What a study is: a grid of cells for each scale, and an analysis of their outcomes."""
+"""The definition of a study: a grid of cells for each scale, and an analysis of their outcomes."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -29,14 +29,14 @@ class ResultTable:
 
 @dataclass(frozen=True, slots=True)
 class JudgedClaim:
-    """One of the paper's statements as it turns out here."""
+    """One of the paper's claims, as judged by the results here."""
 
     text: str
     verdict: Verdict
 
 
 def judge_gaps(gaps: Iterable[tuple[str, Gap | None]], *, upward: bool = True) -> list[JudgedClaim]:
-    """The claims that differences have the paper's sign; without those that could not be measured."""
+    """Judges the claims that differences have the paper's sign; differences that could not be measured are left out."""
     known = [(f"{text} {gap}{f', {gap.reading}' if gap.is_open else ''}", gap) for text, gap in gaps if gap is not None]
     return [JudgedClaim(text, gap.judge(upward=upward)) for text, gap in known]
 
@@ -69,7 +69,7 @@ class Findings:
 
     @property
     def comparison(self) -> str:
-        """What the paper states, and how that turns out here."""
+        """What the paper states, and how it compares with the results here."""
         claims = "; ".join(f"{claim.text} ({claim.verdict.value})" for claim in self.claims)
         return f"{self.paper} Here: {claims or 'too few cells have finished to decide anything'}."
 
@@ -113,11 +113,11 @@ def seed_cells(name: str, at: Mapping[str, Coordinate], run: RunRequest, seeds: 
 
 
 def check_grid(name: str, cells: Sequence[Cell]) -> None:
-    """Refuses a grid whose cells cannot each have a folder, or wait for each other."""
+    """Raises ConfigError if cells cannot each have a folder of their own, or wait for each other."""
     after: dict[str, str] = {}
     for cell in cells:
         if not re.fullmatch(r"\w[\w.-]*", cell.name, re.ASCII):
-            raise ConfigError(f"{name}: the cell {cell.name!r} names a folder: letters, digits, '-', '_' and '.' only")
+            raise ConfigError(f"{name}: cell {cell.name!r} must be a folder name of letters, digits, '-', '_' and '.'")
         if cell.name in after:
             raise ConfigError(f"{name}: two cells are called {cell.name}")
         after[cell.name] = cell.after
@@ -154,7 +154,8 @@ def repeat_seeds(cells: Sequence[Cell], count: int) -> tuple[Cell, ...]:
 
 
 def with_seed(cell: Cell, seed: int, fixed: Collection[str]) -> Cell:
-    """The cell with another seed and a name that says so, after the cell of that seed or one of the `fixed` ones."""
+    """The cell with another seed, and its name with that seed; it comes after the cell of the same seed, or after one
+    of the `fixed` cells."""
     before, data = int(cell.at[SEED]), cell.run.data
 
     def rename(name: str) -> str:

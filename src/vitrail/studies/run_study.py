@@ -1,4 +1,4 @@
-"""Runs a study: its cells as a grid of runs, with a report now and then and at the end.
+"""Runs a study: its cells as a grid of runs, with a report from time to time and at the end.
 
     study = find_study("positions")
     plan = StudyPlan(study=study, scale="tiny", cells=study.grid("tiny"), out=Path("runs/mine"))
@@ -9,8 +9,8 @@
     OUT/cells/NAME/outcome.json  its outcome, written when it has finished
     OUT/table.md  table.csv  figure.png  figure.svg  report.html
 
-The same call again resumes: finished cells stay, an interrupted one resumes from its checkpoint, a failed one is tried
-again (vitrail.train.grid).
+The same call again resumes: finished cells are kept, interrupted cells resume from their checkpoints, and failed cells
+are tried again (vitrail.train.grid).
 """
 
 import contextlib
@@ -60,8 +60,8 @@ Present: TypeAlias = Callable[[Sequence[CellOutcome]], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StudyPlan:
-    """What to run and where. `work` is the cost of each cell in any unit: long ones come first, seed by seed. `go_on`
-    is the command that resumes the study."""
+    """What to run and where. `work` is the cost of each cell, in any unit: within a seed, the most expensive cells run
+    first. `go_on` is the command that resumes the study."""
 
     study: Study
     scale: Scale
@@ -86,8 +86,8 @@ class StudyPlan:
         )
 
     def check_folder(self, tell: Callable[[str], None]) -> None:
-        """Refuses a folder that holds something else, and cells whose run has changed. With `force` those are removed,
-        together with cells that started from their weights, to be trained again."""
+        """Raises ConfigError if the folder holds something else, or cells whose run has changed. With `force`, such
+        cells and those that started from their weights are removed and trained again."""
         out = self.out
         if (out / CONFIG).exists():
             raise ConfigError(f"{out} holds a run, not a study; give another --out")
@@ -103,7 +103,7 @@ class StudyPlan:
             fault = f"{cell_folder(out, name)} holds a cell with another config ({join_words(lines, limit=LISTED)})"
             raise ConfigError(f"{fault}{others}; add --force to train those again, or give another --out")
         again = set(changed)
-        for _ in self.cells:  # in whatever order they come
+        for _ in self.cells:  # in any order
             again |= {cell.name for cell in self.cells if cell.after in again}
         for cell in self.cells:
             if cell.name in again and (folder := cell_folder(out, cell.name)).exists():
@@ -138,14 +138,14 @@ class StudyJob(CellJob):
         return read_values(folder)
 
 
-open_cached = lru_cache(maxsize=2)(open_collection)  # cells mostly share their source; reading it takes seconds
+open_cached = lru_cache(maxsize=2)(open_collection)  # most cells share their source, and reading it takes seconds
 
 
 def run_study(
     plan: StudyPlan, *, places: Sequence[DeviceSlot], watcher: grid.Watcher, present: Present
 ) -> grid.GridReport:
-    """Runs the cells that have not finished. `present` is called with the outcomes so far, now and then and at the end.
-    A single place on a CPU is this process."""
+    """Runs the cells that have not finished. `present` is called with the outcomes so far, from time to time and at the
+    end. With a single slot on a CPU, cells run in this process."""
     alone = len(places) == 1 and not places[0].device.startswith("cuda")
     where = World(device=torch.device(places[0].device)) if alone else places
     return run_grid(plan.as_grid(), where, watcher=watcher, present=lambda report: present(report.outcomes))
@@ -162,9 +162,10 @@ def read_finished(out: Path, cells: Sequence[Cell]) -> dict[str, CellOutcome]:
 
 
 def read_values(folder: Path) -> dict[str, float]:
-    """What a finished run recorded: "accuracy" (on the test split if there is one, otherwise on the watched split; for
-    another task its own main score), "watch" (on the watched split), "fewshot-5", "exaflops", "device_hours", "images".
-    If the run selected weights by the watched split, their watched score and few-shot accuracy count."""
+    """Reads what a finished run recorded: "accuracy" (on the test split if there is one, otherwise on the watched
+    split; for another task its own main score), "watch" (on the watched split), "fewshot-5", "exaflops",
+    "device_hours", "images". If the run selected weights by the watched split, the watched score and few-shot accuracy
+    are those of these weights."""
     rows = read_metrics(folder / METRICS)[0]
     found: dict[str, float] = {}
     watched, tested = scores(rows, "watch"), scores(rows, "test")
@@ -192,7 +193,7 @@ def find_changes(out: Path, cell: Cell) -> list[str]:
     before = command.get(REQUESTED)
     if not isinstance(before, Mapping):
         return [f"it holds a run of its own, not a cell of a study ({COMMAND})"]
-    with contextlib.suppress(ConfigError):  # with fields that did not exist yet when it was written
+    with contextlib.suppress(ConfigError):  # fields may have been added since it was written
         before = to_plain(from_plain(RunRequest, before))
     lines = diff_plain(*(json.loads(json.dumps(values)) for values in (before, to_plain(cell.run))))
     if command.get("after", "") != cell.after:

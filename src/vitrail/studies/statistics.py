@@ -1,4 +1,4 @@
-"""Means and spreads over seeds, and what can be said of a difference between two of them.
+"""Means and spreads over seeds, and what a difference between two of them shows.
 
     for group in group_by_seed(outcomes):
         print(group.at, format_spread(group.spread("accuracy")))      # "93.1 ± 0.2"
@@ -183,8 +183,8 @@ def compare(one: Spread | None, other: Spread | None, among: Iterable[Spread | N
 
 
 def pair_by_seed(one: SeedGroup | None, other: SeedGroup | None, value: str) -> Spread | None:
-    """The differences seed by seed, which cancels what a seed gives to both, such as the weights they start from. None
-    if no seed has both values."""
+    """The differences seed by seed, which cancels what the two share for a seed, such as the weights they start from.
+    None if no seed has both values."""
     if one is None or other is None:
         return None
     theirs = {each.at[SEED]: each.values[value] for each in other.outcomes if value in each.values}
@@ -275,15 +275,15 @@ def fit_power_law(points: Sequence[Cost]) -> PowerLaw | None:
     centred, logs = np.log(compute) - np.log(compute).mean(), np.log(errors - limits[:, None])
     slopes = logs @ centred / (centred @ centred)
     factors = np.exp(logs.mean(axis=1) - slopes * np.log(compute).mean())
-    # Squares of the errors' own logarithm, so that limits compete on equal terms.
+    # Squares of the logarithm of the whole error, so that limits are comparable.
     fitted = factors[:, None] * compute ** slopes[:, None] + limits[:, None]
     best = int(((np.log(fitted) - np.log(errors)) ** 2).sum(axis=1).argmin())
     return PowerLaw(a=float(factors[best]), b=-float(slopes[best]), c=float(limits[best])) if slopes[best] < 0 else None
 
 
 def interpolate_accuracy(points: Sequence[Cost], compute: float) -> float | None:
-    """The best accuracy for a compute along a frontier, between its points by the logarithm of the compute; beyond its
-    most expensive point that point's. None below the cheapest."""
+    """The best accuracy for a given compute along a frontier: interpolated over the logarithm of compute, and constant
+    beyond the most expensive point. None below the cheapest."""
     frontier = find_frontier(points)
     if not frontier or compute < frontier[0].compute:
         return None
@@ -292,8 +292,8 @@ def interpolate_accuracy(points: Sequence[Cost], compute: float) -> float | None
 
 
 def compare_compute(one: Sequence[Cost], other: Sequence[Cost]) -> float | None:
-    """How many times the compute of the first the other needs for the same accuracy: the geometric mean over the
-    accuracies that both reach, along their frontiers. None if there are none."""
+    """The compute that the other needs for the same accuracy, as a multiple of the first's: the geometric mean over the
+    accuracies that both frontiers reach. None if there are none."""
     edges = [find_frontier(points) for points in (one, other)]
     if min(map(len, edges)) < 2:
         return None

@@ -1,1 +1,1 @@
-"""The one loop, its step, and the folder that a run leaves."""
+"""The training loop, its step, and the folder that a run writes."""

@@ -78,8 +78,8 @@ def assemble(
     saved: SavedCheckpoint | None,
     head: HeadWeights | None = None,
 ) -> Parts:
-    """Builds everything, with the values of a checkpoint if there is one; `head` is what the last layer starts with
-    instead of zeros."""
+    """Builds everything, with the values of a checkpoint if there is one. `head` holds the initial weights of the last
+    layer, which otherwise starts at zero."""
     network, values = make_network(run, splits, world, saved, head)
     objective, parallel = place_objective(run, splits, world, network, values)
     groups = group_parameters(objective, run.optim, has_encoder_rate=run.schedule.encoder_warmup > 0)
@@ -98,7 +98,7 @@ def make_network(
     run: ResolvedRun, splits: DataSplits, world: World, saved: SavedCheckpoint | None, head: HeadWeights | None
 ) -> tuple[Model, InitialValues | None]:
     """The network that the run starts from, with the card that its weights will carry, in training mode. A network that
-    will be sharded has no storage yet, and comes with a function that fills it."""
+    will be sharded is returned without storage, together with a function that fills it."""
     task = task_of(run.objective)
     labels = () if task is None else splits.class_names
     facts: dict[str, Any] = {} if task is None else {"task": task.name, **task.card_facts(run.objective, splits.train)}
@@ -122,8 +122,8 @@ def make_network(
 
 
 def load_starting_network(run: ResolvedRun, num_classes: int) -> tuple[Model, dict[str, Any]]:
-    """The network of `run.weights` with the run's regularisers, image size and a new head, or queries that have yet to
-    learn; and its provenance."""
+    """The network of `run.weights` with the run's regularisers and image size and a new head (or untrained queries),
+    and its provenance."""
     bundle = find_weights(run.weights)
     moved = bundle.config.grid != run.model.grid
     known = [name for name in REGULARISERS if hasattr(bundle.config, name) and hasattr(run.model, name)]

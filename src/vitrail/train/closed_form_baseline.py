@@ -1,5 +1,5 @@
-"""The number that fine-tuning has to beat: the closed-form classifier (4.1) on the frozen features it starts from; for
-classes of pixels the linear head on its frozen patch tokens.
+"""The score that fine-tuning has to beat: a closed-form classifier (4.1) on the frozen features that it starts from,
+or, for classes of pixels, a linear head on the frozen patch tokens.
 
 It is computed once, before the first step, by the main process: from the training images, or a sample of them, with its
 penalty chosen on a tenth of those, and scored on the run's own splits. It draws nothing from torch's generators, so a
@@ -78,7 +78,7 @@ def find_obstacle(run: Run, splits: DataSplits) -> str:
 
 
 def can_start(run: Run) -> bool:
-    """Whether the closed form can be the head that a run starts with: a head of queries cannot be computed so."""
+    """Whether a run can start with the closed form as its head: a head of queries has no closed form."""
     return not run.model.has_queries
 
 
@@ -103,8 +103,8 @@ def compare_scores(closed: Mapping[str, Row], scores: Iterable[Row | None], run:
 def prepare_baseline(
     run: ResolvedRun, splits: DataSplits, world: World, folder: RunFolder, observer: Any, *, resumed: bool
 ) -> tuple[dict[str, Row], HeadWeights | None]:
-    """The baseline of a new run, computed or kept from an earlier start; for a resumed run, from its metrics: a row by
-    scored split, and the head to start with, if the run does."""
+    """The baseline of a run: a row by scored split, and the head that the run starts with, if it uses one. A new run
+    computes it, or reuses that of an earlier start; a resumed run reads it from its metrics."""
     known = [row for row in read_metrics(folder.path / METRICS)[0] if row.get("kind") == "baseline"]
     if resumed:
         return {row["split"]: row for row in world.broadcast(known)}, None
@@ -154,7 +154,7 @@ def compute_baseline(
     )
     images, to_score = (f"{some:,}" if some == total else f"{some:,} of {total:,}" for some, total in counts)
     what = f"{images} images to learn from, {to_score} to score; --set baseline=off skips it"
-    observer.log(f"first a linear classifier on the frozen features, to compare with: {what}")
+    observer.log(f"first a linear classifier on the frozen features, for comparison: {what}")
     rows, tensors = solve(run, model.to(world.device), splits.class_names, learnt, scored, world, get_advance(observer))
     try:
         write_sealed(folder / FILE, tensors, {"kind": KIND, "facts": facts, "rows": rows})
@@ -182,7 +182,7 @@ def solve_classes(
     world: World,
     advance: Advance,
 ) -> Solution:
-    """For classes of images."""
+    """Solves for the classes of images."""
     extract = make_extractor(run, model, world, advance)
     features, labels = extract(learnt)
     labels = keep_single_labels(labels)
@@ -203,7 +203,7 @@ def solve_masks(
     world: World,
     advance: Advance,
 ) -> Solution:
-    """For classes of pixels."""
+    """Solves for the classes of pixels."""
     network = make_patch_network(to_bundle(model), names).to(world.device)
     network.card = replace(get_card(network), preprocessing=run.preprocessing)
     cuda, targets = world.device.type == "cuda", MaskTargets()

@@ -1,13 +1,13 @@
-"""A run as one value: what is trained, on what, and how. There are three stages of it, one type each:
+"""A run as one value: what is trained, on what, and how. It goes through three stages, each with its own type:
 
-- `RunRequest` may leave the network open: a fine-tuning recipe takes that of the weights it will be given (3.2).
+- `RunRequest` may leave the network open: a fine-tuning recipe uses the network of the weights it is given (3.2).
 - `Run` is configured: it has a network. What depends on the data and the machine may still be "auto". Recipes return
-  one of these two, and the command line changes fields of them.
-- `ResolvedRun` has every choice made: nothing in it is None or "auto". `resolve` in `train/resolve.py` makes one of a
-  run, its images and the processes; all that trains, scores or reports takes it.
+  a `RunRequest` or a `Run`, and the command line changes their fields.
+- `ResolvedRun` has every choice made: nothing in it is None or "auto". `resolve` in `train/resolve.py` makes it from a
+  run, its images and the processes. Whatever trains, scores or reports takes a `ResolvedRun`.
 
-All three have the same fields in the same order, and are stored alike. In a later stage `field()` says that a field has
-no default any more.
+All three have the same fields in the same order, and are stored alike. In the later stages, `field()` marks fields that
+have no default any more.
 """
 
 from dataclasses import dataclass, field, fields
@@ -40,11 +40,11 @@ PatchOrder: TypeAlias = Literal["drawn", "listed"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Data:
-    """Which images. `without` is a file of `vitrail data dedup` with those of the training split to leave out (4.1).
-    `part` is the share of the rest that there is to learn from, by class: a smaller one lies in every larger one of the
-    same `part_seed` (4.3). `dev` is the part of that which is held out for choosing, by class; `watch` is the split
-    that is scored along the way and that chooses the best weights (auto: dev where there is one, else val; any: else
-    test), `test` the one that is scored at the end (auto: test, where there is one)."""
+    """Which images. `without` is a file written by `vitrail data dedup` that lists training images to leave out (4.1).
+    `part` is the share of the rest to train on, stratified by class; with the same `part_seed`, a smaller part is
+    contained in every larger one (4.3). `dev` is the share of that part held out for selection, also by class. `watch`
+    is the split that is scored during training and that selects the best weights (auto: dev if there is one, else val;
+    any: else test), and `test` is the split that is scored at the end (auto: test, if there is one)."""
 
     source: str = ""
     train: str = "train"
@@ -55,8 +55,8 @@ class Data:
     watch: str = "auto"
     test: str = "auto"
     names: tuple[str, ...] = ()  # of the classes, in their order; empty for the data's own
-    resident: Switch = "auto"  # the whole set on the device, augmented there
-    workers: int = -1  # loader processes; -1 for as many as make sense
+    resident: Switch = "auto"  # keeps the whole set on the device and augments it there
+    workers: int = -1  # loader processes; -1 chooses a number
     repeats: int = 1  # repeated augmentation
     strict: bool = False  # an unreadable image is an error
 
@@ -73,9 +73,9 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scoring:
-    """Scoring along the way, every so many steps (0: twenty times a run). `fewshot` names a source whose closed-form
-    few-shot accuracy is taken too (Section 4.1); with `patience` a run ends after so many scorings without a better
-    one (4.3)."""
+    """Scoring during training, after every so many steps (0: twenty times per run). `fewshot` names a source on which
+    closed-form few-shot accuracy is measured too (Section 4.1). With `patience`, a run stops after that many scores
+    without an improvement (4.3)."""
 
     every: int = 0
     fewshot: str = ""
@@ -91,7 +91,7 @@ class Scoring:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Keep:
-    """Checkpoints: every so many steps, or minutes where `steps` is 0; the `last` ones are kept."""
+    """Checkpoints: every so many steps, or minutes if `steps` is 0. The newest `last` of them are kept."""
 
     steps: int = 0
     minutes: float = 10.0
@@ -105,43 +105,43 @@ class Keep:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRequest:
-    """One training, as requested. `model` is none where it comes from `weights` (fine-tuning, 3.2); its classes are the
-    data's. Either `steps` or `epochs` is above 0. `batch` is the global one, whatever the processes and micro-batches.
-    """
+    """A training run as requested. `model` is None if the network comes from `weights` (fine-tuning, 3.2); the data set
+    its classes. Either `steps` or `epochs` is above 0. `batch` is the global batch, whatever the number of processes
+    and micro-batches."""
 
     name: str
     augmentation: Augmentation
     model: ModelConfig | None = None
     weights: str = ""
-    start: Start = "zero"  # of the new head (3.2); closed-form: least squares on the frozen features
-    positions: Positions = "resized"  # of weights at another size (3.2); drawn: again, as if there were none
+    start: Start = "zero"  # of the new head (3.2); closed-form: least squares on frozen features
+    positions: Positions = "resized"  # of weights at another image size (3.2); drawn: initialised afresh
     patches: tuple[int, ...] = ()  # patch sizes to train at; none for the network's own
     patch_order: PatchOrder = "drawn"  # for every step (FlexiViT); listed: each for an equal share of the steps
     sizes: tuple[int, ...] = ()  # image sizes to train at, each for an equal share of the steps; none for the one size
     objective: ObjectiveConfig = field(default_factory=Classification)
     data: Data = field(default_factory=Data)
     mix: Mix = field(default_factory=Mix)
-    preprocessing: Preprocessing | None = None  # of evaluation; none for that of the weights, or a straight resize
+    preprocessing: Preprocessing | None = None  # for evaluation; None: that of the weights, or a plain resize
     optim: Optim = field(default_factory=Optim)
     schedule: Schedule = field(default_factory=Schedule)
     batch: int = 512
-    micro: int = 0  # samples that a process takes at once; 0 for as many as fit
+    micro: int = 0  # samples that a process computes at once; 0 for as many as fit
     steps: int = 0
     epochs: float = 0.0
     average: float = 0.0  # Polyak's factor, 0.9999 in the paper; 0 for none
     seed: int = 0
     precision: PrecisionChoice = "auto"  # float32 on a CPU, bfloat16 with float32 masters on a GPU
-    compile: Compile = "auto"  # graphs: a whole step compiled and recorded as a CUDA graph; recorded: that alone
-    recompute: bool = False  # activations again in the backward pass instead of kept
+    compile: Compile = "auto"  # graphs: a step is compiled and recorded as a CUDA graph; recorded: recorded only
+    recompute: bool = False  # recomputes activations in the backward pass instead of keeping them
     sharding: Sharding = "auto"
     evaluation: Scoring = field(default_factory=Scoring)
     keep: Keep = field(default_factory=Keep)
-    baseline: Switch = "auto"  # closed form on the frozen features, to compare with; auto: wherever it can be
-    log: int = 10  # steps between two lines of metrics
+    baseline: Switch = "auto"  # closed form on frozen features, to compare with; auto: wherever it is possible
+    log: int = 10  # steps between two rows of metrics
     bad_steps: int = 10  # updates skipped for a loss or gradient that is not finite, before the run gives up
 
     def __post_init__(self) -> None:
-        for name, hint in field_types(type(self)).items():  # what its stage does not allow
+        for name, hint in field_types(type(self)).items():  # fields that may not be None at this stage
             value = getattr(self, name)
             if get_origin(hint) is Literal and value not in get_args(hint):
                 raise unknown_name(name, str(value), get_args(hint))
@@ -170,28 +170,29 @@ class RunRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run(RunRequest):
-    """One training, as configured: its network is known."""
+    """A training run as configured: its network is known."""
 
     model: ModelConfig = field()
 
     @property
     def networks(self) -> tuple[ModelConfig, ...]:
-        """The networks that its steps train: its own, or the one at each of the `patches` or `sizes`."""
+        """The network that is trained, or that network at each of the `patches` or `sizes`."""
         several = [adapt_config(self.model, patch=patch) for patch in self.patches]
         several += [adapt_config(self.model, image_size=size) for size in self.sizes]
         return tuple(several) or (self.model,)
 
     @property
     def macs_per_image(self) -> float:
-        """Of one image, in multiply-accumulates of which a step takes three; the mean over all `networks`."""
+        """Multiply-accumulates of one image in the forward pass, averaged over `networks`. A step takes three times as
+        many."""
         networks = self.networks
         return sum(map(self.objective.macs_per_image, networks)) / len(networks)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResolvedData(Data):
-    """Which images, with the splits that are scored by their names ("none" for none), and whether they lie on the
-    device. How many loader processes there are is up to the machine at every start, and may stay open."""
+    """Which images, with the names of the splits that are scored ("none" for none), and whether the images lie on the
+    device. The number of loader processes may stay open: each start chooses it for its machine."""
 
     watch: str = field()
     test: str = field()
@@ -205,7 +206,7 @@ class ResolvedData(Data):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResolvedRun(Run):
-    """One training, with every choice made for its images and its machine. Its length is in `steps` alone."""
+    """A training run with every choice made for its images and its machine. Only `steps` gives its length."""
 
     data: ResolvedData = field()
     preprocessing: Preprocessing = field()
@@ -227,10 +228,10 @@ Stage = TypeVar("Stage", bound=RunRequest | Data)
 
 
 def to_stage(kind: type[Stage], old: RunRequest | Data, **changes: Any) -> Stage:
-    """A run, or its data, as the type of another stage, with changes as `replace` would make them."""
+    """Converts a run, or its data, to the type of another stage, with changes as in `replace`."""
     return kind(**{field.name: getattr(old, field.name) for field in fields(old)} | changes)
 
 
 def configure(run: RunRequest) -> Run:
-    """The run with the network it has; one without is refused."""
+    """The request as a configured run. ConfigError if it has no network."""
     return run if isinstance(run, Run) else to_stage(Run, run)

@@ -34,9 +34,9 @@ from vitrail.train.run_folder.files import Tell
 READING: Final = "reading the images"
 GPU_SHARE = 0.25  # of a GPU's free memory that resident images may take
 HOST_BYTES = 1 << 30  # of the host's memory
-KEPT_BYTES = 1 << 28  # evaluation images that stay on the device between two scorings
+KEPT_BYTES = 1 << 28  # of evaluation images that stay on the device between two scores
 MAX_WORKERS = 16
-LEAST_SHARED = 5_000  # images from which on loader processes read those that will lie on a device
+LEAST_SHARED = 5_000  # from this many images on, loader processes read what will lie on a device
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +70,7 @@ class DataSplits:
 
     @property
     def fingerprint(self) -> dict[str, str]:
-        """Per split, scored or not: it changes with the order, the labels and the files."""
+        """A fingerprint per split, scored or not. It changes with the order, the labels and the files."""
         return {name: split.fingerprint[:16] for name, split in {"train": self.train, **self.others}.items()}
 
     @property
@@ -168,8 +168,9 @@ def hold_out_nothing(data: Data) -> Data:
 def record_training_images(
     data: Data, splits: DataSplits, world: World, saved: SavedCheckpoint | None, advance: Advance = ignore_advance
 ) -> list[dict[str, Any]]:
-    """Which images the weights were trained on. One record, or more if a resumed run was forced to train on other
-    images: all of them count. The processes share the work; a run resumed with the same images keeps its record."""
+    """Records which images the weights are trained on: one record, or several if a resumed run was forced to train on
+    other images, in which case all of them count. The processes share the work. A run resumed with the same images
+    keeps its record."""
     before: list[dict[str, Any]] = [] if saved is None else saved.facts.get(KEY, [])
     current = (splits.train.fingerprint, splits.train.content_digest)
     if world.broadcast(any((record["fingerprint"], record["digest"]) == current for record in before)):
@@ -241,7 +242,7 @@ class TrainBatches:
         stream = BatchStream(batch=run.batch, seed=run.seed, start=start, stop=stop, **shared)
         if run.data.resident == "on":
             if self.resident is None:
-                # A few images are read sooner than processes start.
+                # Reading a few images takes less time than starting processes.
                 workers = count_workers(run.data, world) if len(self.source) > LEAST_SHARED else 0
                 self.resident = DeviceDataset(self.source, device=device, workers=workers, **self.reading)
             yield from self.resident.train_batches(self.views, stream)
@@ -258,7 +259,7 @@ class EvalBatches:
     def __init__(
         self, data: Data, source: ImageDataset, views: Preprocessing | Views, batch: int, world: World, **reading: Any
     ) -> None:
-        """`reading` is a ledger and targets, as the loader takes them."""
+        """`reading` holds a ledger and targets, which are passed to the loader."""
         self.source, self.world, self.batch = source, world, batch * world.size
         self.views = EvalView(views) if isinstance(views, Preprocessing) else views
         cuda, pixels = world.device.type == "cuda", sum(height * width for height, width in self.views.sizes)

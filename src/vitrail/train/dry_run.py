@@ -1,6 +1,6 @@
 """Steps outside a run: a dry run that forecasts time and memory and looks for mistakes, and the replay of one step.
 
-Nothing that is trained here is kept.
+Trained weights are discarded.
 """
 
 import itertools
@@ -74,7 +74,7 @@ def dry_run(run: Run, splits: DataSplits, world: World, *, base: RunRequest | No
 
 
 def describe_run(forecast: Forecast, splits: DataSplits, world: World) -> None:
-    """Everything that is known without running a step."""
+    """Adds to the forecast what is known without running a step."""
     run, figures = forecast.run, forecast.figures
     macs = run.macs_per_image
     samples, local = len(splits.train), run.batch // world.size
@@ -102,8 +102,8 @@ def describe_run(forecast: Forecast, splits: DataSplits, world: World) -> None:
 
 
 def time_steps(parts: Parts, *, warm: int, most: int, limit_s: float) -> float:
-    """Seconds of a real step after `warm` ones: reading, forward and backward, on the main process's clock. Where a run
-    has stages, the mean over them."""
+    """Seconds per real step, after `warm` steps that are not timed: reading, forward and backward, by the main
+    process's clock. If a run has stages, the mean over them."""
     stages = list_stages(parts.run)
     each = [len(stage) * time_stage(parts, stage, warm=warm, most=most, limit_s=limit_s) for stage in stages]
     return sum(each) / parts.run.steps
@@ -153,7 +153,7 @@ def data_warnings(run: ResolvedRun, splits: DataSplits) -> list[str]:
 
 
 def weights_warnings(run: ResolvedRun) -> list[str]:
-    """Whether the weights expect another normalisation, or have other classes."""
+    """Warnings if the weights expect another normalisation, or have other classes."""
     if not run.weights:
         return []
     bundle = find_weights(run.weights)
@@ -171,7 +171,7 @@ def weights_warnings(run: ResolvedRun) -> list[str]:
 
 
 def schedule_warnings(run: ResolvedRun, splits: DataSplits, base: RunRequest | None) -> list[str]:
-    """Whether the batch was changed but not the learning rate that goes with it, and whether the run is too short."""
+    """Warnings if the batch was changed but not the learning rate that goes with it, or if the run is too short."""
     found: list[str] = []
     if base is not None and base.batch != run.batch:
         factor = run.batch / base.batch
@@ -191,7 +191,7 @@ def schedule_warnings(run: ResolvedRun, splits: DataSplits, base: RunRequest | N
 
 
 def seconds_per_image(run: Run, splits: DataSplits, world: World) -> float:
-    """The time to train on one image, after one step."""
+    """Measures the seconds it takes to train on one image, after one step of warm-up."""
     short = replace(run, batch=TRIAL_BATCH * world.size, micro=0, steps=1 + TRIAL_STEPS, epochs=0.0, compile="off")
     short = replace(short, mix=Mix(), schedule=Schedule(), start="zero", baseline="off")
     short = replace(short, evaluation=replace(run.evaluation, patience=0))

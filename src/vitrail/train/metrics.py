@@ -1,7 +1,7 @@
-"""Metrics that never make the host wait, the throughput between two readings, and the cost of a run.
+"""Metrics that never block the host, the throughput between two readings, and the cost of a run.
 
-Sums grow on the device, and a copy is read when it has arrived. Every process adds the same global sums in the same
-steps and reads each copy at the same step, so whatever is decided from a snapshot is decided alike everywhere.
+Sums accumulate on the device, and a copy is read once it has arrived. Every process adds the same global sums in the
+same steps and reads each copy at the same step, so whatever is decided from a snapshot is decided alike everywhere.
 
 A training step costs 6 FLOPs per multiply-accumulate and image, forward and backward: this gives Table 6's exaFLOPs.
 The network's nominal MACs count, whatever shortcuts are taken. The paper's "core-days" are devices times days; to
@@ -21,7 +21,7 @@ from torch import Tensor
 from vitrail.distributed.process_group import synchronise, widest_float
 from vitrail.evaluation.speed import tpuv3_core_days, training_flops
 
-PRODUCTS = 8  # timed at least, however busy the machine; the fastest counts
+PRODUCTS = 8  # timed at least, however busy the machine is; the fastest counts
 
 # Dense bfloat16 peaks, as published by the makers.
 SERVER_PEAKS = {"B200": 2250e12, "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "V100": 125e12}
@@ -187,7 +187,7 @@ class Throughput:
 
     @contextlib.contextmanager
     def pause(self) -> Generator[None]:
-        """Time inside does not count as training. Waits first for what the device still has to do."""
+        """Excludes the time inside from training time. First waits until the device has finished its queued work."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         elif torch.backends.mps.is_available():

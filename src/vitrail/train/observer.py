@@ -34,8 +34,8 @@ def ignore_advance(what: str, done: int, total: int | None) -> None: ...
 
 
 def get_advance(observer: object) -> Advance:
-    """The observer's `advance`, which follows every step and every batch of what happens between steps; the method is
-    optional."""
+    """The observer's `advance`, which is called after every step, and after every batch of the work between steps. The
+    method is optional."""
     return getattr(observer, "advance", ignore_advance)
 
 
@@ -68,8 +68,8 @@ class Stop:
 
 @contextlib.contextmanager
 def listen_for_signals() -> Generator[Stop]:
-    """Handles signals while a run is in progress. Outside the main thread that is impossible, and nothing changes. If a
-    `Stop` is already installed, as for several runs in turn, it is shared: a signal is for all of them."""
+    """Handles signals while a run is in progress. Outside the main thread this is impossible, and nothing changes. If a
+    `Stop` is already installed, as for several runs in turn, it is shared: a signal stops all of them."""
     current = signal.getsignal(signal.SIGINT)
     if isinstance(current, Stop) or threading.current_thread() is not threading.main_thread():
         yield current if isinstance(current, Stop) else Stop()

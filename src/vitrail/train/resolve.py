@@ -1,11 +1,11 @@
 """From a configured run to a resolved one: nothing is "auto" afterwards, and all choices are printed.
 
 The micro-batch follows from the memory a run takes, in closed form. A parameter takes 4 bytes for itself, 4 for its
-gradient, and the optimiser's moments; its bfloat16 copy another 2, an average another 4. An image takes what the
+gradient, and the optimiser's moments; its bfloat16 copy another 2, an average another 4. An image takes whatever the
 backward pass reads again. For a ViT block that is, per token: the inputs of both norms and their outputs (4D), q, k and
 v (3D), the output of attention (D), and the MLP's hidden layer before and after GELU (2M); docs/scale.md compares this
-with measurements. With recomputation only the inputs of the blocks stay, and what one block needs at its peak
-(10D + 3M). For a ResNet it is about four times the output of each unit.
+with measurements. With recomputation only the inputs of the blocks stay, and what one block needs at its peak (10D +
+3M). For a ResNet it is about four times the output of each unit.
 """
 
 import math
@@ -50,7 +50,7 @@ USED = 0.85  # of the free memory; the allocator leaves gaps
 
 
 def resolve(run: Run, splits: DataSplits, world: World) -> ResolvedRun:
-    """Replaces every "auto" and 0 by what it stands for here. ConfigError if the run contradicts itself."""
+    """Replaces every "auto" and 0 by the value it stands for here. ConfigError if the run contradicts itself."""
     model = fit_network(run, len(splits.class_names))
     check_step_shapes(run)
     steps = run.steps or max(round(run.epochs * len(splits.train) / run.batch), 1)
@@ -85,7 +85,7 @@ def fit_network(run: Run, num_classes: int) -> ModelConfig:
     """The network with the head that the objective needs: one for the classes of the data, or none."""
     model = run.model
     if model.channels not in (1, 3):
-        raise ConfigError(f"the network takes images of {model.channels} channels; they are read as RGB, or grey")
+        raise ConfigError(f"the network takes images of {model.channels} channels; images are read as RGB or greyscale")
     task, kind = task_of(run.objective), type(run.objective).__name__
     if task is None and not model.tokens:
         raise ConfigError(f"objective={kind} is for a ViT, and the model is {network_name(model)}")
@@ -110,8 +110,8 @@ def check_float8(run: Run, world: World) -> None:
 
 
 def choose_compilation(run: Run, world: World) -> Compilation:
-    """How the step is compiled: on a GPU by default; recorded as a graph if the step is so small that launching its
-    kernels would take longer than they do."""
+    """How the step is compiled. On a GPU it is, by default, and it is also recorded as a graph if the step is so small
+    that launching its kernels would take longer than running them."""
     cuda = world.device.type == "cuda"
     if run.compile in RECORDED and (not cuda or world.size > 1):
         raise ConfigError(f"compile={run.compile} is for one process with a GPU; use compile=auto")
@@ -160,7 +160,7 @@ def describe_kernels(run: ResolvedRun, world: World) -> tuple[str, ...]:
     found = list[str]()
     if run.precision in HALF:
         found = build_on_meta(run.model).to(torch.bfloat16).train().list_kernels(world.device)
-    if run.recompute or run.sharding in ("fsdp", "hsdp"):  # a sum would be handed on between blocks
+    if run.recompute or run.sharding in ("fsdp", "hsdp"):  # these kernels pass a sum from block to block
         found = [name for name in found if name != RESIDUAL]
     found += ["quantising to fp8"] if run.precision == "fp8" else []
     return (f"own kernels: {join_words(found) or 'none'}",)

@@ -39,7 +39,7 @@ FREE = frozenset(
 
 
 def read_run(folder: Path) -> Run:
-    """The run of a folder, with every choice as it was made. ConfigError without a run."""
+    """The run of a folder, with every choice as it was made. ConfigError if the folder holds no run."""
     read_command(folder)
     config = read_json(folder / CONFIG)
     data = {name: value for name, value in config.get("data", {}).items() if name not in (FINGERPRINT, CONTENT)}
@@ -47,8 +47,8 @@ def read_run(folder: Path) -> Run:
 
 
 def adapt_to_machine(run: Run, typed: Iterable[str], processes: int) -> Run:
-    """The run of a folder, for another machine or another number of processes: choices that depend on them are made
-    again unless they were `typed`, and a micro-batch is at most a process's share. A checkpoint keeps its own."""
+    """Adapts a run to another machine or another number of processes: choices that depend on them are made again unless
+    they were `typed`, and the micro-batch is limited to a process's share. A checkpoint keeps its own."""
     fixed = {text.partition("=")[0].strip() for text in typed}
     automatic = {"micro": 0, "sharding": "auto", "compile": "auto"}
     run = replace(run, **{name: value for name, value in automatic.items() if name not in fixed})
@@ -56,8 +56,8 @@ def adapt_to_machine(run: Run, typed: Iterable[str], processes: int) -> Run:
 
 
 def config_with_fingerprints(run: ResolvedRun, splits: DataSplits) -> dict[str, Any]:
-    """The run as plain data, with fingerprints of its images and a digest of their contents: other images make another
-    run."""
+    """The run as plain data, with fingerprints of its images and a digest of their contents: a run on other images is
+    another run."""
     config = to_plain(run)
     return {**config, "data": {**config["data"], FINGERPRINT: splits.fingerprint, CONTENT: splits.content}}
 

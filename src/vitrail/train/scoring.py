@@ -1,8 +1,8 @@
-"""Scores along the way: the watched split, the final test split, and closed-form few-shot of another dataset (4.1).
+"""Scores during training: the watched split, the final test split, and closed-form few-shot of another dataset (4.1).
 
-A run that learns from labels is scored by its predictions, one without by its features (selfsup_scoring.py). The
-weights that a run stands for are the best ones if a held-out split selects them, else the last: the final score and the
-report belong to them.
+A run that learns from labels is scored by its predictions, a run without labels by its features (selfsup_scoring.py).
+The weights that a run stands for are the best ones if a held-out split selects them, else the last: the final score and
+the report belong to them.
 """
 
 import math
@@ -239,7 +239,7 @@ def swap_weights(tensors: Mapping[str, Tensor], parts: Parts) -> AbstractContext
 
 @dataclass(frozen=True, slots=True)
 class TrainingResult:
-    """How a run ended: "done", or "interrupted" and can be resumed."""
+    """How a run ended: "done", or "interrupted", in which case it can be resumed."""
 
     folder: Path
     state: str

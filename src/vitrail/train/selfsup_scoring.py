@@ -1,11 +1,11 @@
-"""Scores a run without labels along the way: by its frozen features, and by its own loss.
+"""Scores a run without labels during training: by its frozen features, and by its own loss.
 
     {"split": "dev", "measure": "k-NN", "accuracy": 0.83, "count": 360, "rank": 21.4, "width": 64, ..., "loss": 0.2}
 
-The features are those that the last layer reads, without augmentation, of the split and of a sample of the training
-images. The accuracy is that of a vote of nearest neighbours, and is absent without labels. The loss is the objective's
-own on the views of training, drawn alike in every scoring: if it rises while the training loss falls, the run
-overfits. Every process reads a part of the images, and all get the same row.
+The features are what the last layer reads, without augmentation, for the split and for a sample of the training images.
+The accuracy is that of a nearest-neighbour vote, and is absent without labels. The loss is the objective's own, on
+training views that are drawn the same way every time: if it rises while the training loss falls, the run overfits.
+Every process reads a part of the images, and all get the same row.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ from vitrail.train.data import EvalBatches
 from vitrail.train.observer import Advance, count_batches, ignore_advance
 
 MOST: Final = 5_000  # training images among which neighbours are searched; images whose loss is computed
-BATCH: Final = 256  # of all processes together, so that their number changes no draw
+BATCH: Final = 256  # of all processes together, so that their number does not affect random draws
 SEED: Final = 0
 REBUILT, QUERIES = 12, 8  # images in the report: reconstructions, and those whose neighbours are shown
 

@@ -1,8 +1,8 @@
 """One update: micro-batches, their sum, clipping, the optimiser, the average. Nothing here waits for the device.
 
 On a GPU an update can be recorded as one CUDA graph and replayed step after step: a small network's update is some
-seven hundred launches, which take the host longer than the GPU needs for the work; a recording is one launch. It reads
-its inputs and the learning rates from fixed buffers, so each step copies its own there, and the next overwrites the
+seven hundred launches, which take the host longer than the work takes the GPU; a recording is one launch. It reads
+inputs and learning rates from fixed buffers, so each step first copies its own into them; the next step overwrites the
 results.
 """
 
@@ -26,7 +26,7 @@ from vitrail.train.step_shape import patch_at, resize_batch
 
 
 class StepResult(NamedTuple):
-    """The result of an update, on the device: global sums by name, the gradient's norm, and whether it took place."""
+    """The result of an update, on the device: global sums by name, the gradient norm, and whether it was applied."""
 
     names: tuple[str, ...]
     sums: Tensor
@@ -79,11 +79,11 @@ class RecordedUpdate:
 
 
 class RecordingKey(NamedTuple):
-    """What updates differ in that are recorded one by one."""
+    """What distinguishes updates that are recorded separately."""
 
     micro: int
     patch: int | None
-    shapes: tuple[torch.Size, ...]  # of inputs: segments come in a few different numbers
+    shapes: tuple[torch.Size, ...]  # of inputs: the number of segments takes a few different values
 
 
 @dataclass(slots=True)
@@ -116,13 +116,13 @@ class TrainingStep:
         return done
 
     def prepare_inputs(self, batch: Batch, step: int) -> tuple[Tensor, ...]:
-        """What the objective takes of a process's whole part of a batch, sums over all processes included."""
+        """The objective's inputs for this process's whole share of a batch, including sums over all processes."""
         inputs = self.objective.inputs(resize_batch(batch, self.run), seed=self.run.seed, step=step)
         sums = self.objective.normalisers(inputs)
         return inputs if sums is None else (*inputs, self.world.sum_(sums).expand(len(batch), -1))
 
     def set_patch(self, step: int | None) -> int | None:
-        """Puts the network at the patch size of a step, or at its own; returns that of the step where there are several
+        """Sets the network to the patch size of a step, or to its own. Returns the step's size if the run has several
         to draw from."""
         if not self.run.patches:
             return None
@@ -131,8 +131,8 @@ class TrainingStep:
         return patch
 
     def find_recording(self, micro: int, patch: int | None, inputs: tuple[Tensor, ...]) -> RecordedUpdate:
-        """One for every patch size and shape of inputs; micro-batches may shrink in the first steps, and then all are
-        new."""
+        """The recording for a patch size and input shapes, made on first use. Micro-batches may shrink in the first
+        steps; all recordings are then made anew."""
         key = RecordingKey(micro, patch, tuple(tensor.shape for tensor in inputs))
         if key not in self.recordings:
             self.recordings = {known: one for known, one in self.recordings.items() if known.micro == micro}

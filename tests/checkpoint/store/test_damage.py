@@ -92,7 +92,7 @@ def test_two_bad_ones(run: Path) -> None:
 def test_no_good_one_is_an_error_and_not_a_fresh_start(run: Path) -> None:
     for step in (100, 200, 300):
         (run / f"{step:08}" / MANIFEST).unlink()
-    with pytest.raises(CorruptWeights, match=r"no checkpoint is whole .*00000300.*00000200.*00000100"):
+    with pytest.raises(CorruptWeights, match=r"no checkpoint is intact .*00000300.*00000200.*00000100"):
         latest(run, no_message)
 
 

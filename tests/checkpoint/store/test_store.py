@@ -161,7 +161,7 @@ class TestKeeping:
         store.save(5, whole(state(5)), {})
         assert store.close()
         assert list(list_checkpoints(tmp_path)) == [5]
-        assert said == ["checkpoint of step 10 is of a course that this run has left; it is removed"]
+        assert said == ["checkpoint of step 10 belongs to an abandoned course of this run; it is removed"]
 
     def test_the_same_step_again(self, tmp_path: Path) -> None:
         """An equal checkpoint is left as it is; another one takes its place."""

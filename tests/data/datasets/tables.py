@@ -24,7 +24,7 @@ def set_table() -> str:
         ]
         for name, entry in SETS.items()
     ]
-    return markdown(["name", "set", "classes", "splits", "to know"], rows)
+    return markdown(["name", "set", "classes", "splits", "notes"], rows)
 
 
 def file_table() -> str:
@@ -75,4 +75,4 @@ def cuts(name: str) -> str:
     for split, (whole, start, end) in VTAB_TASKS[name].plan.items():
         if (whole, start, end) != (split, 0, 100):
             words.append(f"{split}: {whole}{'' if (start, end) == (0, 100) else f' {start}-{end} %'}")
-    return ", ".join(words) or "as the set"
+    return ", ".join(words) or "same as the set"

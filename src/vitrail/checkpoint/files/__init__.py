@@ -1,1 +1,1 @@
-"""Bytes on disk to plain tensors and back: our own sealed files, and foreign ones that may be damaged or hostile."""
+"""Reads and writes files of plain tensors: our own sealed files, and foreign ones, which may be damaged or hostile."""

@@ -1,7 +1,7 @@
-"""How a weight file is refused: one line that names the file, the cause and the remedy.
+"""Errors for weight files that are refused, in one line with the file, the cause and the remedy, and a memory budget.
 
-A file comes from anywhere, so every name and message taken from one is shortened and kept on one line before it is
-shown; and every reader draws on the one allowance for memory that is set here.
+Files are untrusted, so names and messages taken from them are shortened and kept on one line before they are shown. All
+readers share the memory budget that is set here.
 """
 
 from pathlib import Path
@@ -13,14 +13,14 @@ DOWNLOAD_AGAIN = "fetch or copy the file again"
 RESAVE = "re-save the tensors as .safetensors where they were made"
 
 EXPANSION = 20  # times the size of the file
-ALLOWANCE = 64 << 20  # bytes on top, so that small files are never in doubt
+ALLOWANCE = 64 << 20  # bytes in addition, so that small files always pass
 
 E = TypeVar("E", bound=WeightsError)
 
 
 def check_budget(path: Path, file_size: int, wanted: int, *, what: str = "its tensors") -> None:
-    """Refuse a file that would fill memory out of proportion to its own size, before any of it is allocated: honest
-    weights hardly compress, a bomb does by a factor of a thousand."""
+    """Refuses a file that would take memory out of proportion to its size, before anything is allocated: real weights
+    hardly compress, whereas a bomb compresses by a factor of a thousand."""
     if wanted > EXPANSION * file_size + ALLOWANCE:
         cause = f"{what} take {wanted} bytes, over {EXPANSION} times the file's {file_size} plus {ALLOWANCE >> 20} MiB"
         raise refuse(UnsafeWeights, path, cause, "re-save uncompressed and without expanded views if it is trusted")
@@ -33,7 +33,7 @@ def quote(name: object, limit: int = 120) -> str:
 
 
 def shorten(error: BaseException, limit: int = 200) -> str:
-    """Another library's error as a short cause; some of them write pages."""
+    """Another library's error as a short cause; some errors are pages long."""
     text = describe_error(error)
     return text if len(text) <= limit else text[:limit] + "..."
 
@@ -45,5 +45,5 @@ def refuse(kind: type[E], path: Path, cause: str, remedy: str) -> E:
 
 
 def corrupt(path: Path, cause: str) -> CorruptWeights:
-    """The error for a file that was damaged on its way here."""
+    """The error for a file that was damaged in transfer."""
     return refuse(CorruptWeights, path, cause, DOWNLOAD_AGAIN)

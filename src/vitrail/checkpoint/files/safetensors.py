@@ -2,17 +2,17 @@
 
 The header is parsed twice. The library refuses over-long headers, overlaps, holes and trailing bytes, but lets a name
 appear twice (the last one wins), ignores unknown fields and does not always name the tensor at fault; our parser
-refuses the first two and names the tensor. The data is read, not mapped: a mapped file that somebody shortens kills the
-process, and one that somebody rewrites changes tensors that were already checked.
+refuses the first two and names the tensor. The data is read, not mapped: if a mapped file is truncated, the process is
+killed, and if it is rewritten, tensors change after they were checked.
 
 Any reader of safetensors opens our own files. The one metadata entry ``vitrail`` holds a JSON text:
 
     {"format": 1, ...description..., "checksums": {tensor: sha256 of its bytes}, "seal": sha256}
 
 The checksums cover the data. The seal covers everything else: the eight length bytes and the whole header, with its own
-64 digits as zeros. So any flipped bit is noticed, and a tensor at fault is named. A file is written next to its target
-and renamed onto it, so that a complete file is under the name at every moment. Tensors with NaN or infinity are neither
-written nor read: they would spread to every output.
+64 digits as zeros. So any flipped bit is detected, and the damaged tensor is named. A file is written next to its
+target and renamed onto it, so that there is a complete file under the name at every moment. Tensors with NaN or
+infinity are neither written nor read: they would spread to every output.
 """
 
 import hashlib
@@ -60,7 +60,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SafetensorsHeader:
-    """What the header says, and the bytes that say it (with the eight of the length), for the seal to cover."""
+    """The parsed header, and its raw bytes (with the eight of the length), which the seal covers."""
 
     raw: bytes
     entries: list[TensorEntry]
@@ -68,22 +68,22 @@ class SafetensorsHeader:
 
 
 def parse_header(path: Path, raw: bytes, data_size: int) -> SafetensorsHeader:
-    """Read the header in ``raw`` (length bytes first) of a file with ``data_size`` bytes of data behind it."""
+    """Read the header in ``raw`` (length bytes first) of a file with ``data_size`` bytes of data after it."""
     try:
         fields = parse_object(raw[LENGTH_BYTES:].decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise corrupt(path, f"header is not JSON as it should be ({shorten(error)})") from None
+        raise corrupt(path, f"header is not valid JSON ({shorten(error)})") from None
     metadata: Any = fields.pop("__metadata__", None)
     metadata = {} if metadata is None else metadata
     if not isinstance(metadata, dict) or {type(text) for text in cast(dict[str, Any], metadata).values()} - {str}:
-        raise corrupt(path, "header metadata is not a table of texts")
+        raise corrupt(path, "header metadata is not an object with string values")
     entries = [_parse_entry(path, name, value) for name, value in fields.items()]
     _check_cover(path, entries, data_size)
     return SafetensorsHeader(raw=raw, entries=entries, metadata=cast(dict[str, str], metadata))
 
 
 def parse_object(text: str) -> dict[str, Any]:
-    """A JSON object in which no name appears twice; which of two values counts is otherwise up to the reader."""
+    """Parses a JSON object in which no name appears twice: readers differ in which of two values they use."""
     content: object = json.loads(text, object_pairs_hook=unique_pairs)
     if not isinstance(content, dict):
         raise ValueError("not a JSON object")
@@ -139,7 +139,7 @@ CHECKED = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.co
 
 
 def first_unsound(tensors: Mapping[str, Tensor]) -> tuple[str, str] | None:
-    """The first tensor that holds what no honest weight does, and what that is; None when all are sound."""
+    """The first tensor with values that no valid weight has, and what they are; None if all are valid."""
     for name, tensor in tensors.items():
         if tensor.numel() and tensor.dtype in CHECKED and not _finite(tensor.detach()):
             return name, "NaN or infinity"
@@ -149,7 +149,7 @@ def first_unsound(tensors: Mapping[str, Tensor]) -> tuple[str, str] | None:
 
 
 def _finite(tensor: Tensor) -> bool:
-    """Through the extremes, which a NaN anywhere turns into NaN: no temporaries, and many times as quick."""
+    """Checks the extremes, which are NaN if any value is: this needs no temporaries and is many times as fast."""
     numbers = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
     return all(bool(extreme.isfinite()) for extreme in torch.aminmax(numbers))
 
@@ -162,20 +162,20 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 # As the seal stands in the raw header, where the JSON text is itself quoted: the last field of that text.
 SEAL_TEXT = re.compile(rb'\\"seal\\":\\"([0-9a-f]{64})\\"\}"')
-# Together they betray a sealed file whose key was damaged, which would otherwise pass for a foreign one.
+# Together they reveal a sealed file whose key was damaged, which would otherwise pass for a foreign one.
 MARKS = (b'\\"seal\\":', b'\\"checksums\\":')
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Seal:
-    """What a sealed file says of itself, its header already found intact."""
+    """The description in a sealed file, whose header has been verified."""
 
     description: dict[str, Any]
     checksums: dict[str, str]
 
 
 def open_seal(path: Path, header: SafetensorsHeader) -> Seal | None:
-    """Check the seal of a header; None when the file is not one of vitrail's."""
+    """Checks the seal of a header; None if the file is not vitrail's."""
     text = header.metadata.get(KEY)
     if text is None:
         if all(mark in header.raw for mark in MARKS):
@@ -211,12 +211,12 @@ def write_sealed(
 ) -> None:
     """Write tensors and their description as one sealed file; equal input gives equal bytes.
 
-    Tensors pass one at a time, so a model on another device needs no second copy in host memory. Whatever fails
-    before the rename, a file that stood under the name still stands there. `reached` hears of each write.
+    Tensors are written one at a time, so a model on another device needs no second copy in host memory. If anything
+    fails before the rename, an existing file of that name is left untouched. `reached` is called at each write.
     """
     path = Path(path)
     _check_writable(path, tensors)
-    # Wide types first, as the library does it, so that every tensor lies at a multiple of its item's size.
+    # Wide types first, as in the library, so that every tensor is aligned to the size of its items.
     ordered = dict(sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])))
     checksums = dict.fromkeys(ordered, UNSEALED)
     header = _build_header(path, ordered, description, checksums)
@@ -238,7 +238,7 @@ def write_sealed(
             write(_apply_seal(path, _build_header(path, ordered, description, checksums)))
             reached("after write")
     except WriteFailed as error:
-        cause = f"is written, but its folder could not be put on disk ({error.strerror or shorten(error)})"
+        cause = f"was written, but its folder could not be synced to disk ({error.strerror or shorten(error)})"
         raise refuse(WeightsError, path, cause, "check the disk before relying on it") from error
     except OSError as error:
         cause = f"cannot be written ({error.strerror or shorten(error)})"
@@ -258,7 +258,7 @@ def _apply_seal(path: Path, header: bytes) -> bytes:
     """The header with its seal in place."""
     found = list(SEAL_TEXT.finditer(header))
     if len(found) != 1:
-        raise refuse(MismatchedWeights, path, "a tensor's name reads like a seal", "rename it")
+        raise refuse(MismatchedWeights, path, "a tensor has a name that looks like a seal", "rename it")
     at = found[0].start(1)
     return header[:at] + _seal_of(header, at).encode() + header[at + len(UNSEALED) :]
 
@@ -296,7 +296,7 @@ def _check_writable(path: Path, tensors: Mapping[str, Tensor]) -> None:
     if not tensors:
         raise refuse(MismatchedWeights, path, "there are no tensors to write", "pass a state dict")
     for name, tensor in tensors.items():
-        if name in ("", "__metadata__") or name.encode("utf-8", "replace").decode() != name:  # half of a surrogate pair
+        if name in ("", "__metadata__") or name.encode("utf-8", "replace").decode() != name:  # a lone surrogate
             raise refuse(MismatchedWeights, path, f"a tensor cannot be called {quote(name)}", "rename it")
         if tensor.dtype not in DTYPE_NAMES or tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
             cause = f"tensor {quote(name)} ({tensor.dtype}, {tensor.layout}, on {tensor.device}) cannot be stored"
@@ -318,7 +318,7 @@ def read_safetensors(path: Path, file: BufferedReader, size: int) -> tuple[dict[
 
 
 def read_header(path: Path, file: BufferedReader, size: int) -> SafetensorsHeader:
-    """The header, as two parsers agree on it."""
+    """Reads the header, on which two parsers must agree."""
     file.seek(0)
     first_bytes = file.read(LENGTH_BYTES)
     length = int(struct.unpack("<Q", first_bytes)[0])
@@ -340,7 +340,7 @@ def read_header(path: Path, file: BufferedReader, size: int) -> SafetensorsHeade
 
 
 def _library_verdict(path: Path) -> str | None:
-    """What the safetensors library objects to in the header, or None."""
+    """The safetensors library's objection to the header, or None."""
     try:
         with safe_open(path, framework="pt", device="cpu"):
             return None
@@ -349,7 +349,7 @@ def _library_verdict(path: Path) -> str | None:
 
 
 def read_tensor(path: Path, file: BufferedReader, data_start: int, entry: TensorEntry, seal: Seal | None) -> Tensor:
-    """One tensor's bytes, read into memory of its own and compared with its checksum before anyone sees them."""
+    """Reads one tensor's bytes into memory of its own and compares them with its checksum."""
     content = torch.empty(entry.stop - entry.start, dtype=torch.uint8)
     view = content.numpy().data
     file.seek(data_start + entry.start)

@@ -1,16 +1,16 @@
 """Reads files of ``torch.save``, new (zip) or old (pickle stream), through ``torch.load(weights_only=True)`` only.
 
-Before torch sees the file, its CRCs are compared (torch does not), its pickle is scanned and every storage is checked
-against the bytes in the file. A file that fails is refused; there is no second, unsafe attempt.
+Before torch reads the file, its CRCs are verified (which torch does not do), its pickle is scanned, and every storage
+is checked against the bytes in the file. A file that fails is refused; there is no unsafe fallback.
 
-``torch.load(weights_only=True)`` runs a small machine on the file's instructions. It keeps code out, but it calls
-what is on its own list with the file's arguments (``bytearray(10**12)`` is on it), trusts a storage's declared size
-in the old format and hashes tuples nested however deep. `scan_pickle` walks through the same instructions with
-placeholders first, so that torch is only ever handed a pickle that names nothing but tensors and plain containers.
+``torch.load(weights_only=True)`` runs a small machine on the file's instructions. It keeps code out, but calls
+functions on its allowlist with the file's arguments (``bytearray(10**12)`` is possible), trusts a storage's declared
+size in the old format, and hashes tuples of any nesting depth. `scan_pickle` first walks through the same instructions
+with placeholders, so that torch only ever gets a pickle that names nothing but tensors and plain containers.
 
 Zip archives (.npz, .pth) are opened here, too. Two programs can read one zip differently: by its end or by its start,
-by the first or the last of two equal names. An archive that leaves room for that is refused, so that what was checked
-here is what is read later.
+by the first or the last of two equal names. An ambiguous archive is refused, so that what was checked here is what is
+read later.
 """
 
 import contextlib
@@ -33,26 +33,26 @@ from vitrail.core.errors import CorruptWeights, MismatchedWeights, UnsafeWeights
 
 END_MARK = b"PK\x05\x06"
 END_SIZE = 22  # bytes of the closing record without a comment, which no writer of weights leaves
-END_COUNT = 10  # where that record counts the members,
-MOST_COUNTED = 0xFFFF  # as far as two bytes can
+END_COUNT = 10  # where that record counts the members ...
+MOST_COUNTED = 0xFFFF  # ... in two bytes
 ENCRYPTED = 0x41
-FOLDER = 0x10  # torch's zip reader skips the bytes of such a member and returns memory as it found it
-METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # the others cannot be unpacked a bounded piece at a time
+FOLDER = 0x10  # torch's zip reader skips the bytes of such a member and returns uninitialised memory
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # the others cannot be unpacked in bounded pieces
 PIECE = 1 << 20  # bytes
 
 
 def open_archive(path: Path, file: BinaryIO, size: int) -> zipfile.ZipFile:
-    """The archive, once its directory is known to be honest about names, methods and sizes."""
+    """Opens an archive and verifies the names, methods and sizes in its directory."""
     file.seek(max(0, size - END_SIZE))
     end = file.read(END_SIZE)
     if len(end) != END_SIZE or not end.startswith(END_MARK):
         raise corrupt(path, "zip archive is cut short or has bytes after its end")
     try:
         archive = zipfile.ZipFile(file)
-    except Exception as error:  # BadZipFile and whatever else a damaged directory provokes in the library
+    except Exception as error:  # BadZipFile, or any other error that a damaged directory causes
         raise corrupt(path, f"zip directory is damaged ({shorten(error)})") from None
     members = archive.infolist()
-    # One entry's wrong length can swallow those after it, which the library does not miss.
+    # An entry with a wrong length can swallow those after it, which the library does not notice.
     (count,) = struct.unpack_from("<H", end, END_COUNT)
     if count != min(len(members), MOST_COUNTED):
         raise corrupt(path, f"zip directory lists {len(members)} members but counts {count}")
@@ -82,7 +82,7 @@ def _check_member(path: Path, member: zipfile.ZipInfo) -> None:
 
 @contextlib.contextmanager
 def open_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Generator[IO[bytes]]:
-    """A member's bytes as a stream; whatever the library finds wrong on the way names the member.
+    """A member's bytes as a stream; errors in reading it name the member.
 
     The library stops at the declared size and compares the CRC there, so a member can neither run over nor differ.
     """
@@ -142,7 +142,7 @@ def read_torch_zip(path: Path, file: BinaryIO, size: int, archive: zipfile.ZipFi
     for key, wanted in scan_pickle(path, io.BytesIO(content)).storages.items():
         member = members.get(f"{root}/data/{key}")
         if member is None or member.file_size != wanted:
-            held = "is not there" if member is None else f"holds {member.file_size}"
+            held = "is missing" if member is None else f"holds {member.file_size}"
             raise corrupt(path, f"storage {quote(key)} should hold {wanted} bytes but {held}")
     return _load(path, file, size)
 
@@ -150,11 +150,11 @@ def read_torch_zip(path: Path, file: BinaryIO, size: int, archive: zipfile.ZipFi
 def read_torch_stream(path: Path, file: BinaryIO, size: int) -> dict[str, Tensor]:
     """The tensors of the format before 1.6: five pickles, then the storages one after the other.
 
-    torch allocates its storages from the pickle and fills those that the last pickle lists; so the sizes must add
-    up to the rest of the file, and the lists must agree, or memory would be wasted or handed out as it was found.
+    torch allocates its storages from the pickle and fills those that the last pickle lists; so the sizes must add up to
+    the rest of the file, and the lists must agree, or memory would be wasted or returned uninitialised.
     """
     file.seek(0)
-    # Scanned from memory: asked for more bytes than there are, a file allocates them all, a buffer does not.
+    # Scanned in memory: a file read of more bytes than there are allocates them all, a buffer's does not.
     stream = io.BytesIO(file.read(min(size, PICKLE_LIMIT)))
     if scan_pickle(path, stream).value != OLD_MAGIC or scan_pickle(path, stream).value != OLD_PROTOCOL:
         raise refuse(CorruptWeights, path, "is a pickle, but not one of torch.save", RESAVE)
@@ -165,7 +165,7 @@ def read_torch_stream(path: Path, file: BinaryIO, size: int) -> dict[str, Tensor
         raise corrupt(path, "its list of storages does not match its tensors")
     wanted, held = sum(storages.values()) + OLD_COUNT * len(storages), size - stream.tell()
     if wanted != held:
-        raise corrupt(path, f"its storages should take {wanted} bytes but {held} are there")
+        raise corrupt(path, f"its storages should take {wanted} bytes but have {held}")
     return _load(path, file, size)
 
 
@@ -177,7 +177,7 @@ def _load(path: Path, file: BinaryIO, size: int) -> dict[str, Tensor]:
             content: object = torch.load(file, map_location="cpu", weights_only=True)
     except MemoryError:
         raise
-    except Exception as error:  # eleven types have been seen to come out of it
+    except Exception as error:  # eleven types have been observed
         raise corrupt(path, f"torch.load refuses it ({type(error).__name__}: {shorten(error, 120)})") from None
     state = _state(path, content)
     check_budget(path, size, sum(tensor.nbytes for tensor in state.values()))
@@ -185,7 +185,7 @@ def _load(path: Path, file: BinaryIO, size: int) -> dict[str, Tensor]:
 
 
 def _state(path: Path, content: object) -> dict[str, Tensor]:
-    """The table of tensors in what was loaded, at the top or under one of the usual names."""
+    """The state dict in the loaded object, at the top level or under one of the usual names."""
     if not isinstance(content, dict):
         cause = f"holds a {type(content).__name__} where a state dict is expected"
         raise refuse(MismatchedWeights, path, cause, "save model.state_dict()")
@@ -213,7 +213,7 @@ def _tensors(path: Path, table: Mapping[Any, object], holder: str) -> dict[str, 
         if value.layout != torch.strided or value.is_quantized or value.is_meta:
             cause = f"tensor {quote(name)} is {value.layout} {value.dtype} on {value.device}"
             raise refuse(MismatchedWeights, path, cause, "save it dense, dequantised and with its data")
-        # A view may show one stored number many times over; copied out, it would fill the memory.
+        # A view may repeat one stored number many times; as a copy, it would fill the memory.
         if value.nbytes > (held := value.untyped_storage().nbytes()):
             cause = f"tensor {quote(name)} of shape {tuple(value.shape)} repeats a storage of {held} bytes"
             raise refuse(UnsafeWeights, path, cause, "re-save it after .contiguous()")
@@ -253,11 +253,11 @@ class _Tuple:
     depth: int
 
 
-_PLACEHOLDER: Final = object()  # stands for every value that the scan need not tell apart
+_PLACEHOLDER: Final = object()  # stands for every value that the scan need not distinguish
 
 
 def scan_pickle(path: Path, stream: io.BytesIO) -> "PickleScan":
-    """Walk through one pickle up to its end; refuse all that plain weights do not need."""
+    """Walks through one pickle to its end, and refuses whatever plain weights do not need."""
     machine = PickleScan(path)
     try:
         for steps, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
@@ -280,7 +280,7 @@ class PickleScan:
         self.texts: list[str] = []  # every text pushed, in order
         self.value: object = None  # the result where it is a number or a text
         self.stack: list[object] = []
-        self.outer: list[list[object]] = []  # stacks set aside at a mark
+        self.outer: list[list[object]] = []  # stacks saved at a mark
         self.memo: dict[int, object] = {}
 
     def step(self, name: str, argument: object) -> None:
@@ -318,7 +318,7 @@ class PickleScan:
         elif name == "STOP":
             self.value = self.stack.pop()
         elif name != "PROTO":
-            # Newer protocols reach other ways for code; torch does not write them, so none is followed.
+            # Newer protocols have other ways to reach code; torch does not write them, so they are refused.
             cause = f"its pickle holds the instruction {name}, which torch.save does not write"
             raise refuse(UnsafeWeights, self.path, cause, "nothing of it was run; " + RESAVE)
 
@@ -344,7 +344,7 @@ class PickleScan:
         return _Global(name)
 
     def _storage(self, identity: object) -> None:
-        """A storage is asked for by ('storage', type, key, device, count); the old format adds None."""
+        """A storage is identified by ('storage', type, key, device, count); the old format appends None."""
         items = identity.items if isinstance(identity, _Tuple) else ()
         if len(items) == 6 and items[5] is None:
             items = items[:5]

@@ -1,1 +1,1 @@
-"""Other people's formats: one module each, one table for both directions."""
+"""Formats of other libraries: one module each, with one table for both directions."""

@@ -1,6 +1,7 @@
-"""What a format of weights is: a row of facts and functions that its module declares, and the habits of preprocessing.
+"""The definition of a weight format, as a row of facts and functions that its module declares, and common
+preprocessing.
 
-A module of this folder with a tuple `FORMATS` adds its rows to the registry; nothing else lists them.
+Every module of this folder with a tuple `FORMATS` adds its rows to the registry; they are listed nowhere else.
 """
 
 from collections.abc import Callable
@@ -42,23 +43,23 @@ def imagenet_crop(config: ModelConfig, share: float = 224 / 256) -> Preprocessin
 
 
 def clip_crop(config: ModelConfig) -> Preprocessing:
-    """CLIP's mean and deviation; the shorter side goes to the size, bicubic, and the centre is cut out."""
+    """CLIP's mean and deviation; the shorter side is resized, bicubic, and the centre is cropped."""
     said: Any = {"resize": min(config.image), "interpolation": "bicubic", "mean": CLIP_MEAN, "std": CLIP_STD}
     return Preprocessing(image=config.image, **said)
 
 
 def half_crop(config: ModelConfig) -> Preprocessing:
-    """Pixels to [-1, 1]; the shorter side goes to the size, bicubic, and the centre is cut out: SigLIP in timm."""
+    """Pixels to [-1, 1]; the shorter side is resized, bicubic, and the centre is cropped: SigLIP in timm."""
     return replace(clip_crop(config), mean=HALF, std=HALF)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Format:
-    """How one format names its tensors, what a file of it says of the network, and how its images are prepared.
+    """How a format names its tensors, what a file says about the network, and how images are preprocessed.
 
-    Formats are asked in their order whether they recognise a file (its tensor names, once `modern` has changed old
-    names to today's, and its settings), so the special ones come before the general ones. Several may belong to one
-    library: the first of them that `claims` a network is how it is written for that library.
+    Formats are tried in order until one recognises a file (by its tensor names, after `modern` has updated old names,
+    and its settings), so special formats come before general ones. Several may belong to one library: a network is
+    written in the first of them that `claims` it.
     """
 
     name: str
@@ -70,7 +71,7 @@ class Format:
     modern: Callable[[Tensors, Settings], Tensors] = lambda tensors, settings: dict(tensors)
     preprocessing: Callable[[ModelConfig], Preprocessing] = half_squash  # what its weights expect, unless a card says
     claims: Callable[[ModelConfig], bool] = lambda config: True
-    settings: Callable[[ModelConfig], dict[str, Any]] | None = None  # of the network, where folders have a config.json
-    finish: Callable[[Tensors, ModelConfig], Tensors] = lambda tensors, config: tensors  # undoes `modern` where it must
-    refuse_unreadable: Callable[[ModelConfig], None] = lambda config: None  # by the format's own code, at export
+    settings: Callable[[ModelConfig], dict[str, Any]] | None = None  # of the network, for folders with a config.json
+    finish: Callable[[Tensors, ModelConfig], Tensors] = lambda tensors, config: tensors  # undoes `modern`
+    refuse_unreadable: Callable[[ModelConfig], None] = lambda config: None  # for the format's own code, at export
     describe_inferred: Callable[[ModelConfig], str | None] = lambda config: None

@@ -65,9 +65,9 @@ def modernise(tensors: Tensors, settings: Settings) -> Tensors:
     out = dict(tensors)
     for prefix in PREFIXES:
         inside = {name.removeprefix(prefix): t for name, t in out.items() if name.startswith(prefix)}
-        out = inside or out  # what stands next to the prefix is optimiser state
+        out = inside or out  # tensors without the prefix are optimiser state
     for name in [name for name in out if name.startswith("Transformer/encoderblock/")]:
-        if out[name].ndim and out[name].shape[0] <= 1000:  # a scan stores all blocks in one tensor, the layer in front
+        if out[name].ndim and out[name].shape[0] <= 1000:  # a scan stacks blocks on the first axis
             parts = enumerate(out.pop(name).unbind(0))
             out |= {name.replace("encoderblock/", f"encoderblock_{layer}/", 1): part for layer, part in parts}
     if "Transformer/pos_embedding" in out:
@@ -118,8 +118,8 @@ def infer(shapes: TensorShapes) -> ModelConfig:
 def _infer_position(
     shapes: TensorShapes, layout: NpzLayout, sizes: tuple[int, int], patch: Pair
 ) -> tuple[Position, Pair]:
-    """The kind of positions of a file that stores none, as given or big_vision's, and the image size, as given or that
-    of its published networks with sine-cosine positions: no tensor tells."""
+    """Infers the kind of positions of a file that stores none, and the image size, neither of which the tensors show:
+    as given, or those of big_vision's published networks with sine-cosine positions."""
     position = shapes.facts.get("position", "sincos2d" if layout is BIG_VISION else None)
     if position is None:
         fault = f"{shapes.path}: no positions in the file, and its layout does not say which it was trained with"
@@ -141,11 +141,11 @@ def describe_inferred(config: ModelConfig) -> str | None:
 
 
 def refuse_unreadable(config: ModelConfig, layout: NpzLayout) -> None:
-    """Refuse to write what Google's own code would read as another network, naming the field."""
-    build_table(config, layout)  # what has no place at all is refused first
+    """Raises ExportRefused, with the field, for a network that Google's own code would read as another one."""
+    build_table(config, layout)  # fields that cannot be stored at all are refused first
     config = vit_config(config, layout.name)
     if layout is BIG_VISION and config.position == "learned" and config.class_token and config.position_prefix:
-        fault = "npz-big-vision keeps no position for the class token: field position_prefix=True cannot be held"
+        fault = "npz-big-vision stores no position for the class token, so not field position_prefix=True"
         raise ExportRefused(f"{fault}; use npz")
     # What the code of that time computes with.
     known = ("sincos2d", "learned") if layout is BIG_VISION else ("learned",)
@@ -158,7 +158,7 @@ def refuse_unreadable(config: ModelConfig, layout: NpzLayout) -> None:
         if wrong:
             value = "a ResNet" if field == "backbone" else repr(getattr(config, field))
             fault = f"{layout.name}: Google's code would read field {field}={value} as another network ({why})"
-            raise ExportRefused(f"{fault}; vitrail convert --unofficial writes it all the same")
+            raise ExportRefused(f"{fault}; vitrail convert --unofficial writes it anyway")
 
 
 def build_table(config: ModelConfig, layout: NpzLayout = ORIGINAL) -> list[KeyEntry]:
@@ -180,8 +180,8 @@ def build_table(config: ModelConfig, layout: NpzLayout = ORIGINAL) -> list[KeyEn
 
 
 def _block_table(ours: str, theirs: str, layout: NpzLayout, heads: int) -> list[KeyEntry]:
-    """q, k and v are one matrix [3D, D] here and three of [D, heads, D_h] there, their biases [3D] and [heads, D_h];
-    the matrix behind them is [D, D] here, [heads, D_h, D] there."""
+    """q, k and v are one matrix [3D, D] here and three of [D, heads, D_h] there, with biases [3D] and [heads, D_h]; the
+    output projection is [D, D] here and [heads, D_h, D] there."""
     attention, out = f"{theirs}{layout.attention}/", f"{theirs}{layout.attention}/out/kernel"
     split = (heads, -1)
 

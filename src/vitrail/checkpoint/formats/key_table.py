@@ -1,9 +1,10 @@
-"""Key tables that read both ways: one entry ties one of our tensors to the tensors of another library with its numbers.
+"""Key tables that work in both directions: an entry maps one of our tensors to another library's tensors with its
+values.
 
-Import walks the table from right to left, export from left to right, so that a round trip is the identity by
-construction. An entry moves numbers and never computes with them.
+Import goes from right to left, export from left to right, so that a round trip is the identity by construction. An
+entry rearranges values and never computes with them.
 
-`TensorShapes` infers what a state dict does not state and a config needs: heads, the grid. `require_plain` is for
+`TensorShapes` infers what a config needs and a state dict does not state: heads, the grid. `require_plain` is for
 formats that hold one kind of ViT: class token, learned positions at the stem, full attention, no backbone.
 """
 
@@ -73,8 +74,8 @@ def kernel(ours: str, theirs: str) -> list[KeyEntry]:
 def unit_entries(
     c: ResNetConfig, ours: str, theirs: str, names: dict[str, str], conv: Layer = kernel, norm: Layer = weight_and_bias
 ) -> list[KeyEntry]:
-    """The layers of all units of a ResNet. `theirs` holds the numbers of stage and unit as {0} and {1}, or counted from
-    one as {2} and {3}; `names` are the layers that have another name there."""
+    """The layers of all units of a ResNet. `theirs` contains the numbers of stage and unit as {0} and {1}, or counted
+    from one as {2} and {3}; `names` are the layers with other names there."""
     rows: list[KeyEntry] = []
     for stage, unit in ((stage, unit) for stage, count in enumerate(c.blocks) for unit in range(count)):
         here, there = f"{ours}stages.{stage}.{unit}.", theirs.format(stage, unit, stage + 1, unit + 1)
@@ -85,8 +86,8 @@ def unit_entries(
 
 
 def position_entry(config: ViTConfig, theirs: str) -> KeyEntry:
-    """Learned positions where the format always has a row for the class token; where there is none here, it stays zero
-    and adds nothing."""
+    """Learned positions for a format that always has a row for the class token. If our network has none, the row is
+    zero and adds nothing."""
     ours = "position.tables.0.table"
     if config.position_prefix or not config.class_token:
         return copy(ours, theirs)
@@ -94,7 +95,8 @@ def position_entry(config: ViTConfig, theirs: str) -> KeyEntry:
 
 
 def export_tensors(table: list[KeyEntry], tensors: Tensors) -> Tensors:
-    """Ours to theirs. A network with tensors that the table does not know is refused: it would be read as another."""
+    """Converts our tensors to theirs. A network with tensors that the table does not know is refused, since it would be
+    read as a different one."""
     out: Tensors = {}
     if left := set(tensors) - {entry.ours for entry in table}:
         raise ExportRefused(f"this format has no place for tensor {min(left)!r}; write a vitrail file instead")
@@ -105,7 +107,8 @@ def export_tensors(table: list[KeyEntry], tensors: Tensors) -> Tensors:
 
 
 def import_tensors(path: Path, config: ModelConfig, table: Iterable[KeyEntry], theirs: Tensors) -> Tensors:
-    """Theirs to ours; the first tensor that is missing, left over or of the wrong shape or type is named."""
+    """Converts their tensors to ours. The error names the first tensor that is missing, left over, or of the wrong
+    shape or type."""
     shapes = expected_shapes(path, config, theirs)
     left = dict(theirs)
     out: Tensors = {}
@@ -122,16 +125,16 @@ def import_tensors(path: Path, config: ModelConfig, table: Iterable[KeyEntry], t
 
 
 def expected_shapes(path: Path, config: ModelConfig, theirs: Tensors) -> dict[str, tuple[int, ...]]:
-    """What the network holds; a file that speaks of more layers than it has tensors is not taken at its word."""
+    """The shapes that the network needs. A file that claims more layers than it has tensors is refused."""
     if config.units > len(theirs):
-        raise MismatchedWeights(f"{path}: {len(theirs)} tensors cannot hold the {config.units} layers it speaks of")
+        raise MismatchedWeights(f"{path}: {len(theirs)} tensors cannot hold the {config.units} layers that it claims")
     if config.fixed_bytes:
         held = sum(tensor.nbytes for tensor in theirs.values())
         check_budget(path, held, config.fixed_bytes, what="its fixed positions")
     try:
         return tensor_shapes(config)
     except RuntimeError as error:  # torch counts bytes in 64 bits
-        raise MismatchedWeights(f"{path}: speaks of tensors beyond any memory ({shorten(error)})") from None
+        raise MismatchedWeights(f"{path}: claims tensors beyond any memory ({shorten(error)})") from None
 
 
 def _check_tensor(path: Path, name: str, tensor: Tensor | None, shape: tuple[int, ...]) -> Tensor:
@@ -146,9 +149,9 @@ def _check_tensor(path: Path, name: str, tensor: Tensor | None, shape: tuple[int
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorShapes:
-    """Questions to a file's tensors that answer with a clear error when a tensor is not there.
+    """Queries a file's tensors, with clear errors for missing ones.
 
-    `settings` is the config.json next to them; `facts` is what the caller knows and the file may not say.
+    `settings` is the config.json next to them; `facts` are what the caller knows and the file may not state.
     """
 
     path: Path
@@ -172,7 +175,7 @@ class TensorShapes:
         return shape
 
     def count(self, template: str) -> int:
-        """How many of `template.format(i)` there are, without a hole."""
+        """How many of `template.format(i)` exist consecutively, from the first on."""
         found = next(i for i in itertools.count() if template.format(i) not in self)
         if not found:
             raise MismatchedWeights(f"{self.path}: tensor {template.format(0)!r} is missing; the file is not whole")
@@ -192,12 +195,13 @@ PAPER = ViTConfig(width=64, depth=1, mlp_width=64, heads=1)  # plain: what forma
 HEADS = {(width, mlp): heads for width, _, mlp, heads in (SHAPES | SMALL_SHAPES).values()}
 
 
-# Of later families with heads of another width than 64: so400m, SigLIP's giant-opt, EVA-02-E, PE's G.
+# Later families whose heads are not 64 wide: so400m, SigLIP's giant-opt, EVA-02-E, PE's G.
 LATER_HEADS = {(1152, 4304): 16, (1536, 6144): 16, (1792, 15360): 16, (1536, 8960): 16}
 
 
 def infer_heads(shapes: TensorShapes, width: int, mlp_width: int) -> int:
-    """Heads as given, by the published shape, else 64 dimensions a head; a fused matrix does not tell."""
+    """The number of heads as given, by the published shape, or else 64 dimensions per head; a fused matrix does not
+    show it."""
     if "heads" in shapes.facts:
         return int(shapes.facts["heads"])
     if found := (HEADS | LATER_HEADS).get((width, mlp_width)):
@@ -222,8 +226,8 @@ def infer_sizes(
 
 
 def infer_image(shapes: TensorShapes, rows: int, patch: Pair, prefix: int) -> tuple[Pair, int]:
-    """The image that a position table is for, and how many of its rows belong to the `prefix`, class token and the
-    like: all of it or none."""
+    """The image size of a position table, and how many of its rows belong to the `prefix` (class token and the like):
+    all or none."""
     for count in (int(prefix), 0) if prefix else (0,):
         side = max(1, math.isqrt(max(rows - count, 0)))
         image = shapes.image or (side * patch[0], side * patch[1])
@@ -236,7 +240,7 @@ def infer_image(shapes: TensorShapes, rows: int, patch: Pair, prefix: int) -> tu
 
 
 def require_plain(format_name: str, config: ModelConfig, *, free: tuple[str, ...] = ()) -> ViTConfig:
-    """The config as a plain ViT, or a refusal that names the first field the format has no place for."""
+    """The config as a plain ViT; ExportRefused with the first field that the format has no place for."""
     if not isinstance(config, ViTConfig):
         raise ExportRefused(f"{format_name} holds ViTs; this network is a {config.title}")
     plain = (*PLAIN, "qkv_bias", *(name for name in PAPER.parts if name != "position_resample"))
@@ -250,7 +254,7 @@ def require_plain(format_name: str, config: ModelConfig, *, free: tuple[str, ...
 
 
 def require_bit(format_name: str, config: ModelConfig) -> ResNetConfig:
-    """The config as one of BiT's ResNets, or a refusal."""
+    """The config as a BiT ResNet, or ExportRefused."""
     if not isinstance(config, ResNetConfig):
         raise ExportRefused(f"{format_name} holds BiT ResNets; this network is a {config.title}")
     fields = {name: getattr(config, name) for name in ("unit", "root", "mixing")}

@@ -1,9 +1,9 @@
 """Meta's own backbone files: DINOv2, with and without registers, and DINOv3.
 
-Its code expects a few tensors that say nothing of the network: the mask token of training, the periods of rotary angles
-and a mask over biases. They are dropped when read and written as constants. Blocks may be numbered in chunks
-(`blocks.1.13.norm1`). For images of other sizes DINOv2's code scales positions by (new + 0.1) / old; its code for
-registers does without that, and with antialiasing.
+Meta's code expects a few tensors that are not weights of the network: the mask token of training, the periods of rotary
+angles and a mask over biases. They are dropped on reading and written as constants. Blocks may be numbered in chunks
+(`blocks.1.13.norm1`). For images of other sizes DINOv2's code scales positions by (new + 0.1) / old; with registers, it
+does not, and antialiases.
 """
 
 import re
@@ -40,7 +40,7 @@ def recognises(names: set[str], settings: Settings, version: int) -> bool:
 
 
 def modernise(tensors: Tensors, settings: Settings) -> Tensors:
-    """Without chunks and parts of training, and with the constants where a file with registers has none."""
+    """Removes chunks and parts of training, and adds the constants if a file with registers lacks them."""
     if not tensors.keys() & {MASK, "register_tokens", "storage_tokens"}:
         return dict(tensors)
     kept = {name: t for name, t in tensors.items() if not name.startswith(TRAINING)}
@@ -106,7 +106,7 @@ def build_table(config: ModelConfig, version: int) -> list[KeyEntry]:
 
 
 def _mask_keys(bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Biases of queries and values as those of all three, and the mask that keeps keys at none."""
+    """Biases of queries and values in the layout for all three, and the mask that zeroes those of keys."""
     queries, values = bias.chunk(2)
     none, one = torch.zeros_like(queries), torch.ones_like(queries)
     return torch.cat([queries, none, values]), torch.cat([one, none, one])
@@ -124,7 +124,7 @@ def claims(config: ModelConfig, version: int) -> bool:
 
 
 def prepare(config: ModelConfig) -> Preprocessing:
-    """ImageNet's mean and deviation; nothing is cropped off but what sticks out of a square."""
+    """ImageNet's mean and deviation; only what exceeds a square is cropped."""
     return imagenet_crop(config, 1.0)
 
 

@@ -1,4 +1,4 @@
-"""All foreign formats, and which one a set of tensor names belongs to."""
+"""All foreign formats, and how files are recognised."""
 
 import importlib
 import pkgutil
@@ -24,7 +24,7 @@ SHORT = {"hf": "huggingface", "google": "npz", "bit": "npz-bit"}
 
 
 def find_format(name: str, config: ModelConfig | None = None) -> Format:
-    """A format by name. The name of a library means that one of its formats that claims the network."""
+    """A format by name. The name of a library selects the one of its formats that claims the network."""
     name = SHORT.get(name, name)
     rows = [row for row in FORMATS.values() if row.library == name]
     if name not in FORMATS and not rows:
@@ -43,8 +43,8 @@ def format_of(known: Format, config: ModelConfig) -> Format:
 
 
 def recognise(path: Path, tensors: Tensors, settings: Settings = None) -> tuple[Format, Tensors]:
-    """The format whose names these are, and the tensors under that format's modern names. A config.json of transformers
-    leaves no other library: a model of its own may have tensors that are named as timm's."""
+    """The format with these tensor names, and the tensors under that format's current names. A config.json of
+    transformers rules out other libraries, since its models may name tensors like timm's."""
     refuse_unsupported(path, tensors, settings)
     stated = {name: (settings or {}).get(name) for name in ("model_type", "architecture")}
     for name, value in stated.items():
@@ -58,4 +58,4 @@ def recognise(path: Path, tensors: Tensors, settings: Settings = None) -> tuple[
             return known, modern
     kind = next((f" of {name} {value!r}" for name, value in stated.items() if value), "")
     named = f"tensors like {', '.join(list(tensors)[:3])}{kind}"
-    raise MismatchedWeights(f"{path}: {named} are of no format that vitrail knows")
+    raise MismatchedWeights(f"{path}: {named} match no format that vitrail knows")

@@ -1,4 +1,5 @@
-"""Families of networks that vitrail does not read, known by a tensor that only they have: a refusal names them."""
+"""Families of networks that vitrail does not read, recognised by a tensor that only they have, so that errors can name
+them."""
 
 import re
 from pathlib import Path
@@ -9,8 +10,8 @@ from vitrail.checkpoint.formats.key_table import Tensors
 from vitrail.core.errors import MismatchedWeights
 
 IN_STAGES: Final = r"stages\.\d+\.blocks\.\d+\."
-# How the name of such a tensor begins, in timm, transformers or the family's own files. Where two share a name, the one
-# that has more stands first.
+# How the name of such a tensor begins, in timm, transformers or the family's own files. If two families share a name,
+# the more specific one comes first.
 UNSUPPORTED: Final = {
     "BEiT-3 with its text (timm's files are read)": r"beit3\.",
     "CaiT": r"blocks_token_only\.0\.",
@@ -58,7 +59,7 @@ UNSUPPORTED: Final = {
 
 
 def refuse_unsupported(path: Path, tensors: Tensors, settings: Settings) -> None:
-    """MismatchedWeights where the tensors are those of a family that vitrail does not read."""
+    """Raises MismatchedWeights if the tensors are those of a family that vitrail does not read."""
     names = "\n".join(tensors)
     for family, pattern in UNSUPPORTED.items():
         if re.search(rf"^(?:{pattern})", names, re.MULTILINE):

@@ -1,1 +1,1 @@
-"""Checkpoints of a run: one format for one process or many, written next to the training and never half there."""
+"""Checkpoints of a run: one format for any number of processes, written in the background, complete or absent."""

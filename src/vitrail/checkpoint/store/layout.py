@@ -1,16 +1,16 @@
-"""The layout of a run's `checkpoints` folder, what each name in it promises, and the manifest of a checkpoint.
+"""The layout of a run's `checkpoints` folder, what each name in it guarantees, and the manifest of a checkpoint.
 
     00001000/                                complete: every byte was on disk before it took this name
         shard-00000-of-00002.safetensors     what one process held, sealed
         shard-00001-of-00002.safetensors
         checkpoint.json                      step, facts and the digest of every shard's header
-    .saving-00001100-TOKEN/                  being written, or interrupted while it was
-    .replaced-00001000-TOKEN/                complete, and making room for a new one of the same step
+    .saving-00001100-TOKEN/                  being written, or interrupted while written
+    .replaced-00001000-TOKEN/                complete, set aside for a new one of the same step
     .removing-00000900-TOKEN/                being removed
 
-So a crash at any moment leaves complete checkpoints under their names, and next to them only what the next start
-clears. `reached` is called at every moment of a save at which a crash leaves something new behind, so that tests can
-crash there.
+So a crash at any moment leaves complete checkpoints under their names, and otherwise only files that the next start
+removes. `reached` is called at each point of a save where a crash would leave a different state behind, so that tests
+can crash there.
 
     {"format": 1, "step": 1000, "world": 2,
      "shards": [{"file": ..., "size": ..., "header": sha256 of its header}, ...],
@@ -41,11 +41,11 @@ from vitrail.core.atomic_files import ignore_point, replace_on_success, sync_fol
 from vitrail.core.errors import ConfigError, CorruptWeights, MismatchedWeights, WeightsError
 
 reached: Callable[[str], None] = ignore_point
-"""Called with each point as a save comes to it. A test puts its own here; nothing else does."""
+"""Called at each point of a save. Only tests replace it."""
 
 
 def crash_point(what: str, moment: str) -> None:
-    """Calls `reached` with one moment of what is written."""
+    """Calls `reached` with a moment in writing `what`."""
     reached(f"{what}: {moment}")
 
 
@@ -60,29 +60,29 @@ def step_name(step: int) -> str:
 
 
 def part_name(rank: int) -> str:
-    """The note in which a process reports its shard to the first one; removed once the checkpoint is complete."""
+    """The file in which a process reports its shard to the first one; removed once the checkpoint is complete."""
     return f"part-{rank:05d}.json"
 
 
 def list_checkpoints(folder: Path) -> dict[int, Path]:
-    """Where the checkpoint of each step lies, newest first. One that made room counts while its successor has not
-    taken the name."""
+    """The path of each step's checkpoint, newest first. One that was set aside counts until its successor has taken the
+    name."""
     found: dict[int, Path] = {}
     with contextlib.suppress(FileNotFoundError):
-        for entry in sorted(folder.iterdir()):  # names with a dot sort first, so a plain one has the last word
+        for entry in sorted(folder.iterdir()):  # names with a dot sort first, so plain ones override them
             if name := STEP_FOLDER.fullmatch(entry.name) or REPLACED_FOLDER.fullmatch(entry.name):
                 found[int(name[1])] = entry
     return dict(sorted(found.items(), reverse=True))
 
 
 def list_unfinished(folder: Path) -> list[int]:
-    """The steps whose save was cut off, or is going on."""
+    """The steps whose save was interrupted or is in progress."""
     names = [re.fullmatch(r"\.saving-(\d+)-[^-]*", entry.name) for entry in folder.glob(".saving-*")]
     return sorted(int(name[1]) for name in names if name)
 
 
 def commit(source: Path, target: Path, token: str) -> None:
-    """Give a whole folder its name. One that stands there is set aside first and put back if this fails; `tidy` removes
+    """Gives a complete folder its name. An existing one is set aside first, and restored if this fails; `tidy` removes
     it."""
     aside = target.with_name(f".replaced-{target.name}-{token}")
     standing = target.exists()
@@ -103,7 +103,7 @@ def commit(source: Path, target: Path, token: str) -> None:
 
 
 def discard(checkpoint: Path) -> None:
-    """Remove a checkpoint. It loses its name first, so that a half-removed one is never taken for whole."""
+    """Removes a checkpoint. It is renamed first, so that a half-removed one is never taken for complete."""
     doomed = checkpoint.with_name(f".removing-{checkpoint.name.strip('.')}-{secrets.token_hex(4)}")
     crash_point("old", "before rename")
     os.rename(checkpoint, doomed)
@@ -113,7 +113,7 @@ def discard(checkpoint: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder whose name promises nothing."""
+    """Removes a folder whose name guarantees nothing."""
     for entry in sorted(folder.iterdir()):
         crash_point("old", "before unlink")
         if entry.is_dir() and not entry.is_symlink():
@@ -126,7 +126,7 @@ def remove(folder: Path) -> None:
 
 
 def tidy(folder: Path, token: str) -> None:
-    """Clear what crashes left behind; only for the one process that may write here. What bears `token` is of this
+    """Removes what crashes left behind. Only for the one process that may write here; files with `token` belong to this
     start."""
     standing = list_checkpoints(folder)
     for entry in sorted(folder.iterdir()):
@@ -151,7 +151,7 @@ REMEDY: Final = "use an earlier checkpoint"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardNote:
-    """A shard as the manifest names it: its file, its size and the digest of its header."""
+    """A shard in the manifest: its file, its size and the digest of its header."""
 
     file: str
     size: int
@@ -160,7 +160,7 @@ class ShardNote:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What `checkpoint.json` says."""
+    """The contents of `checkpoint.json`."""
 
     step: int
     world: int  # how many processes wrote it; any number may read it
@@ -169,7 +169,7 @@ class Manifest:
 
 
 def encode_facts(facts: Mapping[str, Any]) -> str:
-    """The facts as they are now, as JSON. NaN and the infinities, which JSON lacks, are written as text; tuples become
+    """Encodes the current facts as JSON. NaN and infinities, which JSON lacks, are written as text; tuples become
     lists."""
     try:
         return json.dumps(_encode_floats(facts), allow_nan=False)
@@ -178,7 +178,7 @@ def encode_facts(facts: Mapping[str, Any]) -> str:
 
 
 def write_manifest(path: Path, *, step: int, world: int, shards: list[ShardNote], facts: str) -> None:
-    """Write `checkpoint.json`, on disk when this returns."""
+    """Writes `checkpoint.json`, which is on disk when this returns."""
     content = {"format": FORMAT, "step": step, "world": world, "shards": [asdict(shard) for shard in shards]}
     content |= {"facts": json.loads(facts), "checksum": ZEROS.decode()}
     raw = json.dumps(content, indent=1, allow_nan=False).encode("ascii") + b"\n"
@@ -187,7 +187,7 @@ def write_manifest(path: Path, *, step: int, world: int, shards: list[ShardNote]
 
 
 def write(path: Path, what: str, content: bytes, *, folder_too: bool = True) -> None:
-    """Writes a small file and names it as `what` to `reached`."""
+    """Writes a small file, reported as `what` to `reached`."""
     with replace_on_success(path, partial(crash_point, what), folder_too=folder_too) as file:
         crash_point(what, "before write")
         file.write(content)
@@ -196,7 +196,7 @@ def write(path: Path, what: str, content: bytes, *, folder_too: bool = True) -> 
 
 @contextlib.contextmanager
 def unreadable_is_damage(path: Path) -> Generator[None]:
-    """A part of a checkpoint that is missing or cannot be read counts as damaged."""
+    """Raises CorruptWeights if a part of a checkpoint is missing or cannot be read."""
     try:
         yield
     except OSError as error:
@@ -206,12 +206,12 @@ def unreadable_is_damage(path: Path) -> Generator[None]:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read `checkpoint.json` and hold it to its checksum."""
+    """Reads `checkpoint.json` and verifies its checksum."""
     with unreadable_is_damage(path):
         raw = path.read_bytes()
     head, digest = raw[: -len(ZEROS + AFTER)], raw[-len(ZEROS + AFTER) : -len(AFTER)]
     if not head.endswith(BEFORE) or not raw.endswith(AFTER):
-        raise refuse(CorruptWeights, path, "is cut short, or no list of a checkpoint", REMEDY)
+        raise refuse(CorruptWeights, path, "is cut short, or not the manifest of a checkpoint", REMEDY)
     if hashlib.sha256(head + ZEROS + AFTER).hexdigest().encode() != digest:
         raise refuse(CorruptWeights, path, "does not match its checksum", REMEDY)
     content = json.loads(raw, object_hook=_decode_float)  # as it was written: the checksum says so
@@ -241,8 +241,8 @@ def _decode_float(value: dict[str, Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class TensorPiece:
-    """The rows of a tensor that a process holds: `tensor` is rows `start` onward of a whole one of shape `shape`, cut
-    along its first axis."""
+    """The rows of a tensor that a process holds: `tensor` has the rows from `start` on of a full tensor of shape
+    `shape`, split along its first axis."""
 
     tensor: Tensor
     shape: tuple[int, ...]
@@ -251,21 +251,21 @@ class TensorPiece:
 
 @dataclass(slots=True)
 class Snapshot:
-    """Host copies of pieces, which hold their values once `settle` has returned."""
+    """Host copies of pieces, valid once `settle` has returned."""
 
     tensors: dict[str, Tensor]
     where: dict[str, dict[str, Any]]  # shape and start
     copied: list[torch.cuda.Event]
 
     def settle(self) -> None:
-        """Wait until the device has finished the copies. Called where waiting harms nobody."""
+        """Waits until the device has finished the copies. Called from a thread, so that training does not wait."""
         for event in self.copied:
             event.synchronize()
 
 
 def take_snapshot(pieces: Mapping[str, TensorPiece]) -> Snapshot:
-    """Copy what the pieces hold now. Copies from a GPU join the current stream, so whatever is launched afterwards may
-    overwrite the tensors at once, and nobody waits here."""
+    """Copies the current values of the pieces. Copies from a GPU are queued on the current stream, so work launched
+    later may overwrite the tensors, and nothing waits here."""
     tensors: dict[str, Tensor] = {}
     devices: set[torch.device] = set()
     for name, piece in pieces.items():

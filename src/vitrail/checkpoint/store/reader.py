@@ -1,4 +1,4 @@
-"""A checkpoint on disk: found, checked, and read in whatever pieces the asking process needs."""
+"""Finds, checks and reads checkpoints, in whatever pieces a process needs."""
 
 import hashlib
 import math
@@ -18,7 +18,7 @@ from vitrail.core.errors import CorruptWeights, MismatchedWeights, WeightsError
 
 
 class Spec(NamedTuple):
-    """A whole tensor, however many shards share it."""
+    """A full tensor, over any number of shards."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -26,7 +26,7 @@ class Spec(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointShard:
-    """A shard's header, already found intact."""
+    """A shard whose header has been verified."""
 
     path: Path
     data: int  # where the tensors begin
@@ -34,7 +34,7 @@ class CheckpointShard:
     seal: Seal
 
     def read(self, entry: TensorEntry, first: int = 0, count: int | None = None) -> Tensor:
-        """An entry, compared with its checksum, or some of its rows, which cannot be."""
+        """Reads an entry and compares it with its checksum, or reads some of its rows, which have none."""
         whole = count is None or not entry.shape or count == entry.shape[0]
         if count is not None and not whole:
             row = math.prod(entry.shape[1:]) * entry.dtype.itemsize
@@ -45,7 +45,7 @@ class CheckpointShard:
 
 
 class Rows(NamedTuple):
-    """Which rows of a tensor an entry of a shard holds."""
+    """The rows of a tensor that an entry of a shard holds."""
 
     start: int
     stop: int
@@ -55,8 +55,8 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SavedCheckpoint(Manifest):
-    """A checkpoint whose headers are intact and whose shards together hold every tensor whole. `names` tells the shape
-    and type of each."""
+    """A checkpoint whose headers are intact and whose shards together hold every tensor completely. `names` has the
+    shape and type of each."""
 
     path: Path
     names: dict[str, Spec]
@@ -64,8 +64,8 @@ class SavedCheckpoint(Manifest):
     rows: dict[str, list[Rows]]
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> Tensor:
-        """Rows `start` to `start + length` of a tensor (all of them from `start` on without a length), put together
-        from the shards that hold them."""
+        """Reads rows `start` to `start + length` of a tensor (to the end if no length is given), assembled from the
+        shards that hold them."""
         spec = self.names.get(name)
         if spec is None:
             raise refuse(MismatchedWeights, self.path, f"holds no tensor {quote(name)}", "see its names")
@@ -73,8 +73,8 @@ class SavedCheckpoint(Manifest):
             return self.rows[name][0].shard.read(self.rows[name][0].entry)
         stop = spec.shape[0] if length is None else start + length
         if not 0 <= start <= stop <= spec.shape[0]:
-            cause = f"tensor {quote(name)} has {spec.shape[0]} rows, and {start} to {stop} were asked for"
-            raise refuse(MismatchedWeights, self.path, cause, "ask for rows that it has")
+            cause = f"tensor {quote(name)} has {spec.shape[0]} rows, and {start} to {stop} were requested"
+            raise refuse(MismatchedWeights, self.path, cause, "request rows that it has")
         found: list[Tensor] = []
         at = start
         while at < stop:
@@ -86,7 +86,7 @@ class SavedCheckpoint(Manifest):
 
 
 def open_saved(path: Path) -> SavedCheckpoint:
-    """Open the checkpoint in a folder and check all of it but the tensors' bytes, which `verify` reads."""
+    """Opens the checkpoint in a folder and checks all of it except the tensors' bytes, which `verify` reads."""
     manifest = layout.read_manifest(path / layout.MANIFEST)
     shards = tuple(_open_shard(path, note, manifest.step) for note in manifest.notes)
     names: dict[str, Spec] = {}
@@ -108,7 +108,7 @@ def open_saved(path: Path) -> SavedCheckpoint:
 
 
 def describe_shard(path: Path) -> ShardNote:
-    """A shard that was just written, as the manifest is to name it."""
+    """The manifest's entry for a shard that was just written."""
     with path.open("rb") as file:
         size = file.seek(0, 2)
         header = read_header(path, file, size)
@@ -116,8 +116,8 @@ def describe_shard(path: Path) -> ShardNote:
 
 
 def verify(saved: SavedCheckpoint, part: int = 0, parts: int = 1) -> None:
-    """Compare tensors with their checksums and raise CorruptWeights at the first that differs. Of `parts` processes
-    each may check one part; they take about as many bytes each."""
+    """Compares tensors with their checksums, and raises CorruptWeights at the first that differs. Each of `parts`
+    processes may check one part, of about equal size."""
     entries = [(shard, entry) for shard in saved.shards for entry in shard.entries]
     total = sum(entry.stop - entry.start for _, entry in entries)
     at = 0
@@ -138,13 +138,13 @@ def latest(
     parts: int = 1,
     agree: Callable[[str | None], str | None] = lambda said: said,
 ) -> SavedCheckpoint | None:
-    """The newest checkpoint that is whole, every byte of it checked; None where there is none at all.
+    """The newest checkpoint that is intact, with every byte checked; None if there are no checkpoints.
 
-    A damaged one is reported, with the file and the cause, and the one before it is tried; with none left,
-    CorruptWeights names them all. With `before`, only steps below it count.
+    A damaged checkpoint is reported, with the file and the cause, and the one before it is tried. If none is left,
+    CorruptWeights names them all. With `before`, only earlier steps count.
 
-    Several processes call this together and each checks its part. `agree` is how they come to the same answer: given
-    what each says, all get what the first of them said that said anything (None where nobody did).
+    Several processes call this together, and each checks its part. `agree` gives them the same answer: each passes its
+    own finding, and all get the first one that is not None, in the order of ranks (None if there is none).
     """
     bad: list[tuple[int, str]] = []
     found: SavedCheckpoint | None = None
@@ -163,14 +163,14 @@ def latest(
                 raise refuse(CorruptWeights, place, f"holds step {found.step}", REMEDY)
             verify(found, part, parts)
         except (CorruptWeights, OSError) as error:
-            # What is not damage, such as a newer format, is raised: an older checkpoint would throw a sound one away.
+            # Other errors, such as a newer format, are raised: falling back would discard an intact checkpoint.
             fault = describe_fault(error)
         if (fault := agree(fault)) is not None:
             bad.append((step, fault))
             found = None
     if found is None and bad:
         listed = "; ".join(fault for _, fault in bad)
-        raise CorruptWeights(f"{folder}: no checkpoint is whole ({listed}); start again in another folder")
+        raise CorruptWeights(f"{folder}: no checkpoint is intact ({listed}); start again in another folder")
     if found is not None:
         for step, fault in bad:
             tell(f"checkpoint of step {step} is damaged: {fault}; the one before it, step {found.step}, is used")
@@ -178,7 +178,7 @@ def latest(
 
 
 def describe_fault(error: BaseException) -> str:
-    """The file and what is wrong with it, without a remedy that is meant for weights from elsewhere."""
+    """The file and what is wrong with it, without remedies that apply only to weights from elsewhere."""
     if isinstance(error, WeightsError):
         text = str(error)
         for remedy in (DOWNLOAD_AGAIN, REMEDY, "nothing was replaced"):
@@ -198,10 +198,10 @@ def _open_shard(folder: Path, note: ShardNote, step: int) -> CheckpointShard:
             if size != note.size:
                 raise refuse(CorruptWeights, path, f"has {size} bytes instead of {note.size}", REMEDY)
             header = read_header(path, file, size)
-    except WeightsError as error:  # "unsafe" or "mismatched" is what a flipped bit makes of a file that was neither
+    except WeightsError as error:  # a flipped bit can also make a file look "unsafe" or "mismatched"
         raise CorruptWeights(str(error)) from error
     if hashlib.sha256(header.raw).hexdigest() != note.header:
-        raise refuse(CorruptWeights, path, "its header does not match the checkpoint's list", REMEDY)
+        raise refuse(CorruptWeights, path, "its header does not match the checkpoint's manifest", REMEDY)
     seal = open_seal(path, header)
     if seal is None or seal.description.get("step") != step:
         raise refuse(CorruptWeights, path, f"is not a shard of step {step}", REMEDY)
@@ -209,7 +209,7 @@ def _open_shard(folder: Path, note: ShardNote, step: int) -> CheckpointShard:
 
 
 def _holding(path: Path, name: str, rows: list[Rows], at: int) -> Rows:
-    """The rows among which number `at` is, those that reach furthest where several are."""
+    """The rows that contain row `at`; if several do, those that extend furthest."""
     holding = [piece for piece in rows if piece.start <= at < piece.stop]
     if not holding:
         raise refuse(CorruptWeights, path, f"row {at} of tensor {quote(name)} is in none of its shards", REMEDY)

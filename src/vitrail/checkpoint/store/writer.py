@@ -1,8 +1,9 @@
-"""Saves while the run continues: a thread writes a snapshot; the old checkpoint stays until the new one is complete.
+"""Saves checkpoints while the run continues: a thread writes a snapshot, and the old checkpoint is kept until the new
+one is complete.
 
 Each process writes its own shard into one folder; the first waits for all of them, lists them in `checkpoint.json` and
-gives the folder its name. They communicate through files alone, because a collective from a thread would meet those of
-the training.
+gives the folder its name. They communicate through files only, because a collective from a thread would interfere with
+those of training.
 """
 
 import contextlib
@@ -29,11 +30,11 @@ GRACE: Final = 5.0  # seconds for the other processes once this one's run is ove
 
 
 class CheckpointWriter:
-    """The checkpoints of a run, in `folder`, of which the `keep` newest stay.
+    """Writes the checkpoints of a run to `folder`, and keeps the newest `keep` of them.
 
-    `token` is the same for all processes of one start and another at the next. `tell` hears, also from the writing
-    thread, of what went wrong; nothing that the disk does is raised. `patience` is how long the first process waits for
-    the others' shards.
+    `token` is the same for all processes of a start, and different for the next. `tell` is called with failures, also
+    from the writing thread; disk errors are never raised. `patience` is how long the first process waits for the
+    others' shards.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class CheckpointWriter:
             raise ConfigError(f"token={token!r} must be letters and digits, keep={keep} at least 1")
         self.folder, self.rank, self.world, self.token, self.keep = folder, rank, world, token, keep
         self.tell, self.patience, self.clock = tell, patience, clock
-        self.last: int | None = None  # the newest step that is safe
+        self.last: int | None = None  # the newest step that was saved
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
         self._attempt = 0  # the same in all processes, which save together
@@ -62,11 +63,11 @@ class CheckpointWriter:
             try:
                 layout.tidy(folder, token)
             except OSError as error:
-                tell(f"what an earlier crash left in {folder} could not be cleared ({describe_fault(error)})")
+                tell(f"what an earlier crash left in {folder} could not be removed ({describe_fault(error)})")
             self.last = next(iter(list_checkpoints(folder)), None)
 
     def newest(self) -> int | None:
-        """The newest step that is safe, and whose checkpoint has not been removed since."""
+        """The newest step that was saved and whose checkpoint has not been removed since."""
         standing = list_checkpoints(self.folder)
         return self.last if self.last in standing else next(iter(standing), None)
 
@@ -76,16 +77,16 @@ class CheckpointWriter:
         return self._failures > 0
 
     def retry_due(self) -> bool:
-        """Whether it is time to save again after a failure. The first process hears of every failure, so among several
-        its answer is the one to follow; the others always say no."""
+        """Whether it is time to save again after a failure. The first process learns of every failure, so its answer
+        decides; the other processes always return False."""
         writing = self._thread is not None and self._thread.is_alive()
         return self.rank == 0 and self.failing and not writing and self.clock() >= self._retry
 
     def save(self, step: int, pieces: Mapping[str, TensorPiece], facts: Mapping[str, Any]) -> None:
-        """Copy the state as it is now and have it written. A save that is still being written is waited for first.
+        """Copies the current state and starts writing it, after waiting for a save that is still in progress.
 
-        All processes call this at the same step, each with what it holds (a replicated tensor is given by one of them,
-        and a process may have nothing to give), and the first with the facts that count.
+        All processes call this at the same step, each with the pieces it holds (a replicated tensor comes from one of
+        them, and a process may have none). The facts of the first process count.
         """
         self.wait()
         self._attempt += 1
@@ -95,21 +96,21 @@ class CheckpointWriter:
         self._thread.start()
 
     def wait(self) -> bool:
-        """Wait until the save in progress has ended; whether the last one succeeded. The first process answers for the
-        whole checkpoint, the others for their shard."""
+        """Waits for the save in progress, and returns whether the last one succeeded: for the whole checkpoint in the
+        first process, for their shard in the others."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
         return not self.failing
 
     def close(self) -> bool:
-        """As `wait`, but with a few seconds only for the others' shards: a run that ends may have lost them."""
+        """As `wait`, but allows only a few seconds for the others' shards: at the end of a run they may be lost."""
         if self.world > 1:
             self._over.set()
         return self.wait()
 
     def _save(self, step: int, snapshot: Snapshot, facts: str) -> None:
-        """All work of the thread; failures are reported, and nothing is raised."""
+        """The work of the thread. Failures are reported, and nothing is raised."""
         place = self.folder / f".saving-{layout.step_name(step)}-{self.token}"
         try:
             self._write(place, step, snapshot, facts)
@@ -124,7 +125,7 @@ class CheckpointWriter:
 
     def _write(self, place: Path, step: int, snapshot: Snapshot, facts: str) -> None:
         crash_point("saving", "before make")
-        self.folder.mkdir(exist_ok=True)  # someone may have cleared it to make room
+        self.folder.mkdir(exist_ok=True)  # it may have been removed to free space
         place.mkdir(exist_ok=True)
         crash_point("saving", "after make")
         note = None
@@ -133,7 +134,7 @@ class CheckpointWriter:
             path = place / f"shard-{self.rank:05d}-of-{self.world:05d}.safetensors"
             description = {"step": step, "rank": self.rank, "world": self.world, "pieces": snapshot.where}
             write_sealed(path, snapshot.tensors, description, partial(crash_point, "shard"))
-            snapshot.tensors.clear()  # the memory is free while the others are waited for
+            snapshot.tensors.clear()  # frees the memory while waiting for the others
             note = describe_shard(path)
         if self.rank:
             self._report(place, {"shard": None if note is None else asdict(note)})
@@ -144,7 +145,7 @@ class CheckpointWriter:
             crash_point("part", "before unlink")
             (place / part_name(rank)).unlink()
             crash_point("part", "after unlink")
-        open_saved(place)  # nothing gets a name that could not be opened again
+        open_saved(place)  # only a checkpoint that can be opened again gets its name
         sync_folder(place)
         target = self.folder / layout.step_name(step)
         if target.exists() and _holds_same(target, place):
@@ -154,12 +155,13 @@ class CheckpointWriter:
             layout.commit(place, target, self.token)
 
     def _report(self, place: Path, what: dict[str, Any]) -> None:
-        """Leave a note for the first process, which may commit the folder under its new name as soon as it sees it."""
+        """Leaves a note for the first process, which may commit the folder under its final name as soon as it sees the
+        note."""
         content = json.dumps({"attempt": self._attempt, **what}).encode()
         layout.write(place / part_name(self.rank), "part", content, folder_too=False)
 
     def _gather(self, place: Path) -> list[ShardNote | None]:
-        """Wait for the notes of the other processes, in order."""
+        """Waits for the notes of the other processes, in order."""
         found: dict[int, ShardNote | None] = {}
         begun, ended, pause = time.monotonic(), math.inf, 0.005
         while True:
@@ -169,7 +171,7 @@ class CheckpointWriter:
                     continue
                 said = json.loads((place / part_name(rank)).read_bytes())
                 if said["attempt"] != self._attempt:
-                    continue  # of a save of this step that failed
+                    continue  # from a failed save of this step
                 if "failed" in said:
                     raise WeightsError(f"process {rank}: {said['failed']}; see its log")
                 found[rank] = None if said["shard"] is None else ShardNote(**said["shard"])
@@ -189,7 +191,7 @@ class CheckpointWriter:
         cause = describe_fault(error)
         if isinstance(error, OSError) and not error.filename:
             cause = f"{place}: {cause}"
-        with contextlib.suppress(OSError):  # then the first process runs out of patience
+        with contextlib.suppress(OSError):  # the first process then times out
             if self.rank:
                 self._report(place, {"failed": cause})
             else:
@@ -205,13 +207,13 @@ class CheckpointWriter:
         self._failures, self._retry = self._failures + 1, self.clock() + pause
 
     def _prune(self, step: int) -> None:
-        """Leave the newest. One of a later step is from a course that this run has left, because it was damaged or
-        because the run was sent back: going on from it would mix the two."""
+        """Removes all but the newest. A checkpoint of a later step belongs to an abandoned course, because it was
+        damaged or the run was rewound: resuming from it would mix the two."""
         try:
             layout.tidy(self.folder, self.token)
             standing = list_checkpoints(self.folder)
             for found in [found for found in standing if found > step]:
-                self.tell(f"checkpoint of step {found} is of a course that this run has left; it is removed")
+                self.tell(f"checkpoint of step {found} belongs to an abandoned course of this run; it is removed")
                 layout.discard(standing.pop(found))
             for old in list(standing)[self.keep :]:
                 layout.discard(standing[old])
@@ -220,7 +222,7 @@ class CheckpointWriter:
 
 
 def _holds_same(standing: Path, fresh: Path) -> bool:
-    """Whether a checkpoint that already has the name is whole and holds the same."""
+    """Whether an existing checkpoint of that name is intact and has the same contents."""
     try:
         old, new = open_saved(standing), open_saved(fresh)
         verify(old)

@@ -39,14 +39,14 @@ from vitrail.train.metrics import measure_flops
 
 
 class Sizes(NamedTuple):
-    """The image size and the patch size that weights are scored at; none for their own."""
+    """The image size and patch size to score weights at; None for their own."""
 
     image: int | None
     patch: int | None
 
 
 def list_sizes(options: EvaluateOptions) -> list[Sizes]:
-    """All image sizes with all patch sizes."""
+    """Every combination of the requested image and patch sizes."""
     for option, given in (("--image-size", options.image_size), ("--patch", options.patch)):
         if given and len(set(given)) < len(given):
             raise ConfigError(f"{option} {' '.join(map(str, given))} names a size twice")
@@ -85,7 +85,7 @@ def run_evaluate(options: EvaluateOptions) -> int:
 def score_sizes(
     options: EvaluateOptions, sizes: Sequence[Sizes], collection: Collection, split: str, world: World
 ) -> list[ScoredNetwork]:
-    """One score per size, or as many as there were before an interrupt."""
+    """Scores the weights at each size; after an interrupt, returns those that are done."""
     done: list[ScoredNetwork] = []
     for size in sizes:
         try:
@@ -94,7 +94,7 @@ def score_sizes(
             if not done:
                 print("stopped; nothing was scored", file=sys.stderr)
                 raise
-            print("stopped; the rest is", ", ".join(map(describe_sizes, sizes[len(done) :])), file=sys.stderr)
+            print("stopped; not scored:", ", ".join(map(describe_sizes, sizes[len(done) :])), file=sys.stderr)
             break
     return done
 
@@ -120,7 +120,7 @@ def describe_sizes(size: Sizes) -> str:
 
 
 def add_size(path: Path, size: Sizes | None) -> Path:
-    """result.json, or result-224.json, result-224-p14.json and the like if several sizes are scored."""
+    """Adds a size to a file name if several are scored: result.json -> result-224.json, result-224-p14.json."""
     if size is None:
         return path
     parts = [str(size.image)] * (size.image is not None) + [f"p{size.patch}"] * (size.patch is not None)
@@ -174,8 +174,8 @@ def show_sizes(done: Sequence[ScoredNetwork]) -> None:
 
 
 def show_single(one: ScoredNetwork) -> None:
-    """Prints the metrics with their intervals, and the tables; counts have a mark if images count that the weights were
-    trained on."""
+    """Prints the metrics with their intervals, and the tables. Counts are marked if they include images that the
+    weights were trained on."""
     found, scope = one.found, one.scope
     unknown = "" if any(format_interval(measure) for measure in found.measures) else "none"
     seen = f", {scope.exposure.count:,} seen" if scope.tainted else ""
@@ -203,7 +203,7 @@ def run_vtab(options: VtabOptions) -> int:
 
 
 def select_tasks(named: Sequence[str]) -> tuple[str, ...]:
-    """Tasks by name and by group, in the paper's order."""
+    """Resolves names of tasks and groups to tasks, in the paper's order."""
     wanted: set[str] = set()
     for name in named or vtab.GROUPS:
         group = [task.name for task in VTAB_TASKS.values() if task.group == name.lower()]
@@ -241,12 +241,12 @@ def show_vtab(study: VtabStudy, outcome: VtabOutcome) -> None:
     show_missing(outcome, whole=False)
     if other := study.changes:
         print(f"not the paper's recipe: {'; '.join(other)}")
-    print("The thousand images are drawn as VTAB draws them, but are not the very same (docs/data-sets.md).")
+    print("The 1,000 images are drawn as VTAB draws them, but are not the same images (docs/data-sets.md).")
     print(f"result: {study.out / 'result.json'}   page: {study.out / 'report.html'}")
 
 
 def show_missing(outcome: VtabOutcome, *, whole: bool) -> None:
-    """Prints skipped data sets once each: in one line, or with instructions."""
+    """Prints each skipped data set once, in one line or with instructions."""
     sources: dict[str, list[str]] = {}
     for name in outcome.in_state("missing"):
         sources.setdefault(SETS[VTAB_TASKS[name].source].folder, []).append(name)
@@ -268,7 +268,7 @@ def check_outcome(study: VtabStudy, outcome: VtabOutcome) -> None:
         raise TrainingError(f"{len(failed)} of {len(study.tasks)} tasks failed, first {first}")
     if not outcome.scores and not outcome.stopped:
         place = study.root or "$VITRAIL_DATA"
-        raise DataError(f"none of the data sets is in {place}; --download fetches some, --root says where they are")
+        raise DataError(f"none of the data sets is in {place}; --download fetches some, --root names their folder")
 
 
 def forecast_vtab(study: VtabStudy, world: World) -> int:
@@ -297,7 +297,7 @@ def forecast_vtab(study: VtabStudy, world: World) -> int:
     cost = f"{flops / 1e18:.3g} exaFLOPs, {tpuv3_core_days(flops):.3g} TPUv3-core-days"
     print(f"{work}, and {test:,} images to score: {cost}")
     seconds = flops / measure_flops(world.device) / world.size
-    print(f"time: {format_clock(seconds)} at the very least, at the rate of a large matrix product here")
+    print(f"time: {format_clock(seconds)} at the very least, at the speed of a large matrix product here")
     if other := study.changes:
         print(f"not the paper's recipe: {'; '.join(other)}")
     return 0

@@ -115,7 +115,7 @@ def open_task(options: FrozenOptions, text: str, test: str | None) -> FrozenTask
         other = None if test is None else open_data(test, download=options.download)
         found = choose_scored_split(collection, train, source, other)
         if found is None:
-            remedy = "name others with labels to score with --test DATA, or hold some out: --held-out 0.5"
+            remedy = "give other labelled images with --test DATA, or hold some out with --held-out 0.5"
             raise DataError(f"{text} has only {', '.join(collection.splits)} to learn from; {remedy}")
         name, scored = found
         title, _, split = name.rpartition("@")
@@ -128,13 +128,13 @@ def open_task(options: FrozenOptions, text: str, test: str | None) -> FrozenTask
     )
     shared = scoring.find_shared(task.learn_source, task.score_source)
     if shared is None:
-        return replace(task, notes=(f"{task.title}: too many images to look for copies in both parts",))
+        return replace(task, notes=(f"{task.title}: too many images to look for copies that are in both parts",))
     if not len(shared):
         return task
     count = pluralise(len(shared), "image")
     if len(shared) == len(learn):
-        raise DataError(f"all {count} to learn from are also scored ({test or text}); give --test DATA or --held-out")
-    note = f"{count} of {task.train} are also scored and are not learned from"
+        raise DataError(f"all {count} to train on are also scored ({test or text}); give --test DATA or --held-out")
+    note = f"{count} of {task.train} are also scored and are not used for training"
     return replace(task, learn=np.delete(learn, shared), notes=(note,))
 
 
@@ -173,7 +173,7 @@ def extract(options: FrozenOptions, about: scoring.Subject, task: FrozenTask) ->
     labels = keep_single_labels(train.labels)
     single = labels >= 0
     if several := int((~single).sum()):
-        notes.append(f"{several:,} of {task.train} have no label or several, and are not learned from")
+        notes.append(f"{several:,} of {task.train} have no label or several, and are not used for training")
     if not single.any():
         raise BadLabels(f"{task.title}@{task.train}: no readable image has exactly one label to learn from")
     found, kept = (all(getattr(part, name) for part in parts.values()) for name in ("reused", "cached"))
@@ -248,7 +248,7 @@ def check_penalty(penalty: float | None) -> None:
 
 def run_fewshot(options: FewshotOptions) -> int:
     if options.sweep and (options.seeds or options.penalty is not None):
-        raise ConfigError("--sweep draws nothing and tries every penalty; leave --seeds and --penalty out")
+        raise ConfigError("--sweep draws nothing and tries every penalty; omit --seeds and --penalty")
     check_penalty(options.penalty)
     for option, values, least in (("--shots", options.shots, 1), ("--seeds", options.seeds, 0)):
         if values and min(values) < least:
@@ -274,7 +274,7 @@ def feasible_shots(asked: Sequence[int] | None, tasks: Sequence[FrozenTask]) -> 
         over = [n for n in shots if fewest < n < ALL]
         fitting = [n for n in shots if n not in over]
         if over and (asked or not fitting):
-            remedy = f"ask for --shots {' '.join(map(format_shots, fitting)) or fewest}" if fewest else "give it images"
+            remedy = f"ask for --shots {' '.join(map(format_shots, fitting)) or fewest}" if fewest else "add images"
             raise BadLabels(f"{few}, {over[0]} shots need {over[0]} of every class; {remedy}")
         if over:
             notes.append(f"{few}, too few for {' and '.join(map(str, over))} shots")
@@ -333,7 +333,7 @@ def score_sweep(options: FewshotOptions, parts: Sequence[FrozenSplits], shots: S
         results.append(build_result("fewshot", options, part, measures, config, details))
     heads = ["shots", "accuracy", "95% interval", "penalty", *(["at its own best"] if len(parts) > 1 else [])]
     show_table(heads, rows, len(parts))
-    print("The penalty is chosen on the images that are scored, as the reference did; so the numbers flatter a little.")
+    print("The penalty is chosen on the scored images, as in the reference, so the numbers are slightly optimistic.")
     return results
 
 
@@ -389,9 +389,9 @@ def run_probe(options: ProbeOptions) -> int:
     print(f"penalty {penalty:g}, {how}; {made.iterations} iterations, {end}")
     notes = list(part.notes)
     if not made.converged:
-        notes.append(f"it has not converged, above {probe.TOLERANCE:g}: give more --iterations or a larger --penalty")
+        notes.append(f"not converged: gradient above {probe.TOLERANCE:g}; give more --iterations or a larger --penalty")
     if tried and penalty in (min(tried), max(tried)):
-        notes.append("the best penalty is the last that was tried; a better one may lie beyond: --penalty")
+        notes.append("the best penalty is the last one tried; a better one may lie beyond it: give --penalty")
     details: dict[str, Any] = {"dev_accuracy": {f"{value:g}": accuracy for value, accuracy in tried.items()}}
     details |= {name: getattr(made, name) for name in ("iterations", "loss", "gradient", "converged")}
     config = {"penalty": penalty, "penalties": [] if options.penalty is not None else list(probe.PENALTIES)}
@@ -409,7 +409,7 @@ def run_knn(options: KnnOptions) -> int:
         part = extract(options, about, task)
         numbers = list(dict.fromkeys(options.neighbours or [k for k in NEIGHBOURS if k <= len(part.train)]))
         if max(numbers) > len(part.train):
-            raise ConfigError(f"-k {max(numbers)}: there are {len(part.train):,} images to be neighbours")
+            raise ConfigError(f"-k {max(numbers)} exceeds the {len(part.train):,} training images; give a smaller one")
         near = find_nearest(part.train, part.test, max(numbers), device=about.device)
     rows, measures = list[list[str]](), list[Measure]()
     for k in numbers:

@@ -87,9 +87,9 @@ def list_cells(plan: "StudyPlan", costs: "dict[str, CellCost]", speed: "DeviceSp
     unknown = sum(price.hours is None for price in left)
     flops, hours = sum(price.exaflops or 0.0 for price in left), sum(price.hours or 0.0 for price in left)
     work = f"{format_amount(flops)} exaFLOPs, about {format_duration(3600 * hours)} on {speed.device}"
-    more = f", and {unknown} cells whose images are not here" if unknown else ""
+    more = f", and {unknown} cells whose images are not available" if unknown else ""
     print(f"{len(plan.cells)} cells, {len(done)} finished in {plan.out}; left: {work}, one cell after the other{more}.")
-    print("Times are estimates: 40% of the device's peak, and a few ms a step; scoring comes on top.")
+    print("Times are estimates: 40% of the device's peak, and a few ms per step; scoring takes extra time.")
     return 0
 
 
@@ -129,7 +129,7 @@ def show_study(plan: "StudyPlan", report: "GridReport") -> int:
 def run_compare(options: CompareOptions) -> int:
     out = options.out
     if out is not None and out.suffix.lower() not in FORMATS:
-        raise ConfigError(f"--out {out}: the name says the format; end it in {', '.join(FORMATS)}")
+        raise ConfigError(f"--out {out}: the suffix sets the format; use one of {', '.join(FORMATS)}")
     found, skipped = gather_results(options.results)
     table = compare_results(found, options.measures)
     notes = [*table.notes, *(f"skipped: {why}" for why in skipped)]
@@ -208,5 +208,5 @@ def to_html(table: Comparison, notes: Sequence[str]) -> str:
         for path, (name, one) in files.items()
     ]
     heads = ["weights", "hash", "by", "made", "file"]
-    sections.append(Table(title="Where they are from", columns=heads, rows=rows, left=5))
-    return render_page("Results", sections, lead=f"{len(table.rows)} weights, intervals of 95 %")
+    sections.append(Table(title="Sources", columns=heads, rows=rows, left=5))
+    return render_page("Results", sections, lead=f"{len(table.rows)} weights, 95 % intervals")

@@ -1,4 +1,4 @@
-"""Options of the commands that measure."""
+"""Options of the commands that evaluate weights, and of `study` and `compare`."""
 
 import argparse
 from pathlib import Path
@@ -10,7 +10,7 @@ from vitrail.cli.options.groups import SOURCE, DeviceOptions, FrozenOptions, Wei
 from vitrail.core.precision import PrecisionChoice
 from vitrail.evaluation import ITERATIONS, TEMPERATURE
 
-ALL: Final = 1 << 53  # shots: every image of train, without a draw
+ALL: Final = 1 << 53  # shots: every image of train; nothing is drawn
 FROZEN: Final = f"{SOURCE}; learns from its train split and scores its test (or val) split"
 WITHOUT: Final = "skip the copies that `vitrail data dedup SOURCE --against TRAINED` found: its drop.json"
 SHOTS: Final = 'images per class to learn from, or "all"'
@@ -145,11 +145,11 @@ class StudyOptions(DeviceOptions):
     """Run one of the paper's studies: a grid of trainings, a table, a figure and one sentence of result.
 
     The same command resumes where it stopped: finished cells stay, an interrupted one resumes from its checkpoint, a
-    failed one is tried again. --list shows what each cell costs before anything starts; without a name it lists the
+    failed one is retried. --list shows what each cell costs before anything starts; without a name it lists the
     studies.
 
     Scales: tiny takes a minute or two on two cores and shows that everything works; small is for one GPU and some
-    minutes; paper is the paper's own grid with its recipes, for those who have its data and the time.
+    minutes; paper is the paper's own grid with its recipes, if you have its data and the time.
 
     examples:
       vitrail study --list

@@ -1,4 +1,4 @@
-"""One declaration per option: a field of a frozen dataclass, from which the parser is generated.
+"""Declares each option once, as a field of a frozen dataclass from which the parser is generated.
 
     @command_options
     class KnnOptions(FrozenOptions):
@@ -7,8 +7,8 @@
         data: str = word(..., "images to score", "DATA", older="--data")
         temperature: float = option(0.07, "temperature of the votes", "T")
 
-The annotation says how a value is read: a bool is a switch, a Literal has choices, a tuple takes several values.
-WEIGHTS and DATA are words and what is written is --out; older forms are still accepted, and giving both is an error.
+The annotation decides how a value is parsed: a bool is a switch, a Literal has choices, a tuple takes several values.
+WEIGHTS and DATA are positional and outputs are --out. Older forms are still accepted; giving both is an error.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from vitrail.core.errors import VitrailError
 
 T = TypeVar("T")
 
-# What people type for options with another name here; the first that a command has is suggested.
+# Words that people may type for options. The first option of these that the command has is suggested.
 SYNONYMS: Final = {
     **dict.fromkeys(("--learning-rate", "--learning_rate", "--rate"), ("--lr",)),
     **dict.fromkeys(("--batch-size", "--batch_size", "--bs"), ("--batch",)),
@@ -50,28 +50,28 @@ class Declaration:
     help: str
     metavar: str | None = None
     flag: str = ""  # default: the field's name
-    usually: str = ""  # what the help says of the default; default: its value
+    usually: str = ""  # the default as the help shows it; default: its value
     parse: Callable[[str], Any] | None = None
     choices: tuple[str, ...] = ()
     nargs: str | None = None
     repeated: bool = False  # given several times, once per value
     hidden: bool = False
     group: str = ""  # a heading of its own in the help
-    exclusive: str = ""  # options of one such name exclude each other
+    exclusive: str = ""  # options with the same name here exclude each other
     word: bool = False
     older: str = ""  # an option that means the same as the word
-    order: int = 1  # words and options are in this order in the help
-    completes: str = ""  # kind of names that the shell offers
+    order: int = 1  # the order of words and options in the help
+    completes: str = ""  # the kind of names that the shell completes
 
 
 def option(default: Any, help: str, metavar: str | None = None, **about: Any) -> Any:
-    """An option; one with ... for a default is required."""
+    """Declares an option; it is required if the default is `...`."""
     declared = Declaration(help=help, metavar=metavar, **about)
     return field(default=MISSING if default is ... else default, metadata={"cli": declared})
 
 
 def word(default: Any, help: str, metavar: str | None = None, **about: Any) -> Any:
-    """A positional argument; one with ... for a default is required, by itself or by its older form."""
+    """Declares a positional argument; if the default is `...`, it or its older form is required."""
     return option(default, help, metavar, word=True, **about)
 
 
@@ -82,7 +82,7 @@ def command_options(cls: type[T]) -> type[T]:
 
 
 class Word(argparse.Action):
-    """A positional, or the older option that means the same."""
+    """A positional argument, or the older option with the same meaning."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: Any = None) -> None:
         del option_string
@@ -97,14 +97,15 @@ class Word(argparse.Action):
 
 
 class NeededWord(Word):
-    """A positional that has to be given, in one form or the other."""
+    """A positional argument that is required, in either form."""
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are reported like all others."""
+    """A parser whose errors are reported like all other errors."""
 
     def parse_intermixed_args(self, args: Any = None, namespace: Any = None) -> argparse.Namespace:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Options and words in any order; a misspelt option gets a suggestion, a missing word its name."""
+        """Parses options and words in any order. The error for a misspelt option suggests a name, and that for a
+        missing word gives its name."""
         found, extra = self.parse_known_intermixed_args(args, namespace)
         if extra:
             self.error(describe_extra_words(extra, self._actions))
@@ -132,7 +133,7 @@ class ParagraphFormatter(argparse.HelpFormatter):
 
 
 def build_parser(kind: type[Any], prog: str) -> Parser:
-    """The parser of a command, from the dataclass of its options."""
+    """Builds the parser of a command from the dataclass of its options."""
     description, _, examples = inspect.cleandoc(kind.__doc__ or "").partition("\n\nexamples:\n")
     parser = Parser(
         prog=prog,
@@ -154,7 +155,7 @@ def build_parser(kind: type[Any], prog: str) -> Parser:
 
 
 def add_declared(place: Any, name: str, about: Declaration, hint: Any, default: Any) -> None:
-    """Adds the argument of one field, with its older form."""
+    """Adds the argument of one field, and its older form."""
     required = default is MISSING
     kinds = [kind for kind in get_args(hint) if kind is not NoneType] if NoneType in get_args(hint) else [hint]
     kind = kinds[0]
@@ -187,13 +188,13 @@ def add_declared(place: Any, name: str, about: Declaration, hint: Any, default: 
 
 
 def add_word(place: Any, settings: dict[str, Any], about: Declaration, *, required: bool, several: bool) -> None:
-    """Adds a positional; with an older form, either of them may be given."""
+    """Adds a positional argument; if it has an older form, either of them may be given."""
     dest, text = settings.pop("dest"), settings["help"]
     if about.older:
         action = NeededWord if required else Word
         place.add_argument(dest, **{**settings, "action": action, "nargs": "*" if several else "?"})
         older = {**settings, "action": Word, "dest": dest, "nargs": 1 if several else None, "help": argparse.SUPPRESS}
-        if about.older == "--out":  # the option is the usual form, and the last word the older one
+        if about.older == "--out":  # here the option is the usual form, and the last word is the older one
             place._actions[-1].help, older["help"] = argparse.SUPPRESS, text
         place.add_argument(about.older, **older)
         return
@@ -205,7 +206,7 @@ def add_word(place: Any, settings: dict[str, Any], about: Declaration, *, requir
 
 
 def describe(about: Declaration, default: Any) -> str:
-    """The help of an argument, with its default."""
+    """The help text of an argument, with its default."""
     if about.hidden:
         return argparse.SUPPRESS
     text = about.usually
@@ -215,13 +216,13 @@ def describe(about: Declaration, default: Any) -> str:
 
 
 def build_options(kind: type[T], values: Mapping[str, object]) -> T:
-    """The dataclass of parsed values, lists as tuples."""
+    """Builds the dataclass of options from parsed values; lists become tuples."""
     lists = {name: tuple(cast("list[object]", value)) for name, value in values.items() if isinstance(value, list)}
     return kind(**{**values, **lists})
 
 
 def pass_options(options: Any, kind: Callable[..., T], **others: object) -> T:
-    """Another dataclass with the values of the fields that it shares with the options, and others."""
+    """Builds another dataclass from the fields that it shares with the options, and from `others`."""
     shared = {one.name for one in fields(cast(Any, kind))} & {one.name for one in fields(options)}
     return kind(**{name: getattr(options, name) for name in shared} | others)
 
@@ -239,7 +240,7 @@ def format_command(name: str, options: Any) -> str:
 
 
 def name_argument(action: argparse.Action) -> str:
-    """The name of an argument in the help."""
+    """The name of an argument, as in the help."""
     return action.metavar if isinstance(action.metavar, str) else action.dest
 
 

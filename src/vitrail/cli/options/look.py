@@ -130,8 +130,8 @@ class PackOptions:
 
 @command_options
 class DedupOptions:
-    """Find images of test sets in a training set: exact copies, near copies by perceptual hash, and with --embed those
-    that a network finds alike.
+    """Find images of test sets in a training set: exact copies, near copies by perceptual hash and, with --embed,
+    images with similar features.
 
     Prints a table and writes into the output folder: pairs.csv, a page that shows the pairs side by side (pairs.html),
     what was compared and how (dedup.json), and a list that excludes the copies from training (drop.json). Under

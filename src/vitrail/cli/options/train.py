@@ -77,7 +77,7 @@ class ReportOptions:
 class ReplayOptions(DeviceOptions):
     """Repeat one training step of a run with its latest weights: which images it had, and the loss of each.
 
-    A run that stopped because its loss was not finite names the step; this shows the batch.
+    A run that stopped because of a non-finite loss names the step; this command shows the batch.
 
     examples:
       vitrail replay runs/first --step 120
@@ -89,11 +89,11 @@ class ReplayOptions(DeviceOptions):
 
 @command_options
 class DemoOptions(DeviceOptions):
-    """Train a small ViT on data included in the package, in a minute or two, and show what it learnt.
+    """Train a small ViT on data included in the package, in a minute or two, and show what it has learned.
 
     classification: pre-training on 8x8 digits at 16 px, then fine-tuning at 32 px with resized positions, the paper's
-    path from 224 to 384 px. segmentation: every shape of generated scenes, and the sky and the ground behind them. Ends
-    with what to type next: to see the report, to serve the network, to predict with it.
+    path from 224 to 384 px. segmentation: every shape in generated scenes, and the sky and the ground behind them. Ends
+    with what to type next: to open the report, serve the network and predict with it.
 
     examples:
       vitrail demo

@@ -40,7 +40,7 @@ class PredictOptions(NamesOptions):
     these, and --out writes them, as PNG or in COCO's formats.
 
     WEIGHTS is optional: the first word is taken for weights unless it is an image, a folder without weights, or -; then
-    the bundled model is used (CIFAR-10's ten classes). Folders are searched in the order of names; - reads file names
+    the bundled model is used (CIFAR-10's ten classes). Folders are searched in name order; - reads file names
     from stdin, one per line. Unreadable images are named on stderr and skipped, and the exit status is then 1.
 
     examples:
@@ -74,10 +74,10 @@ class PredictOptions(NamesOptions):
 class FitOptions(WeightsOptions):
     """Build a classifier or a segmenter from your images in seconds; a CPU will do.
 
-    The network's features stay as they are; a linear classifier on top of them is computed in closed form (least
+    The network's features stay as they are. A linear classifier on top of them is computed in closed form (least
     squares, Section 4.1), with its L2 penalty chosen on held-out images, and becomes the network's last layer. The file
-    is a network like any other, for predict, serve, evaluate or as a start for finetune. Features are cached, so that
-    another --l2 or --shots takes a moment.
+    is a network like any other, for predict, serve, evaluate or as a start for finetune. Features are cached, so trying
+    another --l2 or --shots takes only a moment.
 
     Images with masks become a segmentation network in the same way: least squares from patch tokens to the share of
     each class in a patch, with an offset for each class chosen on held-out images.
@@ -107,7 +107,7 @@ class EmbedOptions(WeightsOptions):
     """Write the features of a whole collection to one file: one row per image, with its name and its label.
 
     Features are the input of the network's last layer. The work is done in parts, so that the same command resumes an
-    interrupted one; under torchrun the processes share the parts. The file is the same to the byte.
+    interrupted one; under torchrun the processes share the parts. Either way, the file is the same to the byte.
 
     examples:
       vitrail embed vitrail-cifar10 photos --out photos.parquet
@@ -178,17 +178,17 @@ class ServeOptions(NamesOptions):
     max_pixels: int = option(40_000_000, "maximum pixels of one image", "N", usually="40 million")
     image_size: int | None = option(None, IMAGE_SIZE, "N")
     patch: int | None = option(None, PATCH, "P")
-    threads: int | None = option(None, "threads of the network on a CPU", "N", usually="the number of cores less one")
+    threads: int | None = option(None, "threads of the network on a CPU", "N", usually="one less than there are cores")
     access_log: bool = option(False, "log one line per request on stderr")
 
 
 @command_options
 class ExportOptions:
-    """Write a network for other runtimes and libraries, and check it against the original before it gets its name.
+    """Write a network for other runtimes and libraries, and compare it with the original before it gets its name.
 
     onnx is a file for ONNX Runtime and others, with preprocessing and class names in its metadata; --int8 makes it
     about a quarter of the size. torch-export is a graph that needs only torch. hf, timm, npz and torchvision are
-    weights for other libraries, loaded there if they are installed.
+    weights for other libraries; if a library is installed, it loads them as a check.
 
     examples:
       vitrail export runs/photos --to onnx --out photos.onnx
@@ -199,7 +199,7 @@ class ExportOptions:
     weights: str = word(..., "a file, a run's folder or a name", "WEIGHTS", order=0, completes="weights")
     data: str | None = data_word("onnx: images to score both networks on, and to calibrate int8 with", None)
     to: Form = option(..., "the format to write")
-    out: Path | None = option(None, "the file or folder to write", "PATH", usually="in this folder, after the weights")
+    out: Path | None = option(None, "the file or folder to write", "PATH", usually="here, named after the weights")
     labels: str | None = labels_option()
     rename: tuple[str, ...] = rename_option()
     image_size: int | None = option(None, IMAGE_SIZE, "N")

@@ -1,4 +1,4 @@
-"""`vitrail demo`: a network from scratch in a minute or two, with a report, a picture and what to type next."""
+"""`vitrail demo`: trains a network from scratch in a minute or two, and prints what to type next."""
 
 import io
 import os
@@ -34,14 +34,14 @@ from vitrail.train.run_folder.files import is_done
 from vitrail.train.scoring import TrainingResult
 
 MIN_ACCURACY: Final = 0.95
-MAX_SCORES: Final = 5  # of a run that are shown; its report has them all
+MAX_SCORES: Final = 5  # scores shown during a run; its report has all of them
 SAMPLE_INDEX: Final = 3  # the held-out digit that is written as an image
 OUT: Final = {"classification": Path("runs/demo"), "segmentation": Path("runs/demo-segmentation")}
 MIN_QUALITY: Final = 0.5
 SCENES: Final = "scenes/simple"
 SHOWN: Final = (0, 1, 2, 3)  # held-out scenes that are drawn
-PANE, LETTERS = 320, 14  # pixels of a side, and of a name in it
-OWN_IMAGES: Final = {  # how a network for them is made
+PANE, LETTERS = 320, 14  # pixels: the side of an image, and the height of letters
+OWN_IMAGES: Final = {  # the command that trains on them
     "classification": "fit vitrail-cifar10 FOLDER --out mine.safetensors  (a subfolder per class)",
     "segmentation": "finetune WEIGHTS FOLDER --out RUN  (masks, or COCO json)",
 }
@@ -55,7 +55,7 @@ def run_demo(options: declared.DemoOptions) -> int:
 
 
 def run_classification_demo(options: declared.DemoOptions, out: Path) -> int:
-    """Digits at 16 px, then at 32 px (3.2)."""
+    """Pre-trains on digits at 16 px, then fine-tunes at 32 px (3.2)."""
     if is_done(out / "finetune"):
         print(f"The demo is finished in {out}; use another --out to run it again.")
         show_next_steps(out / "finetune", write_digit(out))
@@ -84,14 +84,14 @@ def run_classification_demo(options: declared.DemoOptions, out: Path) -> int:
 
 
 def run_segmentation_demo(options: declared.DemoOptions, out: Path) -> int:
-    """Every shape of generated scenes, and the sky and the ground behind them."""
+    """Trains a panoptic network on generated scenes: every shape, and the sky and the ground behind them."""
     if is_done(out):
         print(f"The demo is finished in {out}; use another --out to run it again.")
         show_next_steps(out, write_scene(out), "segmentation")
         return 0
     begun = time.monotonic()
     asked = RunCommand(verb="pretrain", recipe="demo-scenes", seed=options.seed)
-    torch.set_num_threads(min(torch.get_num_threads(), 2))  # more wait for each other longer than they compute
+    torch.set_num_threads(min(torch.get_num_threads(), 2))  # more threads wait for each other longer than they compute
     with make_observer(0) as panel:
         watching = DemoObserver(panel)
         watching.log("Panoptic segmentation from scratch: a small hybrid with queries (EoMT), 64 px")
@@ -108,7 +108,7 @@ def run_segmentation_demo(options: declared.DemoOptions, out: Path) -> int:
 
 
 def write_comparison(out: Path) -> Path:
-    """Some held-out scenes, each next to its truth and to what the network sees in it, as a picture."""
+    """Draws some held-out scenes, each next to its ground truth and the network's prediction."""
     source, predictor = open_collection(SCENES).splits["test"], Predictor(str(out))
     rows = [draw_comparison(source, index, predictor) for index in SHOWN]
     path, file = out / "scenes.png", io.BytesIO()
@@ -118,7 +118,7 @@ def write_comparison(out: Path) -> Path:
 
 
 def draw_comparison(source: ImageDataset, index: int, predictor: Predictor) -> tuple[Image.Image, ...]:
-    """A scene, its truth and its prediction. A segment that is found has the colour of the true one."""
+    """A scene, its ground truth and the prediction, in which matched segments have the colours of the true ones."""
     scene = source.open_image(index).rgb()
     large = scene.resize((PANE, PANE), Image.Resampling.BICUBIC)
     truth, found = source.segments(index), predictor(scene)
@@ -133,7 +133,7 @@ def draw_comparison(source: ImageDataset, index: int, predictor: Predictor) -> t
 
 
 def write_scene(out: Path) -> Path:
-    """A held-out scene as an image, large enough to look at."""
+    """Writes a held-out scene as an image, large enough to look at."""
     path, file = out / "a-scene.png", io.BytesIO()
     scene = open_collection(SCENES).splits["test"].open_image(SHOWN[2]).rgb()
     scene.resize((PANE, PANE), Image.Resampling.BICUBIC).save(file, "PNG")
@@ -148,8 +148,8 @@ def print_duration(begun: float) -> None:
 
 
 class DemoObserver:
-    """Passes on what is worth reading in a run of half a minute: a few of its scores, and between them no numbers but
-    those of a panel that is redrawn."""
+    """Passes on what is worth reading in a run of half a minute: a few scores, and training metrics only if the panel
+    redraws them in place."""
 
     def __init__(self, inner: Observer) -> None:
         self.inner, self.steps, self.next = inner, 0, 0
@@ -168,16 +168,16 @@ class DemoObserver:
 
 
 def train_stage(asked: RunCommand, out: Path, device: str, watching: Observer) -> TrainingResult:
-    """One of the two runs; an interrupted one is resumed."""
+    """Trains one of the two runs, or resumes it if it was interrupted."""
     with join_world(device) as world:
         if world.size > 1:
-            raise ConfigError("the demo is for one process; start it without torchrun")
+            raise ConfigError("the demo runs in one process; start it without torchrun")
         command = launch.record_command(asked, out, None)
         return train(build_plan(asked).run, out=out, world=world, command=command, observer=watching)
 
 
 def write_digit(out: Path) -> Path:
-    """A held-out digit as an image, large enough to look at."""
+    """Writes a held-out digit as an image, large enough to look at."""
     source = open_collection("digits").splits["test"]
     path = out / f"a-{source.classes[int(source.labels.rows(np.array([SAMPLE_INDEX]))[0])]}.png"
     file = io.BytesIO()
@@ -196,7 +196,7 @@ def show_next_steps(run: Path, image: Path, kind: str = "classification") -> Non
 
 
 def vitrail_command() -> str:
-    """How `vitrail` is typed here: by its name where that finds this installation, else by its path."""
+    """The command that runs this installation: `vitrail` if the name finds it, else its path."""
     here = Path(sys.executable).parent / "vitrail"
     if not here.exists():
         return f"{shlex.quote(sys.executable)} -m vitrail"

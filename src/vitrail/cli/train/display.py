@@ -1,4 +1,4 @@
-"""How a run and a study look while they run: a panel redrawn on a terminal, plain lines elsewhere."""
+"""The display of a run or a study in progress: a panel redrawn in place on a terminal, plain lines elsewhere."""
 
 import sys
 import time
@@ -23,21 +23,21 @@ from vitrail.train.grid.plan import Cell, CellOutcome, Watcher
 from vitrail.train.observer import STEP, NullObserver, Observer
 from vitrail.train.run_folder.metric_rows import LOSS, describe_score, headline, known_measures, title_of
 
-PLAIN_S = 5.0  # between two plain lines of metrics; scores and notes always come
+PLAIN_S = 5.0  # seconds between plain lines of metrics; scores and notes are always printed
 
 
 def describe_row(row: dict[str, Any]) -> str:
-    """A row of metrics as text."""
+    """Formats a row of training metrics."""
     if row["kind"] != "train":
         return describe_score(row)
     numbers = "  ".join(f"{name} {value}" for name, value in format_numbers(row).items())
     speed = f"{row['images_per_s']:,.0f} img/s"
-    speed += f"  MFU {row['mfu']:.0%}  {row['memory_gb']:.1f} GB" if "memory_gb" in row else ""  # of a GPU
+    speed += f"  MFU {row['mfu']:.0%}  {row['memory_gb']:.1f} GB" if "memory_gb" in row else ""  # on a GPU
     return f"step {row['step']:,}/{row['steps']:,}  {numbers}  {speed}  left {format_clock(row['left_s'])}"
 
 
 def format_numbers(row: dict[str, Any]) -> dict[str, str]:
-    """Epoch, loss, what the objective counts next to it, and learning rate of a row of training."""
+    """Epoch, loss, the objective's other metrics and the learning rate of a training row, by name."""
     tallies = {
         title_of(known): f"{row[name]:.1%}" if known.share else f"{row[name]:.3f}"
         for name, known in known_measures().items()
@@ -48,7 +48,7 @@ def format_numbers(row: dict[str, Any]) -> dict[str, str]:
 
 
 def describe_briefly(row: dict[str, Any]) -> str:
-    """The one number of a score that stays in sight."""
+    """The one number of a score that the panel keeps showing."""
     if (first := headline(row)) is not None:
         name = row.get("measure", "") if first.is_accuracy else first.name
         return " ".join(word for word in (row["split"], name, first.text) if word)
@@ -56,7 +56,7 @@ def describe_briefly(row: dict[str, Any]) -> str:
 
 
 class PlainDisplay:
-    """Lines on stdout; those of progress not too many."""
+    """Prints lines on stdout, with a limited rate for progress."""
 
     def __init__(self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self.write, self.clock = write, clock
@@ -79,23 +79,23 @@ class PlainDisplay:
         self.log(describe_row(row))
 
     def advance(self, what: str, done: int, total: int | None) -> None:
-        """Prints a line if nothing was printed for a while, since steps may be slow."""
+        """Prints a line if nothing has been printed for a while, since steps may be slow."""
         if self.clock() - self.spoke >= WAIT_S:
             self.log(amount(what, done, total))
 
 
 class TrainingPanel:
-    """How far the run is, the latest numbers with their step, and what else is being done, redrawn in place; what
-    is logged scrolls past above it. A thread of rich draws the fields, so that a step costs next to nothing."""
+    """A panel with the progress of the run, its latest metrics and current activity, redrawn in place; log lines scroll
+    past above it. A thread of rich's does the drawing, so updates cost a step next to nothing."""
 
     def __init__(self, console: Any = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.console, self.clock = console or make_console(), clock
         self.spinner = Spinner(SPINNER)
-        self.row: dict[str, Any] | None = None  # the latest of training
+        self.row: dict[str, Any] | None = None  # the latest training row
         self.score = ""
         self.step, self.steps = 0, 0
         self.doing, self.since = ("preparing", 0, None), clock()
-        self.first: tuple[int, float] | None = None  # a step, and when it was done
+        self.first: tuple[int, float] | None = None  # the first step seen, and when
         self.live = Live(console=self.console, refresh_per_second=4, transient=True, get_renderable=self.render)
 
     def __enter__(self) -> "TrainingPanel":
@@ -128,7 +128,7 @@ class TrainingPanel:
 
     @property
     def left_s(self) -> float:
-        """By the pace of the latest numbers; before there are any, by that of the steps so far."""
+        """Seconds left, estimated from the latest metrics, or from the steps so far until there are any."""
         row, to_do = self.row, self.steps - self.step
         if row is not None and row["step"] < row["steps"]:
             return row["left_s"] * to_do / (row["steps"] - row["step"])
@@ -162,7 +162,7 @@ class TrainingPanel:
 
 
 def make_observer(rank: int) -> AbstractContextManager[Observer]:
-    """The one that fits the output; nobody reads that of other processes."""
+    """The display for this output; processes other than the main one get a silent one."""
     if rank:
         return nullcontext(NullObserver())
     return TrainingPanel() if sys.stdout.isatty() else nullcontext(PlainDisplay(lambda text: print(text, flush=True)))
@@ -193,7 +193,7 @@ class StudyLines(Watcher):
 
 
 class StudyBar(StudyLines):
-    """The same lines above a bar of the whole study."""
+    """The same lines above a progress bar of the whole study."""
 
     def __init__(self) -> None:
         console = make_console()
@@ -214,5 +214,5 @@ class StudyBar(StudyLines):
 
 
 def make_watcher() -> AbstractContextManager[StudyLines]:
-    """The one that fits the output."""
+    """The display of a study for this output."""
     return StudyBar() if sys.stdout.isatty() else nullcontext(StudyLines(lambda text: print(text, flush=True)))

@@ -53,7 +53,7 @@ def run_fit(options: FitOptions) -> int:
         collection.need_labels()  # before the weights are read
     classes = collection.pixel_classes if on_pixels else collection.classes
     names = resolve_class_names(options.labels, options.rename, classes, len(classes))
-    kept = "" if options.no_cache or on_pixels else "; complete features are cached for the next start"
+    kept = "" if options.no_cache or on_pixels else "; complete features are cached for the next run"
     with inputs.single_process(options.device) as device, on_interrupt(f"{options.out} was not written{kept}"):
         sizes = {"image_size": options.image_size, "patch": options.patch, "channels": options.channels}
         about = load_subject(options.weights, device, precision="float32", **sizes)
@@ -80,16 +80,16 @@ def run_fit(options: FitOptions) -> int:
 
 
 def is_about_pixels(options: FitOptions, collection: Collection) -> bool:
-    """Whether the classes are those of pixels: as --task says, or of data that have masks and no labels."""
+    """Whether to fit classes of pixels: if --task says so, or if the data have masks but no labels."""
     tasks = (CLASSIFICATION.name, SEGMENTATION.name)
     if options.task and find_task(options.task).name not in tasks:
-        raise ConfigError(f"there is no closed form for {options.task}; vitrail finetune learns it")
+        raise ConfigError(f"{options.task} cannot be fitted in closed form; use vitrail finetune")
     known = options.task or ("" if CLASSIFICATION.recognises(collection) or not collection.pixel_classes else tasks[1])
     if known != SEGMENTATION.name:
         return False
     collection.need_masks()
     if options.shots is not None:
-        raise ConfigError(f"--shots {options.shots} is for classes of whole images, and these are of pixels")
+        raise ConfigError(f"--shots {options.shots} is for classes of whole images, but these are of pixels; omit it")
     return True
 
 
@@ -135,7 +135,7 @@ def check_fit(options: FitOptions) -> None:
         raise ConfigError(f"--out {out}: a network is written as {SUFFIX}; name it {out.with_suffix(SUFFIX)}")
     check_writable(out)
     if Path(options.weights).exists() and out.exists() and out.samefile(options.weights):
-        raise ConfigError(f"--out {out} is the file of the weights themselves; give another name")
+        raise ConfigError(f"--out {out} is the weight file itself; give another name")
     if options.l2 is not None and not 0 < options.l2 < math.inf:
         raise ConfigError(f"--l2 {options.l2:g} must be above 0 and finite")
     if not 0 <= options.dev < 1:
@@ -145,7 +145,7 @@ def check_fit(options: FitOptions) -> None:
 
 
 def show_classifier(made: FittedClassifier, *, given: bool) -> None:
-    """What was learned from, and how well."""
+    """Prints what the classifier was fitted on, and its scores."""
     how = "from the cache" if made.found else "extracted and cached" if made.kept else "extracted again"
     width = made.head.weight.shape[1]
     print(f"learned from {made.pictures:,} images of {made.split}, {width:,} features each, {how}")
@@ -158,7 +158,7 @@ def show_classifier(made: FittedClassifier, *, given: bool) -> None:
 
 
 def show_segmenter(made: FittedSegmenter, *, given: bool) -> None:
-    """What was learned from, the expected mean IoU on new images, from held-out ones, and the score."""
+    """Prints what the segmenter was fitted on, the mean IoU to expect on new images, and its scores."""
     head, held = made.head, made.head.held
     work = f"solved in {made.seconds:.1f} s without the network"
     print(f"learned from {made.pictures:,} images of {made.split}, {made.patches:,} patches each, {work}")
@@ -187,7 +187,7 @@ def show_segmenter(made: FittedSegmenter, *, given: bool) -> None:
 
 
 def show_result(made: FittedClassifier, *, given: bool) -> None:
-    """The expected accuracy on new images, from held-out ones, the regularisation, and the score."""
+    """Prints the accuracy to expect on new images, estimated on held-out ones, and the score."""
     head, held = made.head, made.head.held
     if held is None:
         print(f"estimated accuracy: unknown, no images were held out (l2 {head.penalty:.4g})")
@@ -201,27 +201,27 @@ def show_result(made: FittedClassifier, *, given: bool) -> None:
     if made.scored is not None:
         top1 = made.scored.top1
         about = f"(95% interval {format_interval(top1)}, {top1.count:,} images)"
-        error = f"its probabilities are off by {made.scored.error:.2%}"
+        error = f"expected calibration error {made.scored.error:.2%}"
         print(f"{made.scored.split}: accuracy {format_value(top1)} {about}; {error}")
 
 
 def show_multi_label(found: MultiLabelMeasures) -> None:
-    """mAP and F1 of images that may have several labels."""
-    for measures, of in ((found.held, "held out while it was made"), (found.scored, f"of {found.split}")):
+    """Prints mAP and F1 for images that may have several labels."""
+    for measures, of in ((found.held, "held out during fitting"), (found.scored, f"of {found.split}")):
         if measures:
-            print(f"each class by itself, {measures[0].count:,} images {of}:")
+            print(f"each class on its own, {measures[0].count:,} images {of}:")
             rows = [(measure.name, format_value(measure), format_interval(measure)) for measure in measures]
             print_table(["measure", "value", "95% interval"], rows)
 
 
-NAMED = 3  # unreadable images that are named
-PATIENCE_S = 3600.0  # a process may be that much longer at its last part than the others
+NAMED = 3  # unreadable images to name
+PATIENCE_S = 3600.0  # how long a process may wait for the last parts of the others
 
 
 def run_embed(options: EmbedOptions) -> int:
     out = options.out
     if out.suffix not in FORMATS:
-        raise ConfigError(f"{out}: embeddings are written as {' or '.join(FORMATS)}; give such a name")
+        raise ConfigError(f"{out}: embeddings are written as {' or '.join(FORMATS)}; use one of these suffixes")
     inputs.check_batch(options)
     with join_world(options.device, timeout_s=PATIENCE_S) as world:
         if world.is_main:

@@ -1,4 +1,4 @@
-"""`vitrail inspect`: a page of figures of what a network attends to and has learned."""
+"""`vitrail inspect`: writes a page of figures that show what a network attends to and has learned."""
 
 import contextlib
 import itertools
@@ -35,8 +35,8 @@ from vitrail.report.sections import Tile
 from vitrail.tasks.classification.metrics import is_numeric
 from vitrail.tasks.registry import TASKS
 
-SHOWN = 4  # images of a set that are shown where none are named
-NAMED = 3  # unreadable images that are named
+SHOWN = 4  # images of a set to show if none are named
+NAMED = 3  # unreadable images to name
 PAGE, RESULT, FIGURES = "report.html", "inspect.json", "figures"
 
 
@@ -76,19 +76,19 @@ def run_inspect(options: InspectOptions) -> int:
 
 
 def sort_words(options: InspectOptions) -> InspectOptions:
-    """Which words are images, and which one is a data set; WEIGHTS may be missing before an image."""
+    """Sorts words into images and a data set. WEIGHTS may be omitted before an image."""
     weights, words = options.weights, options.words
     if has_image_suffix(weights):  # vitrail inspect cat.jpg
         weights, words = DEFAULT_WEIGHTS, (weights, *words)
     images = (*(word for word in words if has_image_suffix(word)), *options.images)
     sources = [*(word for word in words if not has_image_suffix(word)), *([options.data] if options.data else [])]
     if len(sources) > 1:
-        raise ConfigError(f"{' and '.join(sources)}: one data set at a time; name single images by their files")
+        raise ConfigError(f"{' and '.join(sources)}: give one data set; name single images by their files")
     return replace(options, weights=weights, words=(), images=images, data=sources[0] if sources else None)
 
 
 def parse_kinds(text: str | None) -> list[str]:
-    """The requested kinds of figure, in the page's order; all by default."""
+    """Parses the requested kinds of figure, in the page's order; all by default."""
     known = [*KINDS, "explorer"]
     if text is None:
         return known
@@ -104,8 +104,8 @@ def parse_kinds(text: str | None) -> list[str]:
 def gather_images(
     options: InspectOptions, about: Subject, wanted: list[str]
 ) -> tuple[InspectionContext, dict[str, object], list[str]]:
-    """The images by name, or some of the set, and the set for what takes many; then facts about the data, and the
-    unreadable images of the set."""
+    """Gathers what to inspect: named images, or some of the set, and the whole set for statistics. Also returns facts
+    about the data, and the unreadable images of the set."""
     title, source, unreadable = open_samples(options, options.data) if options.data else ("", None, [])
     named = [(Path(name).name, *open_image(Path(name), about)) for name in options.images]
     if not named and source is not None:
@@ -139,10 +139,10 @@ def gather_images(
 
 
 def open_samples(options: InspectOptions, data: str) -> tuple[str, ImageDataset, list[str]]:
-    """Images of the set, evenly spread over it, and the names of those among them that cannot be read. These are
-    found before anything is measured: every number says of how many images it is."""
+    """Opens evenly spaced images of the set, and names those that are unreadable. These are found before anything is
+    measured, because every number states how many images it is measured on."""
     if options.count < 1:
-        raise ConfigError(f"--count {options.count}: one image at least")
+        raise ConfigError(f"--count {options.count} must be at least 1")
     collection = open_data(data, download=options.download)
     split, source = choose_split(collection, "val", "test", "train")
     title = f"{collection.title}@{split}"
@@ -154,7 +154,7 @@ def open_samples(options: InspectOptions, data: str) -> tuple[str, ImageDataset,
 
 
 def iter_batches(options: InspectOptions, about: Subject, source: ImageDataset) -> Iterator[torch.Tensor]:
-    """Prepared images of the set, those that can be read. Attention of all heads is large, so batches are small."""
+    """Yields the prepared, readable images of the set. Attention of all heads is large, so batches are small."""
     size = options.batch or (min(16, choose_portion(about.network)) if about.network.config.tokens else 16)
     for batch in load_batches(replace(options, batch=size), source, about.preprocessing, about.device):
         if bool(batch.valid.any()):
@@ -162,7 +162,7 @@ def iter_batches(options: InspectOptions, about: Subject, source: ImageDataset) 
 
 
 def open_image(path: Path, about: Subject) -> tuple[torch.Tensor, Pixels]:
-    """Prepared bytes [3, H, W] of a file, and the same to look at."""
+    """The prepared bytes [3, H, W] of a file, and its pixels for display."""
     if path.is_dir():
         raise DataError(f"{path} is a folder; name it after the weights, not after --images")
     try:
@@ -174,7 +174,7 @@ def open_image(path: Path, about: Subject) -> tuple[torch.Tensor, Pixels]:
 
 
 def pick_samples(source: ImageDataset, about: Subject) -> list[tuple[str, torch.Tensor, Pixels]]:
-    """A few images of the set to show, evenly spread over it; for one that cannot be read the next that can."""
+    """Picks a few evenly spaced images of the set to show; an unreadable one is replaced by the next readable one."""
     found = dict[int, tuple[torch.Tensor, Pixels]]()
     for start in sorted({round(index * (len(source) - 1) / max(SHOWN - 1, 1)) for index in range(SHOWN)}):
         for at in range(start, len(source)):
@@ -186,7 +186,7 @@ def pick_samples(source: ImageDataset, about: Subject) -> list[tuple[str, torch.
 
 
 def find_class_names(options: InspectOptions, about: Subject, source: ImageDataset | None) -> tuple[str, ...] | None:
-    """The class names: from a file, from the weights, or from the data set if it has as many."""
+    """The class names: from --labels, from the weights, or from the data set if it has as many classes."""
     config = about.network.config
     if options.labels is not None:
         return read_labels(options.labels, config.classes)
@@ -203,10 +203,10 @@ def parse_class(text: str | None, labels: tuple[str, ...] | None, classes: int) 
         raise ConfigError(f"--class {text}: this network has no head, so no classes")
     if text.isascii() and text.isdecimal():
         if int(text) >= classes:
-            raise ConfigError(f"--class {text}: this network knows the classes 0 to {classes - 1}")
+            raise ConfigError(f"--class {text}: this network has the classes 0 to {classes - 1}")
         return int(text)
     if labels is None:
-        raise ConfigError(f"--class {text}: the names of the classes are not known; give a number, or --labels FILE")
+        raise ConfigError(f"--class {text}: the class names are unknown; give a number, or --labels FILE")
     found = [at for at, name in enumerate(labels) if name.lower() == text.lower().replace("_", " ")]
     if not found:
         raise unknown_name("class", text, labels)
@@ -216,7 +216,7 @@ def parse_class(text: str | None, labels: tuple[str, ...] | None, classes: int) 
 
 
 def parse_patch(text: str | None, config: ModelConfig) -> tuple[int, int] | None:
-    """Row and column, from 0."""
+    """Parses --patch into row and column, from 0."""
     if text is None or not config.tokens:
         return None
     try:
@@ -232,8 +232,8 @@ def parse_patch(text: str | None, config: ModelConfig) -> tuple[int, int] | None
 def make_parts(
     given: InspectionContext, wanted: list[str], *, named: bool
 ) -> tuple[list[InspectionSection], list[str], list[str]]:
-    """Everything that was requested, by name or not, or as much of it as an interrupt left time for; then why others
-    are missing, and the kinds that an interrupt left undone."""
+    """Makes the requested sections, until an interrupt. Also returns why others are missing, and the kinds that an
+    interrupt left undone."""
     parts, reasons, stopped = list[InspectionSection](), dict[str, list[str]](), list[str]()
     todo = [kind for kind in wanted if kind != "explorer"]
     with bars() as progress:
@@ -247,7 +247,7 @@ def make_parts(
                 except KeyboardInterrupt:
                     stopped = [one for one in wanted if one == "explorer" or one in todo[done:]]
                     break
-            elif named or KINDS[kind].is_common:  # nobody misses Grad-CAM in a transformer who did not ask for it
+            elif named or KINDS[kind].is_common:  # Grad-CAM, for example, is not missed in a transformer
                 reasons.setdefault(why, []).append(kind)
     if "explorer" in wanted and not given.transformer:
         reasons.setdefault(NO_TOKENS, []).append("explorer")
@@ -256,7 +256,7 @@ def make_parts(
 
 @contextlib.contextmanager
 def count_layers(model: torch.nn.Module, kind: str) -> Generator[None]:
-    """Shows how many layers the images have gone through while a figure is made."""
+    """Shows how many layers the images have passed through while a figure is made."""
     blocks = [one for block in getattr(model, "blocks", [model]) for one in (block, getattr(block, "mlp", None)) if one]
     passed = itertools.count(1)
     with bars() as progress, contextlib.ExitStack() as hooks:
@@ -275,7 +275,7 @@ def write_page(
     missing: list[str],
     wanted: list[str],
 ) -> Path:
-    """The figures, the numbers and the page."""
+    """Writes the figures, the numbers and the page."""
     out, count = options.out, len(given.names)
     with bars() as progress:
         drawings = [drawing for part in parts for drawing in part.drawings]
@@ -301,7 +301,7 @@ def write_page(
 
 
 def describe_network(about: Subject, given: InspectionContext) -> list[Tile]:
-    """The network in numbers."""
+    """Describes the network in numbers."""
     config = about.network.config
     count = sum(parameter.numel() for parameter in about.network.parameters())
     tiles = [(format_millions(count), "parameters", ""), (format_size(config.image), "pixels", "")]

@@ -1,4 +1,4 @@
-"""Which words of `vitrail predict` are weights and which are images, and which images folders contain."""
+"""Sorts the words of `vitrail predict` into weights and images, and lists the images in folders and on stdin."""
 
 import os
 import select
@@ -21,21 +21,21 @@ from vitrail.data.readers.folder import describe_unread, has_image_suffix, is_fo
 STDIN: Final = "-"
 WEIGHTS: Final = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".ckpt")
 UNREAD: Final = (".pdf", ".mp4")
-OVERLAY: Final = ".overlay.png"  # of drawings that predict writes next to its files
+OVERLAY: Final = ".overlay.png"  # suffix of the drawings that predict writes next to its files
 PAUSE_S: Final = 0.2  # pause of the writer to stdin after which the names so far are processed
 CHUNK: Final = 1 << 16
 
 
 class ImageFile(NamedTuple):
-    """An image to look at, and what it is called below the folder that it was found in."""
+    """An image file, and its path relative to the folder it was found in."""
 
     path: str
     inside: str
 
 
 def split_words(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Weights and images. The first word is weights unless it is an image, a folder without weights in it, or -;
-    then the weights are those that come with the package."""
+    """Splits words into weights and images. The first word is weights, unless it is an image, a folder without weights,
+    or -; then the bundled weights are used."""
     first, rest = words[0], list(words[1:])
     late = next((word for word in rest if word.lower().endswith(WEIGHTS)), None)
     if late is not None:
@@ -48,7 +48,7 @@ def split_words(words: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def is_weights(word: str) -> bool:
-    """Whether a first word stands for weights. ConfigError where it stands for nothing."""
+    """Whether the first word stands for weights. ConfigError if it stands for nothing."""
     if word == STDIN or has_image_suffix(word) or is_unsupported(word) or word.lower().endswith(UNREAD):
         return False
     if is_bundled(word) or word.lower().endswith(WEIGHTS):
@@ -78,7 +78,7 @@ def is_image_file(path: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ImageListing:
-    """The images that words stand for, by name: a hundred thousand of them take some megabytes."""
+    """The images that words stand for, as a compact array of paths: 100,000 of them take a few megabytes."""
 
     words: tuple[str, ...]
     paths: StringArray
@@ -88,15 +88,15 @@ class ImageListing:
 
     @property
     def total(self) -> int | None:
-        """How many there are; not known where some come from stdin."""
+        """The number of images; None if some of them come from stdin."""
         return None if STDIN in self.words else len(self.paths)
 
     def known_images(self) -> Iterator[ImageFile]:
-        """All images but those that stdin will name."""
+        """All images except those that stdin will name."""
         return (found for at, word in enumerate(self.words) if word != STDIN for found in self.images_of(at))
 
     def bursts(self) -> Iterator[Iterable[ImageFile]]:
-        """All images in order, in runs that come without a pause: those of stdin may be slow to come."""
+        """All images in order, in runs that are available without a pause, since names on stdin may come slowly."""
         for at, word in enumerate(self.words):
             if word == STDIN:
                 yield from StdinNames().bursts()
@@ -113,8 +113,8 @@ class ImageListing:
 
 
 def list_images(words: Sequence[str], *written: Path | None) -> ImageListing:
-    """Files as they are, folders with all below them, in order. Only names are looked at, now and once. Overlays, and
-    folders below that are `written` to, are skipped: they are the output of an earlier command."""
+    """Lists files as given, and folders recursively in order. Names are read once, now; no file is opened. Overlays and
+    subfolders that are `written` to are skipped, as the output of earlier commands."""
     if list(words).count(STDIN) > 1:
         raise ConfigError("- stands for stdin, which can be read once")
     paths, starts, notes, closed, left = list[str](), [0], list[str](), list[str](), list[str]()
@@ -132,7 +132,7 @@ def list_images(words: Sequence[str], *written: Path | None) -> ImageListing:
             if unread:
                 notes.append(f"{word}: skipped {describe_unread(unread)}")
             if others:
-                notes.append(f"{word}: skipped {pluralise(others, 'file')} without the suffix of an image")
+                notes.append(f"{word}: skipped {pluralise(others, 'file')} without an image suffix")
         elif word != STDIN:
             paths.append(word)
         starts.append(len(paths))
@@ -140,14 +140,13 @@ def list_images(words: Sequence[str], *written: Path | None) -> ImageListing:
         left_out = f"{pluralise(drawn, 'overlay')} of earlier predictions" if drawn else ""
         left_out = left_out or (describe_unread(left) if left else "")
         names = f" but {left_out}" if left_out else f"; names end in {', '.join(readable_suffixes()[:6])}, ..."
-        raise DataError(f"{', '.join(words)}: no images there{f'; {closed[0]}' if closed else names}")
+        raise DataError(f"{', '.join(words)}: no images found{f'; {closed[0]}' if closed else names}")
     return ImageListing(tuple(words), StringArray(paths), tuple(starts), tuple(notes), tuple(closed))
 
 
 def walk_folder(root: str, *written: Path | None) -> tuple[list[str], int, list[str], list[str]]:
-    """The images below a folder at any depth, how many other files there are, image files of formats that are not
-    read, and a line for each folder that could not be read. A folder that links lead to more than once, a loop above
-    all, is entered once."""
+    """The images below a folder at any depth, the number of other files, image files in unsupported formats, and a line
+    for each unreadable folder. A folder that several links lead to is entered once, so loops end."""
     images, unread, closed, others = list[str](), list[str](), list[str](), 0
     below = [folder for folder in written if folder is not None and folder.is_dir() and not folder.samefile(root)]
     seen = {(status.st_dev, status.st_ino) for status in map(os.stat, below)}
@@ -178,8 +177,8 @@ def walk_folder(root: str, *written: Path | None) -> tuple[list[str], int, list[
 
 
 class StdinNames:
-    """Names from stdin, one per line. The writer may wait for our predictions, so names are handed on when
-    no more comes for a moment."""
+    """Reads names from stdin, one per line. The writer may be waiting for predictions, so names are passed on as soon
+    as no more arrive for a moment."""
 
     def __init__(self) -> None:
         self.names = self.read()
@@ -198,16 +197,16 @@ class StdinNames:
         self.ended = True
 
     def read(self) -> Iterator[str | None]:
-        """Names, and None where there is a pause behind one."""
+        """Yields names, and None for each pause after one."""
         try:
             descriptor = sys.stdin.fileno()
-        except (OSError, AttributeError, ValueError):  # no file: a notebook's or a test's
+        except (OSError, AttributeError, ValueError):  # stdin of a notebook or a test, which is no file
             yield from (line.rstrip("\r\n") for line in sys.stdin or ())
             return
         rest, paused = b"", True
         while True:
-            # Not a thread: one that waits for stdin cannot be ended. Nor without an end: an interrupt that comes just
-            # before the wait is heard behind it. On Windows a pipe cannot be waited for.
+            # No thread reads stdin, because a waiting one could not be ended. The wait has a timeout, because an
+            # interrupt just before it is handled only after it. On Windows, select cannot wait for a pipe.
             while sys.platform != "win32" and not select.select([descriptor], [], [], PAUSE_S)[0]:
                 if not paused:
                     paused = True

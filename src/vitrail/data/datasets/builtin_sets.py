@@ -1,9 +1,9 @@
 """Data sets inside the package: handwritten digits and rendered shapes.
 
-digits: 1,797 real handwritten digits of 8x8 pixels, the smallest honest set of images. They are scikit-learn's
+digits: 1,797 real handwritten digits of 8x8 pixels, the smallest realistic image set. They are scikit-learn's
 `load_digits`, the test part of "Optical Recognition of Handwritten Digits" (E. Alpaydin and C. Kaynak, UCI Machine
-Learning Repository, 1998, CC BY 4.0). docs/figures/digits.py extracted them; a test compares the two where
-scikit-learn is installed.
+Learning Repository, 1998, CC BY 4.0). docs/figures/digits.py extracted them; a test compares the two where scikit-learn
+is installed.
 
 shapes: one shape per image, with its class, colour, position and size known exactly, and its box and mask. An image is
 a pure function of (seed, index): nothing is stored, any number of images at any resolution is available, and the four
@@ -174,7 +174,7 @@ class ShapesDataset(ImageDataset):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Without the pixel classes, which follow from the names, so that runs from before masks can resume."""
+        """The fingerprint without the pixel classes, which follow from the names: runs from before masks can resume."""
         return hash_names(self, self.classes)
 
     def content_hash(self, index: int) -> int:

@@ -20,7 +20,7 @@ class DataFile:
     """An original file of a data set: its path below the set's folder, its address and its checksum."""
 
     path: str
-    url: str | None = None  # None where a program cannot or may not download it
+    url: str | None = None  # None if a program cannot or may not download it
     size: int | None = None
     md5: str | None = None
     sha256: str | None = None
@@ -44,7 +44,7 @@ class NamedSet:
     files: tuple[DataFile, ...]
     reader: str
     page: str  # describes the set and its terms
-    home: str = ""  # folder under $VITRAIL_DATA, where it is not the name: sets with the same files share it
+    home: str = ""  # folder under $VITRAIL_DATA, if not the name: sets with the same files share it
     folders: tuple[str, ...] = ()  # subfolders where other libraries put the files
     elsewhere: tuple[str, ...] = ()  # absolute paths that are searched as well
     terms: str = ""  # what to do before the files may be downloaded

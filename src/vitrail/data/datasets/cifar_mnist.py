@@ -1,7 +1,7 @@
 """CIFAR-10 and CIFAR-100, MNIST and Fashion-MNIST.
 
 CIFAR is read from the Python archives, the binary ones, or the folders that either unpacks to. The Python version is
-pickled; an unpickler that knows arrays, text and containers and nothing else reads it, so that no file can run code.
+pickled; it is read by an unpickler for arrays, text and containers only, so that no file can run code.
 
 MNIST is four idx files, plain or gzipped: two zero bytes, the type of the values (8: bytes), the number of dimensions,
 each dimension as a big-endian number, and the values.
@@ -163,7 +163,7 @@ def unpickle(data: bytes, where: str) -> dict[bytes, Any]:
     try:
         held: Any = SafeUnpickler(io.BytesIO(data), encoding="bytes").load()
         return {to_bytes(key): to_bytes(value) for key, value in held.items()}
-    except Exception as error:  # a damaged pickle raises anything at all
+    except Exception as error:  # a damaged pickle may raise any exception
         raise DataError(f"{where} is damaged or not a file of CIFAR: {describe_error(error)}") from None
 
 
@@ -190,7 +190,7 @@ def find_idx(root: Path, stem: str, dimensions: int) -> Path:
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
-    """An array of bytes from an idx file; DataError where the lengths do not match."""
+    """Reads an array of bytes from an idx file. DataError if the lengths do not match."""
     with refuse_damaged(path):
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     if len(data) < 4 or data[:3] != b"\0\0\x08" or not 1 <= data[3] <= 4 or len(data) < 4 + 4 * data[3]:

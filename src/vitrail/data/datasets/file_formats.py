@@ -1,7 +1,7 @@
 """File formats that the data sets share.
 
 Image files inside larger files are read by byte range, through an index that is built once and cached. A folder and a
-zip file of it look the same to a reader (`FileTree`). TFRecord files and MATLAB files are read as far as the data sets
+zip file of it have the same interface (`FileTree`). TFRecord and MATLAB files are supported as far as the data sets
 need. Lengths are checked at every level, so that a damaged file raises DataError and nothing else.
 """
 
@@ -220,8 +220,7 @@ def open_tree(root: Path, folder: str, *archives: str) -> tuple[FileTree, str]:
 
 
 def read_mat(file: "Path | bytes", where: object, *names: str) -> dict[str, Any]:
-    """The variables of these names from a MATLAB file, as scipy reads them. DataError where one is missing or the file
-    is damaged."""
+    """Reads variables by name from a MATLAB file, with scipy. DataError if one is missing or the file is damaged."""
     loadmat = import_extra("scipy.io", "A MATLAB file").loadmat
     try:
         data = file if isinstance(file, bytes) else file.read_bytes()
@@ -271,7 +270,7 @@ def read_records(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def read_varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """A protobuf number of seven bits per byte, and where it ends. ValueError where it has no end."""
+    """A protobuf varint, with seven bits per byte, and where it ends. ValueError if it does not end."""
     value = shift = 0
     while at < end and shift < 70:
         byte = data[at]

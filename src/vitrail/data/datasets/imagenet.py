@@ -19,8 +19,8 @@ and 14,197,122 images. Optional files next to them:
     multilabel.json               {"n00004475_10": ["n00004475", "n00015388"], ...}: images with further classes
 
 In the multi-label set an image that has one name in the tar files of several classes is one sample with all of them,
-and multilabel.json adds to these. Copies under other names are for de-duplication to find: a hash of all images would
-read 1.3 TB.
+and multilabel.json adds to these. Copies under other names are left to de-duplication: hashing all images would read
+1.3 TB.
 """
 
 import json
@@ -91,7 +91,7 @@ def name_classes(root: Path, splits: dict[str, ImageDataset]) -> dict[str, Image
 
 
 def index_train_tar(path: Path) -> formats.IndexTable:
-    """Where the members of its members lie. Reading a million headers takes minutes, once."""
+    """Indexes the members of its members. Reading a million headers takes minutes, but only once."""
     found: list[tuple[str, str, int, int]] = []
     with refuse_damaged(path), tarfile.open(path, "r:") as outer:
         for member in outer:
@@ -217,7 +217,7 @@ def read_multilabel_imagenet21k(root: Path) -> dict[str, ImageDataset]:
 
 
 def index_class_tars(paths: list[Path]) -> formats.IndexTable:
-    """Where each image lies. Only headers are read; 14 million of them take a while, once."""
+    """Indexes all images. Only headers are read; 14 million of them take a while, but only once."""
     names: list[str] = []
     rows: list[tuple[int, int, int, int]] = []
     for i, path in enumerate(paths):

@@ -3,7 +3,8 @@ specialized ones (EuroSAT, NWPU-RESISC45, PatchCamelyon, Diabetic Retinopathy).
 
 TensorFlow Datasets draws Caltech's training images in an order that depends on the disk it ran on. Here they follow a
 fixed pseudo-random order per class, so they are different images, and the same ones everywhere. SUN397's splits are
-lists that come with TensorFlow Datasets; without them the same numbers are drawn in a fixed pseudo-random order.
+lists that come with TensorFlow Datasets; without them, splits of the same sizes are drawn in a fixed pseudo-random
+order.
 
 EuroSAT (RGB) and RESISC45 are class folders without official splits. PatchCamelyon is six HDF5 files, images
 x [N, 96, 96, 3] and labels y [N, 1, 1, 1]; it needs h5py. Diabetic Retinopathy Detection (Kaggle, 2015) has five
@@ -44,7 +45,7 @@ CALTECH_TRAIN: Final = 30  # images per class
 CALTECH_FOLDER: Final = "101_ObjectCategories"
 CALTECH_ARCHIVE: Final = "101_ObjectCategories.tar.gz"
 SUN_LISTS: Final = {"train": "sun397_tfds_tr.txt", "val": "sun397_tfds_va.txt", "test": "sun397_tfds_te.txt"}
-SUN_SKIPPED: Final = "c/church/outdoor/sun_bhenjvsvrtumjuri.jpg"  # decoders disagree about it
+SUN_SKIPPED: Final = "c/church/outdoor/sun_bhenjvsvrtumjuri.jpg"  # decoders disagree on it
 STAGES: Final = ("no DR", "mild", "moderate", "severe", "proliferative DR")
 RADIUS, VISIBLE = 300, 0.9  # of an eyeball in pixels, and the share of it that is seen
 GREY, QUALITY = 128, 72  # the level around it, and of the JPEG
@@ -186,7 +187,7 @@ def read_class_folders(files: FileTree, prefix: str) -> ImageDataset:
     """The folders directly below the top are the classes."""
     inside = [name.removeprefix(prefix) for name in files.names() if name.startswith(prefix)]
     names = [name for name in inside if name.lower().endswith((".jpg", ".jpeg", ".png")) and name.count("/") == 1]
-    if not names and inside and len({name.partition("/")[0] for name in inside}) == 1:  # one more folder around it
+    if not names and inside and len({name.partition("/")[0] for name in inside}) == 1:  # one more enclosing folder
         return read_class_folders(files, f"{prefix}{inside[0].partition('/')[0]}/")
     classes = sorted({name.partition("/")[0] for name in names})
     if not classes:
@@ -210,7 +211,7 @@ def read_pcam(root: Path) -> dict[str, ImageDataset]:
 
 
 def open_hdf5(path: Path) -> Any:
-    """ValueError where the file is damaged; an OSError that h5py raises has no text for people."""
+    """Opens an HDF5 file. ValueError if it is damaged; h5py's own OSError has no readable message."""
     h5py = import_extra("h5py", "PatchCamelyon is stored as HDF5, which")
     try:
         return h5py.File(path, "r")

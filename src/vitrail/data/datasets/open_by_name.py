@@ -3,16 +3,16 @@
     splits = open_named("pets", download=True)
 
 The folder is the one given, else $VITRAIL_DATA/<set>, else data/<set> in the cache. Files may lie in it as they were
-downloaded, unpacked, or in torchvision's layout. A download is resumed, verified, and in place only once it is
-complete; until then it is `<file>.part` next to its place. VITRAIL_OFFLINE=1 forbids all requests.
+downloaded, unpacked, or in torchvision's layout. A download can be resumed, is verified, and gets its name only once it
+is complete; until then it is `<file>.part`. VITRAIL_OFFLINE=1 forbids all requests.
 
 VTAB: 19 tasks, each with a train, val and test split, and VTAB-1k's thousand images for training.
 
 VTAB-1k is the first 800 images of train and the first 200 of val, in the order in which TensorFlow Datasets stores
 them. The original files do not contain that order. Ours is a fixed pseudo-random order that depends only on the set's
-name, so the thousand images differ from the published ones, are drawn in the same way, and are the same everywhere. The
-same holds for splits that VTAB cuts out of an official one. Flowers, DTD, PatchCamelyon, Retinopathy and DMLab have the
-official splits, and KITTI has VTAB's own. The sizes are VTAB's throughout.
+name, so the thousand images differ from the published ones, but are drawn in the same way and are the same everywhere.
+The same holds for splits that VTAB cuts from an official one. Flowers, DTD, PatchCamelyon, Retinopathy and DMLab have
+the official splits, and KITTI has VTAB's own. The sizes are VTAB's throughout.
 """
 
 import gzip
@@ -60,8 +60,8 @@ class FilesMissing(Exception):
 
 @contextmanager
 def refuse_damaged(where: object, what: str = "", *, target: Path | None = None) -> Generator[None]:
-    """Turns what a damaged file raises while it is read, or unpacked to `target`, into DataError; `what` is the kind of
-    file expected."""
+    """Turns errors from reading a damaged file, or unpacking it to `target`, into DataError. `what` is the expected
+    kind of file."""
     try:
         yield
     except DAMAGED as error:
@@ -131,7 +131,7 @@ def read_text(path: Path) -> str:
 
 
 def fetch(file: DataFile, root: Path, progress: Progress = None) -> Path:
-    """The file in its place; one that exists is not downloaded again."""
+    """Downloads a file into its place, unless it exists."""
     path = root / file.path
     if path.exists():
         return path
@@ -178,8 +178,8 @@ def open_named(
 ) -> dict[str, ImageDataset]:
     """The splits of a data set by name: train, val, test.
 
-    Where files are missing, SourceNotFound says which file goes where and where it comes from. With `download` missing
-    files are downloaded first; `progress` is called with (file, bytes done, bytes in all).
+    If files are missing, SourceNotFound says which file goes where and where it comes from. With `download`, missing
+    files are downloaded first; `progress` is called with (file, bytes done, bytes in total).
     """
     entry = find_set(name)
     home = folder_of(entry, root)
@@ -211,7 +211,7 @@ def folder_of(entry: NamedSet, root: Path | None = None) -> Path:
 
 
 def read_set(entry: NamedSet, home: Path, *, search: bool) -> dict[str, ImageDataset]:
-    """Reads the first place that has the files. If all lack some, the first one's complaint stands."""
+    """Reads the first place that has the files. If all lack some, the first place's error is raised."""
     module, _, function = entry.reader.partition(":")
     reader: Callable[[Path], dict[str, ImageDataset]] = getattr(import_module(f"{__package__}.{module}"), function)
     complaint: FilesMissing | None = None
@@ -235,7 +235,7 @@ def find_places(entry: NamedSet, home: Path, *, search: bool) -> Iterator[Path]:
 def find_differences(entry: NamedSet, splits: dict[str, ImageDataset]) -> list[str]:
     """Where the splits differ from the official sizes, usually because the copy is incomplete."""
     found = [
-        f"{split}: {len(splits[split]):,} of {count:,} samples" if split in splits else f"{split}: not there"
+        f"{split}: {len(splits[split]):,} of {count:,} samples" if split in splits else f"{split}: missing"
         for split, count in entry.splits.items()
         if split not in splits or len(splits[split]) != count
     ]
@@ -252,7 +252,7 @@ def find_vtab_task(name: str) -> VtabTask:
 
 
 def choose_samples(task: VtabTask, split: str, count: int) -> NDArray[np.int64]:
-    """Which of the `count` samples of its official split a split of a task consists of, in order.
+    """The samples of a task's split, in order, as indices into the `count` samples of its official split.
 
     The order depends only on the data set's files: both tasks of CLEVR see the same images. A complete official test
     split keeps its order.

@@ -1,12 +1,12 @@
-"""Scenes: two to eight shapes that overlap, before a sky and a ground, with every segment known exactly.
+"""Scenes: two to eight overlapping shapes in front of a sky and a ground, with every segment known exactly.
 
     scenes = SceneDataset(1000, size=128)
     pixels, segments = scenes.read(0), scenes.segments(0)
 
 The shapes of builtin_sets.py are things, later ones in front of earlier ones; sky and ground are stuff. Colours, sizes
-and places are drawn independently of the class. As with those, an image is a pure function of (seed, index), of any
-size, and nothing is stored. A shape that would leave too little of another one visible is not placed. Simple scenes
-have fewer and larger shapes, of the three kinds that a small network tells apart first.
+and places are drawn independently of the class. As there, an image is a pure function of (seed, index), at any size,
+and nothing is stored. A shape that would leave too little of another one visible is not placed. Simple scenes have
+fewer and larger shapes, of the three kinds that a small network learns to distinguish first.
 """
 
 import re
@@ -90,7 +90,7 @@ class PlacedShape(NamedTuple):
 
 
 class SceneLayout(NamedTuple):
-    """What is where: the shapes from the back to the front, and which of them each pixel shows (-1 for none)."""
+    """The layout of a scene: the shapes from back to front, and which of them each pixel shows (-1 for none)."""
 
     shapes: list[PlacedShape]
     owner: NDArray[np.int8]  # [H, W]
@@ -121,7 +121,7 @@ class SceneDataset(ImageDataset):
         return to_image(pixels)
 
     def segments(self, index: int) -> Segments:
-        """What is visible of the shapes, from the back to the front, then of sky and ground."""
+        """The visible parts of the shapes, from back to front, then of sky and ground."""
         layout = self.layout(index)
         masks = [layout.owner == at for at in range(len(layout.shapes))]
         masks += [(layout.owner < 0) & (layout.below < 0), (layout.owner < 0) & (layout.below >= 0)]

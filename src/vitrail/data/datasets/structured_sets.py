@@ -89,7 +89,7 @@ def read_dmlab(root: Path) -> dict[str, ImageDataset]:
 
 
 def index_dmlab(paths: list[Path]) -> formats.IndexTable:
-    """Where each image lies, its label and its name: all files are read through, once."""
+    """Indexes each image with its label and name. All files are read completely, but only once."""
     names: list[str] = []
     rows: list[tuple[int, int, int, int]] = []
     for number, path in enumerate(paths):

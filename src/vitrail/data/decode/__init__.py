@@ -1,1 +1,1 @@
-"""From bytes to pixels."""
+"""Decodes image files to pixels."""

@@ -1,10 +1,10 @@
 """TIFF directories, which EXIF uses too: the orientation of an image and the tags its pixels need; and `PieceLimit`.
 
-They are parsed here and not by Pillow, because a decoder that meets odd metadata warns, and warning filters are global:
-other threads would see them change. The decoder only gets what it needs, so there is nothing to warn about.
+They are parsed here rather than by Pillow, because decoders warn about odd metadata, and warning filters are global:
+other threads would see them change. The decoder only gets what it needs, so it has nothing to warn about.
 
-`PieceLimit` bounds the number of pieces (segments, chunks, blocks, comments) of a file. An honest file has few or large
-ones; a hostile one has millions of empty ones, each of which costs a step in Python.
+`PieceLimit` bounds the number of pieces (segments, chunks, blocks, comments) of a file. Valid files have few or large
+ones; a hostile file has millions of empty ones, each of which costs a step in Python.
 """
 
 import re
@@ -18,7 +18,8 @@ FREE: Final = 10_000  # pieces that any file may have, whatever its size
 
 
 class PieceLimit:
-    """Counts the pieces of one file. BadImage where they are more than FREE and hold fewer than `average` bytes."""
+    """Counts the pieces of one file. BadImage if there are more than FREE and they hold fewer than `average` bytes on
+    average."""
 
     __slots__ = ("kind", "most", "pieces")
 
@@ -34,13 +35,13 @@ class PieceLimit:
 ORIENTATION: Final = 0x0112
 WIDTH, HEIGHT, BITS, COMPRESSION, SAMPLES = 256, 257, 258, 259, 277
 STRIPS, ROWS_PER_STRIP, TILE_WIDTH, TILE_HEIGHT, TILES = 273, 278, 322, 323, 324
-SINGLE: Final = {256, 257, 259, 262, 266, 277, 278, 284, 292, 293, 317, 322, 323, 531}  # one value, or not believed
+SINGLE: Final = {256, 257, 259, 262, 266, 277, 278, 284, 292, 293, 317, 322, 323, 531}  # exactly one value, or ignored
 NEEDED: Final = SINGLE | {258, 273, 279, 320, 324, 325, 338, 339, 347, 529, 530, 532}
 UNITS: Final = {1: 1, 3: 2, 4: 4, 5: 8, 7: 1, 16: 8}  # bytes, shorts, longs, rationals, opaque, longs of BigTIFF
 CODES: Final = {1: "B", 3: "H", 4: "I", 16: "Q"}
-# Not among them: JPEG of the old style, which no two programs read alike, and what images of this kind do not come in.
+# Excluded: old-style JPEG, which no two programs read alike, and compressions that are not used for such images.
 PACKINGS: Final = {1, 2, 3, 4, 5, 7, 8, 32773, 32946, 50000}  # none, fax, LZW, JPEG, deflate, PackBits, deflate, zstd
-LARGE_TILE: Final = 1 << 24  # pixels; a tile may be larger than a small image, but not without end
+LARGE_TILE: Final = 1 << 24  # pixels; a tile may be larger than a small image, but not arbitrarily large
 LONGEST_PROFILE: Final = 1 << 16  # bytes; the tag in question is among the first
 UPRIGHT: Final = 1
 
@@ -55,12 +56,12 @@ class TiffTag(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Of its values, in bytes; they are in `value` where they fit."""
+        """The length of its values in bytes; they are in `value` if they fit."""
         return UNITS.get(self.kind, 0) * self.amount
 
 
 class TiffDirectory:
-    """The first directory of a TIFF or of an EXIF block. struct.error or KeyError where there is none."""
+    """The first directory of a TIFF or of an EXIF block. struct.error or KeyError if there is none."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -89,7 +90,7 @@ class TiffDirectory:
 
 
 def read_exif(exif: bytes) -> int:
-    """1 to 8 from an EXIF block, with or without its first words; 1 where it is damaged or does not say."""
+    """Reads the orientation, 1 to 8, from an EXIF block, with or without its prefix; 1 if it is damaged or has none."""
     try:
         directory = TiffDirectory(exif.removeprefix(b"Exif\0\0").removeprefix(b"Exif\0\0"))
         value = directory.first_value(ORIENTATION, UPRIGHT)
@@ -104,7 +105,8 @@ def read_xmp(xmp: bytes) -> int:
 
 
 def read_profile(text: bytes) -> int:
-    """From the "Raw profile type exif" text that ImageMagick puts into PNG: a name, a length, hexadecimal digits."""
+    """Reads the orientation from the "Raw profile type exif" text that ImageMagick writes to PNG: a name, a length,
+    hexadecimal digits."""
     digits = b"".join(text[:LONGEST_PROFILE].split(b"\n")[3:])
     try:
         return read_exif(bytes.fromhex(digits[: len(digits) // 2 * 2].decode("ascii")))
@@ -121,7 +123,7 @@ TURNING: Final[dict[str, Callable[[bytes], int]]] = {
 
 
 def find_orientation(info: Mapping[Any, Any]) -> int:
-    """Which way up, from what Pillow keeps of a file (`Image.info`); EXIF's word goes before XMP's."""
+    """The orientation, from what Pillow keeps of a file (`Image.info`); EXIF takes precedence over XMP."""
     for key, read in TURNING.items():
         value = info.get(key)
         block = value.encode("utf-8", "replace") if isinstance(value, str) else value
@@ -132,7 +134,7 @@ def find_orientation(info: Mapping[Any, Any]) -> int:
 
 
 def strip_tiff(data: bytes) -> tuple[bytes, int, tuple[int, int]]:
-    """The first image of a TIFF with no tag but those its pixels need, its orientation, its (width, height)."""
+    """The first image of a TIFF, with only the tags that its pixels need, its orientation, and its (width, height)."""
     directory = TiffDirectory(data)
     kept, total = list[TiffTag](), 0
     for entry in sorted(directory.entries.values()):
@@ -158,7 +160,7 @@ def strip_tiff(data: bytes) -> tuple[bytes, int, tuple[int, int]]:
 
 
 def check_layout(directory: TiffDirectory, width: int, height: int) -> None:
-    """BadImage for a packing that is not read, and for blocks whose number or size is not an image's."""
+    """Raises BadImage for an unsupported compression, and for blocks whose number or size does not fit the image."""
     packing = directory.first_value(COMPRESSION, 1)
     if packing not in PACKINGS:
         raise BadImage(f"TIFF of a compression that is not read ({packing})")

@@ -1,10 +1,10 @@
 """Image headers, read before any decoder runs: format, size and orientation.
 
-The decoder then gets only what the pixels need. EXIF, profiles, texts, thumbnails and further frames are removed: their
-content cannot fail, warn, or take memory or time.
+The decoder then gets only what the pixels need. EXIF, profiles, texts, thumbnails and further frames are removed, so
+that they cannot cause errors or warnings, or take memory or time.
 
-PBM, PGM, PPM and PFM are rewritten as the variant that Pillow decodes in C. It reads their headers byte by byte, and
-numbers in text or with an odd maximum value by value in Python, so that a comment of 20 MB takes ten seconds.
+PBM, PGM, PPM and PFM are rewritten as the variant that Pillow decodes in C. It reads their headers byte by byte in
+Python, and pixels in text or with an unusual maximum value by value, so that a comment of 20 MB would take ten seconds.
 """
 
 import re
@@ -32,8 +32,8 @@ LONG_NUMBER: Final = re.compile(rb"\d{11}")
 
 
 def strip_netpbm(data: bytes) -> tuple[bytes, int, tuple[int, int]]:
-    """The same image as a binary file with a short header, its orientation and (width, height). BadImage where it is
-    cut."""
+    """The same image as a binary file with a short header, its orientation and (width, height). BadImage if it is
+    truncated."""
     head = data[:LONGEST]
     found = BITMAP.match(head) or PIXMAP.match(head) or FLOATS.match(head)
     if found is None:
@@ -136,18 +136,18 @@ SCAN: Final = 0xDA
 FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 KEPT: Final = FRAMES | {0xC4, 0xCC, 0xDA, 0xDB, 0xDD, 0xE0, 0xEE}
 MAX_SCANS: Final = 100  # a progressive JPEG has about ten; each costs a pass over all of the image
-MAX_TEXT: Final = 1 << 16  # bytes of a PNG's packed text that are looked at
-MAX_BLOCKS: Final = 16  # EXIF and XMP blocks of a file that are asked which way up it is
-MAX_TABLES: Final = 1 << 20  # bytes of a JPEG's tables and frame; Pillow takes them apart in Python
+MAX_TEXT: Final = 1 << 16  # bytes of a PNG's compressed text that are read
+MAX_BLOCKS: Final = 16  # EXIF and XMP blocks that are searched for an orientation
+MAX_TABLES: Final = 1 << 20  # bytes of a JPEG's tables and frame, which Pillow parses in Python
 
 
-MetadataBlock: TypeAlias = tuple[Callable[[bytes], int], bytes]  # what reads an orientation from it, and its content
+MetadataBlock: TypeAlias = tuple[Callable[[bytes], int], bytes]  # reads an orientation; the content
 
 
 def read_text_chunk(chunk: bytes) -> int:
-    """From a text chunk of ImageMagick's, packed or not."""
+    """Reads the orientation from a text chunk of ImageMagick's, compressed or not."""
     text = chunk.partition(b"\0")[2]
-    if text.startswith(b"\0"):  # zTXt: the method of packing comes first
+    if text.startswith(b"\0"):  # zTXt: the compression method comes first
         try:
             text = zlib.decompressobj().decompress(text[1:], MAX_TEXT)
         except zlib.error:
@@ -155,7 +155,7 @@ def read_text_chunk(chunk: bytes) -> int:
     return read_profile(text)
 
 
-# How blocks start that say which way up an image is: segments of JPEG, and chunks of PNG with their names.
+# How blocks with an orientation start: segments of JPEG, and chunks of PNG with their names.
 METADATA: Final[dict[bytes, Callable[[bytes], int]]] = {
     b"Exif\0\0": read_exif,
     b"http://ns.adobe.com/xap/1.0/\0": read_xmp,
@@ -167,8 +167,8 @@ METADATA: Final[dict[bytes, Callable[[bytes], int]]] = {
 
 
 class ImageHeader(NamedTuple):
-    """What to decode: Pillow's name of the format, the bytes for its decoder, how the image is turned (EXIF's 1 to
-    8), and (width, height) in the formats whose decoder takes memory as soon as it is made."""
+    """What to decode: Pillow's name of the format, the bytes for its decoder, the orientation (EXIF's 1 to 8), and
+    (width, height) for formats whose decoder allocates memory on creation."""
 
     kind: str
     data: bytes
@@ -177,12 +177,14 @@ class ImageHeader(NamedTuple):
 
 
 def read_header(data: bytes) -> ImageHeader:
-    """BadImage where the format is not on the list; struct.error, KeyError or IndexError where the header is cut."""
+    """Reads a header. BadImage if the format is not supported; struct.error, KeyError or IndexError if the header is
+    truncated."""
     return READERS[detect_format(data)](data)
 
 
 def detect_format(data: bytes) -> str:
-    """The name of the format by its first bytes, whatever the file is called. BadImage says what else it is."""
+    """The name of the format by the file's first bytes, regardless of its name. BadImage says what other kind of file
+    it is."""
     for kind, starts in MAGIC.items():
         if data.startswith(starts):
             return kind
@@ -208,12 +210,13 @@ def detect_format(data: bytes) -> str:
 
 
 def read_jpeg(data: bytes) -> ImageHeader:
-    """Tables, frame and scans are kept, and the JFIF and Adobe segments, which say how colours are coded."""
+    """Reads a JPEG. Tables, frame and scans are kept, and the JFIF and Adobe segments, which define how colours are
+    coded."""
     pieces, since, at, frame = list[bytes](), 0, 2, b""
     walk, tables, tagged = PieceLimit("JPEG", data), 0, list[MetadataBlock]()
     while True:
         walk.step()
-        start = data.find(b"\xff", at)  # what lies between two segments is skipped, as everybody does
+        start = data.find(b"\xff", at)  # bytes between two segments are skipped, as in other decoders
         if start < 0 or start + 4 > len(data):
             raise BadImage("truncated JPEG: it ends before its pixels")
         marker, end = data[start + 1], start + 2 + int.from_bytes(data[start + 2 : start + 4])
@@ -243,12 +246,13 @@ def read_jpeg(data: bytes) -> ImageHeader:
 
 
 def find_reader(data: bytes, at: int) -> Callable[[bytes], int] | None:
-    """How a block that starts here says which way up the image is; None where it speaks of something else."""
+    """The reader of the orientation in a block that starts here; None for other blocks."""
     return next((reader for start, reader in METADATA.items() if data.startswith(start, at)), None)
 
 
 def find_first_orientation(blocks: list[MetadataBlock]) -> int:
-    """Which way up an image is, by the first of its metadata blocks that says so; only so many are asked."""
+    """The orientation of an image, from the first of its metadata blocks that has one. Only the first MAX_BLOCKS are
+    read."""
     found = (reader(block) for reader, block in blocks[:MAX_BLOCKS])
     return next((turned for turned in found if turned != UPRIGHT), UPRIGHT)
 
@@ -268,7 +272,8 @@ def walk_png(data: bytes) -> Iterator[tuple[bytes, int, int]]:
 
 
 def read_png(data: bytes) -> ImageHeader:
-    """Header, palette and pixels are kept. An animated PNG is its still image, alpha is not asked for (tRNS)."""
+    """Reads a PNG. Header, palette and pixels are kept. An animated PNG counts as its still image, and transparency
+    (tRNS) is dropped."""
     kept, since, end, tagged = list[bytes](), 0, 8, list[MetadataBlock]()
     for name, start, end in walk_png(data):
         if name == b"IHDR" and zlib.crc32(data[start + 4 : end - 4]) != int.from_bytes(data[end - 4 : end]):
@@ -282,14 +287,15 @@ def read_png(data: bytes) -> ImageHeader:
 
 
 def check_png(data: bytes) -> None:
-    """BadImage where a checksum over the pixels is wrong; Pillow passes over those."""
+    """Raises BadImage if a checksum over the pixels is wrong, which Pillow ignores."""
     for name, start, end in walk_png(data):
         if name == b"IDAT" and zlib.crc32(memoryview(data)[start + 4 : end - 4]) != int.from_bytes(data[end - 4 : end]):
             raise BadImage("damaged PNG: the checksum of its pixels is wrong")
 
 
 def read_gif(data: bytes) -> ImageHeader:
-    """The canvas as the first frame stretches it. Of what comes before that frame only its transparency is kept."""
+    """Reads a GIF: the canvas, extended by the first frame. Of everything before that frame, only its transparency is
+    kept."""
     width, height, flags = struct.unpack_from("<HHB", data, 6)
     first = at = 13 + (3 << ((flags & 7) + 1) if flags & 128 else 0)
     control, walk = b"", PieceLimit("GIF", data, 64)
@@ -312,7 +318,8 @@ def read_gif(data: bytes) -> ImageHeader:
 
 
 def read_webp(data: bytes) -> ImageHeader:
-    """The size of the canvas; libwebp refuses frames that do not fit it, and lists all chunks as it opens a file."""
+    """Reads a WebP and the size of its canvas; libwebp refuses frames that do not fit it, and lists all chunks when it
+    opens a file."""
     walk, at, stop = PieceLimit("WEBP", data), 12, min(8 + int.from_bytes(data[4:8], "little"), len(data))
     while at + 8 <= stop:
         walk.step()

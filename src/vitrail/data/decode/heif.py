@@ -1,9 +1,10 @@
-"""The boxes of AVIF and HEIC (ISO 14496-12, 23008-12): how large an image is, by its description and by its own stream.
+"""Reads the boxes of AVIF and HEIC (ISO 14496-12, 23008-12): the size of an image, by its description and by its
+stream.
 
-A decoder takes memory by what the compressed stream says, whatever the boxes around it claim. So both are read here, of
-every item that can be decoded, and the larger counts. Metadata are hidden from the decoder: an item of type Exif or
-mime gets a type that nobody reads, in a copy, without moving a byte. Which way up an image is, its irot and imir boxes
-say; decoders of HEIC apply them, Pillow tells of those of AVIF. By the standard EXIF is not asked.
+A decoder allocates memory by the size in the compressed stream, whatever the boxes around it claim. So both sizes are
+read here, for every item that can be decoded, and the larger counts. Metadata are hidden from the decoder: items of
+type Exif or mime get an unknown type, in a copy, without moving a byte. The irot and imir boxes give the orientation;
+HEIC decoders apply them, and Pillow reports those of AVIF. According to the standard, EXIF's orientation is ignored.
 
 The size of frames by the streams themselves: AV1's sequence header (5.5), HEVC's parameter set (7.3.2.2).
 """
@@ -24,7 +25,7 @@ Size = tuple[int, int]
 
 
 class BitReader:
-    """Bits from the first on. BadImage where there are no more."""
+    """Reads bits from the start of some bytes. BadImage at their end."""
 
     def __init__(self, data: bytes) -> None:
         self.value, self.left = int.from_bytes(data), 8 * len(data)
@@ -46,7 +47,7 @@ class BitReader:
 
 
 class ByteReader:
-    """Whole numbers of some bytes each, from a place on. BadImage where there are no more bytes."""
+    """Reads whole numbers of some bytes each, from an offset on. BadImage at the end of the bytes."""
 
     def __init__(self, data: bytes, at: int) -> None:
         self.data, self.at = data, at
@@ -135,7 +136,7 @@ def hevc_size(configurations: Sequence[bytes], stream: bytes, walk: PieceLimit) 
 
 
 def parameter_size(unit: bytes) -> list[Size]:
-    """Of a sequence parameter set; nothing of another NAL unit."""
+    """The sizes in a sequence parameter set; none for other NAL units."""
     if len(unit) < 3 or unit[0] >> 1 & 63 != PARAMETER_SET:
         return []
     bits = BitReader(unit[2:].replace(b"\0\0\3", b"\0\0"))
@@ -154,14 +155,14 @@ def parameter_size(unit: bytes) -> list[Size]:
 AVIF: Final = frozenset((b"avif", b"avis"))
 HEIC: Final = frozenset((b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"hevm", b"hevs"))
 CODED: Final = {b"av01": "AVIF", b"hvc1": "HEIC", b"hev1": "HEIC"}
-SHOWN: Final = frozenset((*CODED, b"grid", b"iden"))  # what a decoder sees: coded images, and what is made of them
-SPARE: Final = 4  # times the image: alpha, depth, thumbnails and tiles that lap over
-SMALL: Final = 1 << 22  # pixels of such things that any file may have
+SHOWN: Final = frozenset((*CODED, b"grid", b"iden"))  # what a decoder sees: coded images, and images derived from them
+SPARE: Final = 4  # times the image: alpha, depth, thumbnails and overlapping tiles
+SMALL: Final = 1 << 22  # pixels of these that any file may have
 LARGEST: Final = 1 << 16  # pixels a side
 
 
 class HeifBoxes:
-    """What the boxes of a file say, by the number of an item: its type, its properties, and where its bytes lie."""
+    """The contents of a file's boxes by item number: type, properties, and where the bytes lie."""
 
     def __init__(self, data: bytes, kind: str) -> None:
         self.data, self.walk, self.primary = data, PieceLimit(kind, data, 256), -1
@@ -266,7 +267,7 @@ class HeifBoxes:
         return b"".join(self.data[at : at + length] if length else self.data[at:] for at, length in places)
 
     def coded_size(self, item: int) -> Size:
-        """What the stream of an item says."""
+        """The size in the stream of an item."""
         known = [self.properties[at] for at in self.owned.get(item, []) if 0 <= at < len(self.properties)]
         if CODED[self.kinds[item]] == "AVIF":
             heads = [content[4:] for name, content in known if name == b"av1C"]
@@ -274,7 +275,7 @@ class HeifBoxes:
         return hevc_size([content for name, content in known if name == b"hvcC"], self.content(item), self.walk)
 
     def claimed_sizes(self) -> Iterator[Size]:
-        """What the description says: tracks, ispe of every item, and the canvas of a grid."""
+        """The sizes in the description: tracks, ispe of every item, and the canvas of a grid."""
         yield from self.framed
         yield from (struct.unpack_from(">II", content, 4) for name, content in self.properties if name == b"ispe")
         for item, name in self.kinds.items():
@@ -283,7 +284,7 @@ class HeifBoxes:
 
 
 def detect_brand(data: bytes) -> str | None:
-    """AVIF or HEIC by the brands of a file, or none."""
+    """AVIF or HEIC, by the brands of a file; None for others."""
     length = min(int.from_bytes(data[:4]), len(data), 4096)
     brands = {data[8:12], *(data[at : at + 4] for at in range(16, length - 3, 4))}
     return "AVIF" if brands & AVIF else "HEIC" if brands & HEIC else None
@@ -294,7 +295,7 @@ def strip_heif(data: bytes, kind: str) -> tuple[bytes, int, Size]:
     boxes = HeifBoxes(data, kind)
     read = [item for item, name in boxes.kinds.items() if name in SHOWN]
     total = sum(length or max(len(data) - at, 0) for item in read for at, length in boxes.extents.get(item, []))
-    if total > 2 * len(data):  # items that all lie on the same bytes would be read again and again
+    if total > 2 * len(data):  # items that share the same bytes would be read again and again
         raise BadImage(f"damaged {kind}: its items claim {total:,} bytes of {len(data):,}")
     sizes = [boxes.coded_size(item) for item in read if boxes.kinds[item] in CODED]
     sizes += [av1_size([data[at : at + length]], boxes.walk) for at, length in boxes.tracks]

@@ -1,18 +1,18 @@
-"""From the bytes of a file to right RGB pixels, or to a reason why not.
+"""Decodes the bytes of an image file to upright RGB pixels, or says why that is impossible.
 
-Only formats on a list are tried, whatever a file is called; the size is believed from the header and checked before a
-pixel is decoded; orientation tags are honoured; 16-bit and float images are scaled, never clipped. Transparency is
-dropped, not composited: what lies under it is what torchvision's, timm's and TensorFlow's readers hand to a classifier,
-so weights of theirs see the pixels they were trained on. Of an animation the first frame counts.
+Only listed formats are tried, regardless of file names; the size is read from the header and checked before any pixel
+is decoded; orientation tags are honoured; 16-bit and float images are scaled, never clipped. Transparency is dropped,
+not composited: torchvision's, timm's and TensorFlow's readers also pass the colours under it to a classifier, so
+weights from there see the pixels they were trained on. Only the first frame of an animation is used.
 
-What decoding takes, counted before it begins: the most bytes that are in memory at once, up to upright RGB pixels.
+The memory for decoding is estimated in advance: the peak number of bytes until the pixels are upright RGB.
 
-Pillow has 4 bytes a pixel whatever the mode, once for what it decodes, once for RGB and once more for what is turned.
-libwebp adds two canvases of 4 bytes and a copy, a progressive JPEG its coefficients. Measured by the resident memory.
+Pillow takes 4 bytes per pixel in any mode: once for the decoded image, once for RGB and once for the rotated image.
+libwebp adds two canvases of 4 bytes and a copy, a progressive JPEG its coefficients (measured as resident memory).
 
-Which image files are read, by the ends of their names, and what to do about the others.
+It also lists the file suffixes that are read, and what to do about others.
 
-Masks as they are stored: class indices, never scaled and never looked up in a palette.
+Masks are read as stored: class indices, never scaled and never looked up in a palette.
 """
 
 import io
@@ -46,18 +46,18 @@ USUAL: Final = 12  # bytes a pixel
 MORE: Final = {"TIFF": 16, "WEBP": 20, "AVIF": 24, "HEIC": 24}
 SMALL: Final = 1 << 24  # pixels that any file may have; beyond them ...
 DENSITY: Final = 2000  # ... no more than this many a byte: PNG packs greys up to 1032, JPEG about 340
-# These pack one colour without end, and cost most; photographs have 10 to 50, AVIF and HEIC up to 200.
+# These compress a single colour without limit, and cost most; photographs have 10 to 50, AVIF and HEIC up to 200.
 DENSE: Final = {"WEBP": 200, "AVIF": 400, "HEIC": 400}
 
 
 def decoding_bytes(kind: str, size: tuple[int, int], length: int) -> int:
-    """For a file of `length` bytes and (width, height) `size`."""
+    """The bytes that decoding takes for a file of `length` bytes and (width, height) `size`."""
     return MORE.get(kind, USUAL) * size[0] * size[1] + 2 * length
 
 
 def check_size(kind: str, size: tuple[int, int], length: int, max_pixels: int) -> int:
     """The bytes that decoding takes. BadImage for more pixels than allowed, or than a file of `length` bytes can
-    honestly hold, and for what takes too much memory."""
+    plausibly hold, or if decoding takes too much memory."""
     shape, pixels, takes = f"{size[0]} x {size[1]} pixels", size[0] * size[1], decoding_bytes(kind, size, length)
     if pixels > max_pixels:
         raise BadImage(f"{shape} are more than the limit of {max_pixels:,}")
@@ -70,7 +70,7 @@ def check_size(kind: str, size: tuple[int, int], length: int, max_pixels: int) -
 
 
 HEIC_EXTRA: Final = "pip install 'vitrail[heic]'"
-# The ends of names: of what is read, of what is read with an extra, and of images that are not read.
+# Suffixes of files that are read, that are read with an extra, and of images that are not read.
 READ, HEIC, UNREAD = (
     tuple(f".{end}" for end in ends.split())
     for ends in (
@@ -85,12 +85,12 @@ CONVERT: Final = "convert them to JPEG or PNG"
 
 @cache
 def readable_suffixes() -> tuple[str, ...]:
-    """Those that are read here; HEIC where its library is installed."""
+    """The suffixes that are read here; HEIC if its library is installed."""
     return (*READ, *HEIC) if find_spec("pillow_heif") is not None else READ
 
 
 def is_unsupported(name: str) -> bool:
-    """Whether a file is an image by its name, of a format that is not read here."""
+    """Whether a file's name is that of an image in a format that is not read here."""
     lower = name.lower()
     return not lower.endswith(readable_suffixes()) and lower.endswith((*HEIC, *UNREAD))
 
@@ -102,13 +102,13 @@ def describe_remedy(names: Iterable[str]) -> str:
     return "; ".join([*([f"HEIC: {HEIC_EXTRA}"] if any(heic) else []), *([] if heic and all(heic) else [CONVERT])])
 
 
-MAX_PIXELS: Final = 178_956_970  # where Pillow too speaks of a bomb: 0.7 GB decoded
+MAX_PIXELS: Final = 178_956_970  # Pillow's limit for bombs, too: 0.7 GB decoded
 MAX_BYTES: Final = USUAL * MAX_PIXELS  # of memory that decoding one image may take
 RUNS: Final = 1 << 22  # pixels of a run-length BMP, which Pillow unpacks in Python; ...
 RUN_BYTES: Final = 1 << 21  # ... and bytes of its file
 SAMPLE_FORMAT: Final = 339
 BLOCK: Final = 1 << 20  # pixels scaled at a time
-PREMULTIPLIED: Final = {"La": "LA", "RGBa": "RGBA"}  # Pillow knows no shorter way from these
+PREMULTIPLIED: Final = {"La": "LA", "RGBa": "RGBA"}  # Pillow has no direct conversion from these
 # By EXIF's orientations from 2 on.
 TURNS: Final = "FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90"
 
@@ -117,15 +117,15 @@ Reserve: TypeAlias = Callable[[int], object]
 
 
 class EncodedImage:
-    """An image whose header is read: its size is known, its pixels are not decoded yet."""
+    """An image whose header has been read: its size is known, and its pixels are not decoded yet."""
 
     __slots__ = ("failed", "image", "orientation", "size")
 
     def __init__(
         self, data: bytes | NDArray[np.uint8], *, max_pixels: int = MAX_PIXELS, reserve: Reserve | None = None
     ) -> None:
-        """BadImage where this is not an image that we read, or one of more pixels than `max_pixels`. `reserve` hears
-        how many bytes decoding will take, before any are taken; it may wait, or raise."""
+        """BadImage if this is not a supported image, or has more than `max_pixels` pixels. `reserve` is called with the
+        number of bytes that decoding will take, before they are allocated; it may wait, or raise."""
         self.failed = ""
         if isinstance(data, np.ndarray):
             grey = data.ndim == 2 or (data.ndim == 3 and data.shape[2] == 1)
@@ -137,13 +137,13 @@ class EncodedImage:
         else:
             self.image, self.orientation = open_decoder(data, max_pixels, reserve or (lambda _: None))
         width, height = self.image.size
-        self.size: Pair = (width, height) if self.orientation >= 5 else (height, width)  # (H, W) as a person sees it
+        self.size: Pair = (width, height) if self.orientation >= 5 else (height, width)  # (H, W) when upright
 
     def rgb(self, scale: int = 1) -> Image.Image:
-        """Decoded, upright, three channels of 8 bits. With `scale` 2, 4 or 8 a JPEG comes at about that fraction of its
-        size, for much less time; any other image comes whole. The size of the result says which. Decodes once: a
-        second call finds what the first one decoded, at the first one's scale."""
-        if self.failed:  # Pillow would hand out what a failed decoder left behind
+        """The decoded image, upright, with three channels of 8 bits. With `scale` 2, 4 or 8, a JPEG is decoded at about
+        that fraction of its size, in much less time; other images are decoded in full. The size of the result tells
+        which. Decodes only once: a second call returns the result of the first, at the first call's scale."""
+        if self.failed:  # Pillow would return what a failed decoder left behind
             raise BadImage(self.failed)
         image = self.image
         try:
@@ -159,14 +159,14 @@ class EncodedImage:
 
 
 def upright_rgb(image: Image.Image) -> Image.Image:
-    """Any Pillow image by the same rules: turned as its EXIF says, 16-bit and float scaled, transparency dropped."""
+    """Converts any Pillow image by the same rules: turned by EXIF, 16-bit and float scaled, transparency dropped."""
     with refuse_failures(image.format, "pixels"):
-        image.load()  # some formats keep EXIF behind the pixels; TIFF turns itself here
+        image.load()  # some formats have EXIF after the pixels; TIFF is turned here
         return turn_upright(to_rgb(image), find_orientation(image.info))
 
 
 def open_decoder(data: bytes, max_pixels: int, reserve: Reserve) -> tuple[ImageFile, int]:
-    """The decoder of a file, not run yet, and how the image is turned."""
+    """Opens the decoder of a file, without running it; returns it with the orientation."""
     kind = detect_format(data)
     with refuse_failures(kind, "header"):
         _, content, orientation, size = read_header(data)
@@ -187,14 +187,14 @@ def open_decoder(data: bytes, max_pixels: int, reserve: Reserve) -> tuple[ImageF
 
 
 def open_avif(file: io.BytesIO) -> ImageFile:
-    """Pillow tells of irot and imir as an orientation."""
+    """Opens an AVIF; Pillow reports irot and imir as an orientation."""
     if not features.check("avif"):
         raise BadImage("AVIF, which this build of Pillow does not read: pip install --upgrade pillow")
     return AvifImageFile(file)
 
 
 def open_heic(file: io.BytesIO) -> ImageFile:
-    """libheif turns the image itself."""
+    """Opens a HEIC; libheif turns the image itself."""
     try:
         library: Any = import_module("pillow_heif")
     except ImportError:
@@ -202,7 +202,7 @@ def open_heic(file: io.BytesIO) -> ImageFile:
     return library.HeifImageFile(file)
 
 
-# The classes themselves and not Image.open: nothing off this list can run, no MPO or warning logic is in between.
+# The classes themselves rather than Image.open: no other decoder can run, and no MPO or warning logic interferes.
 OPENERS: Final = JpegImageFile, PngImageFile, WebPImageFile, GifImageFile, BmpImageFile, TiffImageFile, PpmImageFile
 DECODERS: Final[dict[str, Callable[[io.BytesIO], ImageFile]]] = dict(
     zip(FORMATS, (*OPENERS, open_avif, open_heic), strict=True)
@@ -211,7 +211,7 @@ DECODERS: Final[dict[str, Callable[[io.BytesIO], ImageFile]]] = dict(
 
 @contextmanager
 def refuse_failures(kind: str | None, part: str) -> Generator[None]:
-    """BadImage, in our words, for whatever goes wrong in the "header" or the "pixels" of a file."""
+    """Turns any error in the "header" or the "pixels" of a file into BadImage, with a message of our own."""
     try:
         yield
     except Exception as error:
@@ -219,12 +219,12 @@ def refuse_failures(kind: str | None, part: str) -> Generator[None]:
 
 
 def describe_failure(error: Exception, kind: str | None, part: str) -> str:
-    """One short line, in our own words, on what a decoder stumbled over in the "header" or the "pixels" of a file."""
+    """Describes in one short line why a decoder failed on the "header" or the "pixels" of a file."""
     if isinstance(error, BadImage):
         return str(error)
     what = kind or "image"
     if isinstance(error, MemoryError):
-        return f"{what} that takes more memory than there is"
+        return f"{what} that takes more memory than is available"
     if "truncated" in str(error) or isinstance(error, EOFError):
         return f"truncated {what}: it ends within its {part}"
     return f"unreadable {what}: its {part} cannot be decoded; the file is damaged, or of a rare variety"
@@ -234,18 +234,18 @@ def turn_upright(image: Image.Image, orientation: int) -> Image.Image:
     if orientation == UPRIGHT:
         return image
     upright = image.transpose(Image.Transpose[TURNS[orientation - 2]])
-    for key in TURNING:  # so that nobody turns it again
+    for key in TURNING:  # so that it is not turned again
         upright.info.pop(key, None)
     return upright
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """A loaded image in RGB; itself where it is that already."""
+    """Converts a loaded image to RGB; returns it as it is if it is RGB already."""
     if image.mode == "RGB":
         return image
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         return Image.fromarray(eight_bits(image)).convert("RGB")
-    if "transparency" in image.info:  # to be dropped; Pillow would convert it along, and warn
+    if "transparency" in image.info:  # dropped; Pillow would convert it, and warn
         image = image.copy()
         del image.info["transparency"]
     if image.mode in PREMULTIPLIED:
@@ -254,8 +254,9 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def eight_bits(image: Image.Image) -> NDArray[np.uint8]:
-    """One channel of 16 or 32 bits, or of floats, in 8. What a format says is 16 bits goes by 1/257; floats within
-    [0, 1] by 255; all else by its own range. NaN is as dark as the darkest, infinities are the ends of the range."""
+    """Scales one channel of 16 or 32 bits, or of floats, to 8 bits. Values that the format declares as 16 bits are
+    divided by 257, floats within [0, 1] are multiplied by 255, and all others are scaled by their own range. NaN
+    becomes the darkest value, infinities the ends of the range."""
     values = np.asarray(image)
     if isinstance(image, TiffImageFile) and image.mode == "I" and image.tag_v2.get(SAMPLE_FORMAT, (1,))[0] == 1:
         values = values.view(np.uint32)  # Pillow has no unsigned mode of 32 bits
@@ -280,12 +281,12 @@ def eight_bits(image: Image.Image) -> NDArray[np.uint8]:
 
 
 BIT_DEPTH: Final = 24  # where a PNG says how many bits a value has
-WIDENED: Final = {2: 85, 4: 17}  # by what Pillow multiplies grey values of so few bits
+WIDENED: Final = {2: 85, 4: 17}  # by which Pillow multiplies grey values of so few bits
 
 
 def read_mask(data: "bytes | NDArray[np.uint8]") -> NDArray[np.uint8]:
-    """The class index of every pixel [H, W], upright. BadImage where this is not a PNG, or uint8 array, of one channel
-    of whole numbers up to 255."""
+    """The class index of every pixel [H, W], upright. BadImage unless it is a PNG, or uint8 array, with one channel of
+    whole numbers up to 255."""
     if isinstance(data, np.ndarray):
         if data.dtype != np.uint8 or data.ndim != 2 or not data.size:
             raise BadImage(f"an array of {data.dtype} {list(data.shape)}; a mask is uint8 [H, W]")
@@ -302,5 +303,5 @@ def read_mask(data: "bytes | NDArray[np.uint8]") -> NDArray[np.uint8]:
         raise BadImage(f"PNG in colour ({mode}); a mask has one channel of class indices, or a palette")
     values = np.asarray(turn_upright(encoded.image, encoded.orientation))
     if values.dtype != np.bool_ and int(values.max()) > 255:
-        raise BadImage(f"the value {int(values.max())}; class indices go up to 254, and 255 counts for nothing")
+        raise BadImage(f"the value {int(values.max())}; class indices go up to 254, and 255 means ignored")
     return values.astype(np.uint8) // np.uint8(WIDENED.get(data[BIT_DEPTH], 1) if mode == "L" else 1)

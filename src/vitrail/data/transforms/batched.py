@@ -74,7 +74,7 @@ class BatchPlan(NamedTuple):
 
     @property
     def arrays(self) -> "list[NDArray[Any]]":
-        """All that has to be sent."""
+        """The arrays to send to the device."""
         return [array for work in self.works for array in work.arrays]
 
 
@@ -116,7 +116,7 @@ class BatchedAugmentation:
         return BatchPlan(len(draws), size, tuple(works))
 
     def apply(self, plan: BatchPlan, pixels: Tensor, sent: Iterator[Tensor] | None = None) -> Tensor:
-        """The device's part. `sent` gives the plan's arrays where they are on the device already."""
+        """Runs the device's part. `sent` holds the plan's arrays if they are on the device already."""
         if pixels.dtype != torch.uint8 or tuple(pixels.shape) != (plan.images, 3, *plan.size):
             given = f"{pixels.dtype} {tuple(pixels.shape)}"
             raise ConfigError(f"a plan for uint8 {(plan.images, 3, *plan.size)} was given {given}")

@@ -31,10 +31,10 @@ SCALES: Final = (8, 4, 2)  # at which a JPEG can be decoded, besides 1
 
 
 class Cut(NamedTuple):
-    """What is to be done with one image: a box of it (top, left, height, width, in the pixels of the whole image)
-    becomes `inner` pixels, to which `pad` (left, top, right, bottom) are added. A `tight` box of an image that came
-    whole is cut out before it is resized, so that nothing outside it shines through. What is `framed` has borders that
-    are not part of the picture: they stay black whatever is done to colours, and do not count as dark."""
+    """What to do with an image: a box of it (top, left, height, width, in the pixels of the whole image) becomes
+    `inner` pixels, to which `pad` (left, top, right, bottom) are added. A `tight` box of an image that came whole is
+    cut out before it is resized, so that nothing outside it shines through. What is `framed` has borders that are not
+    part of the picture: they stay black whatever is done to colours, and do not count as dark."""
 
     box: tuple[float, float, float, float]
     inner: Pair
@@ -51,7 +51,7 @@ class Cut(NamedTuple):
         return next((scale for scale in SCALES if height >= scale * tall and width >= scale * wide), 1)
 
     def __call__(self, image: "Image", whole: Pair) -> "Image":
-        """Does it to an image of size `whole`, which may have come smaller than that."""
+        """Applies the cut to an image of size `whole`, which may have been decoded at a smaller size."""
         mode = pillow_filter(self.interpolation)
         top, left, height, width = self.box
         size = (self.inner[1], self.inner[0])
@@ -220,7 +220,7 @@ class ScaleJitter:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Squash:
-    """The whole image, whatever its aspect: for tasks where a crop would cut the answer off (VTAB's structured)."""
+    """The whole image, whatever its aspect: for tasks where a crop would remove the answer (VTAB's structured ones)."""
 
     size: Pair
     interpolation: Interpolation = "bilinear"

@@ -1,1 +1,1 @@
-"""What frozen features are worth: few-shot, ridge, probes, nearest neighbours, embeddings."""
+"""Evaluation of frozen features: few-shot, ridge regression, linear probes, nearest neighbours, embeddings."""

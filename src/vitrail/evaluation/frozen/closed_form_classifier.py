@@ -3,8 +3,8 @@
     fitted = vitrail.fit("deit.safetensors", "photos/")
     vitrail.save(fitted.model, "photos.safetensors")
 
-Nothing is trained. The result is an ordinary network with another last layer, the names of the new classes and a record
-of how it was made.
+No gradient descent is involved. The result is an ordinary network with a new last layer, the names of the new classes
+and a record of how it was made.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -60,18 +60,18 @@ class MultiLabelMeasures:
 
     held: tuple[Measure, ...]
     scored: tuple[Measure, ...]
-    split: str  # that was scored; "" for none
+    split: str  # the split that was scored; "" for none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class FittedClassifier:
-    """A network in evaluation mode with its card, ready to be saved; it shares all but its head with the original.
-    `found` is whether its features came from the cache, `kept` whether they are in it now."""
+    """A fitted network in evaluation mode, with its card, ready to be saved; it shares all but its head with the
+    original. `found` says whether its features came from the cache, `kept` whether they are in it now."""
 
     model: Model
     head: RidgeHead
     split: str
-    pictures: int  # that it was fitted on
+    pictures: int  # the number of images that it was fitted on
     scored: HeldOutScore | None
     found: bool
     kept: bool
@@ -105,11 +105,12 @@ def fit(
     batches: Batches | None = None,
     folder: Path | None = None,
 ) -> FittedClassifier:
-    """The classifier of `data`'s train split (or its only one), scored on its test or val split, or on that of `test`.
+    """Fits a classifier on `data`'s train split (or its only one), and scores it on its test or val split, or on that
+    of `test`.
 
     The share `held_out` of every class chooses the penalty, unless one is given, and the scale of the logits; then the
-    classifier is fitted on all images, or on at most `shots` per class. `name` is what the card calls the original
-    weights. `batches` yields the images of a source, each once, prepared as the network's card says; with a `folder`
+    classifier is fitted on all images, or on at most `shots` per class. `name` is the name of the original weights in
+    the card. `batches` yields the images of a source, each once, prepared as the network's card says; with a `folder`
     features are cached there."""
     collection = data if isinstance(data, Collection) else open_collection(data)
     collection.need_labels()
@@ -117,7 +118,7 @@ def fit(
     if len(classes) < 2:
         known = f"{collection.name} has one class, {', '.join(classes)!r}, and at least two are needed"
         raise BadLabels(f"{known}; put the images of each class into a folder of its own")
-    network.config.linear_head(len(classes))  # queries say that they cannot have one, before features are made
+    network.config.linear_head(len(classes))  # networks with queries refuse it, before features are extracted
     split, source = choose_split(collection, "train")
     if shots is not None:
         source = SubsetDataset(source, draw_shots(source.labels, len(classes), shots))

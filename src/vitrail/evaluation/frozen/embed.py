@@ -42,8 +42,8 @@ from vitrail.evaluation.frozen.features import hash_images, hash_network, iterat
 from vitrail.models.build import Model
 
 KIND: Final = "vitrail embeddings 1"
-ROWS: Final = 4096  # samples in a part, at most: some megabytes
-PARTS: Final = 16  # that a small set is cut into, so that several processes have something to do
+ROWS: Final = 4096  # most samples in a part: a few megabytes
+PARTS: Final = 16  # least number of parts of a small set, so that every process has work
 
 TYPES: Final[dict[str, torch.dtype]] = {"float32": torch.float32, "float16": torch.float16}
 
@@ -83,7 +83,7 @@ def embed(
     All processes of a `world` call this, each with the network on its device."""
     world = world or World(device=next(network.parameters()).device)
     if out.suffix not in FORMATS:
-        raise ConfigError(f"{out}: embeddings are written as {' or '.join(FORMATS)}; give such a name")
+        raise ConfigError(f"{out}: embeddings are written as {' or '.join(FORMATS)}; use one of these suffixes")
     if dtype not in get_args(Stored):
         raise unknown_name("type", str(dtype), get_args(Stored))
     if batch < 1:
@@ -131,13 +131,13 @@ def check_unchanged(what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -
     changes = diff_plain(old, new)
     if changes:
         shown = "; ".join(line if len(line) < 120 else f"{line[:117]}..." for line in changes)
-        remedy = "give what it had, name another file, or add --force to make it again"
+        remedy = "give what it had, name another file, or add --force to replace it"
         raise ConfigError(f"{what} holds embeddings of other weights, images or settings ({shown}); {remedy}")
 
 
 @dataclass(frozen=True)
 class EmbeddingJob:
-    """A source in parts of `rows` samples, of which each holds whole batches."""
+    """A source in parts of `rows` samples, each of which holds whole batches."""
 
     network: Model
     source: ImageDataset
@@ -186,13 +186,13 @@ class EmbeddingJob:
         check_writable(self.out)
         if self.out.exists() and not force:
             check_unchanged(str(self.out), read_description(self.out)["facts"], self.facts)
-            self.clear()  # a kill after the last step may leave parts
+            self.clear()  # a kill after the last step may have left parts
             return None
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             held.callback(FileLock(self.folder / "lock").release)
         except LockTaken:
-            raise ConfigError(f"another process is at work in {self.folder}; wait, or name another file") from None
+            raise ConfigError(f"another process is writing to {self.folder}; wait, or name another file") from None
         except OSError as error:
             raise ConfigError(f"{self.folder} cannot be written ({error.strerror}); name another place") from error
         for left in self.folder.glob(".vitrail-*.tmp"):

@@ -26,7 +26,7 @@ from vitrail.data.dataset import ImageDataset
 from vitrail.data.readers.parquet import import_arrow
 
 KEY: Final = "vitrail"
-COUNTS: Final = "vitrail.counts"  # of a Parquet file, known at the end
+COUNTS: Final = "vitrail.counts"  # metadata of a Parquet file, known only at the end
 FORMATS: Final = (".parquet", ".npz")
 FIRST: Final = 100  # unreadable images listed in the file itself
 LONG_AGO: Final = (1980, 1, 1, 0, 0, 0)  # a zip file needs a date
@@ -85,7 +85,7 @@ def write_parquet(parts: Parts, describe: Describe, about: Mapping[str, Any], pa
     kinds |= {"label": kinds["split"], "feature": pa.list_(number, about["width"])}
     schema = pa.schema(list(kinds.items()), metadata={KEY: json.dumps(about)})
     packed: dict[str, str] = dict.fromkeys(("split", "sample", "name", "label"), "zstd")
-    packed["feature.list.element"] = "none"  # numbers like these do not get smaller
+    packed["feature.list.element"] = "none"  # such numbers do not compress
     images, unreadable = 0, Bad()
     with pa.parquet.ParquetWriter(path, schema, compression=packed, use_dictionary=["split", "label"]) as writer:
         for part in parts():
@@ -147,5 +147,5 @@ def read_description(path: Path) -> dict[str, Any]:
             raise ValueError("incomplete")
         return found
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        wrong = f"{path} exists and is not a file of `vitrail embed` ({type(error).__name__})"
+        wrong = f"{path} exists and was not written by `vitrail embed` ({type(error).__name__})"
         raise ConfigError(f"{wrong}; name another file, or add --force to replace it") from None

@@ -6,7 +6,7 @@
 The key of a cache file is a hash of everything that the features depend on: the network's config and numbers, the
 images (their fingerprint, and the bytes of some of them), the preprocessing, the precision, the kind of device, and the
 versions. Labels are not part of it, so two sets of labels for the same images share one file. Files are written
-atomically with a checksum per tensor, so a damaged one is noticed and replaced. When all files together exceed
+atomically with a checksum per tensor, so a damaged one is detected and replaced. When all files together exceed
 `LIMIT`, the least recently used are deleted.
 """
 

@@ -1,4 +1,4 @@
-"""Nearest neighbours of frozen features by the cosine of their angle: no training at all, only a vote.
+"""Nearest neighbours of frozen features by cosine similarity: no training, only a vote.
 
     near = find_nearest(train_features, test_features, k=20)
     vote_classes(near, train_labels, classes, k=20, temperature=0.07)
@@ -7,15 +7,14 @@ The k most similar training samples vote with weight exp(similarity / temperatur
 in blocks, so memory does not grow with the product of the two sets. Ties go to the earlier sample and to the class with
 the smaller number, so the result does not depend on the blocks.
 
-A self-supervised run is monitored by the vote of nearest neighbours, by examples of them, and by signs of collapse.
-
-Whether features have collapsed: three numbers that need no labels.
+A self-supervised run is monitored by the vote of nearest neighbours, by examples of them, and by indicators of
+collapse, which are three numbers that need no labels:
 
     found = measure_collapse(features)    # [N, D]
     found.rank, found.similarity, found.spread
 
-A network that learns without labels can cheat by giving every image the same features, or features along a few
-directions alone. With σ the singular values of the centred features and p = σ / Σσ, the rank is exp(-Σ p log p): D
+A network that learns without labels can collapse: all images get the same features, or features that vary in only a few
+directions. With σ the singular values of the centred features and p = σ / Σσ, the rank is exp(-Σ p log p): D
 where all directions are used alike, 1 where one is, whatever the scale and the rotation. The similarity is the mean
 cosine between two images, 1 where all look the same. The spread is the standard deviation over images of features
 of length 1, the mean over the D of them, times √D: 1 where they point everywhere alike, 0 where they all point one way.
@@ -66,7 +65,7 @@ def find_nearest(
         shapes = f"features {list(train.shape)} and {list(test.shape)} cannot be compared"
         raise ConfigError(f"{shapes}: both must be rows of the same width, from one network")
     if not 1 <= k <= len(train):
-        raise ConfigError(f"k={k} neighbours of {len(train):,} samples: between 1 and {len(train)} can be asked for")
+        raise ConfigError(f"k={k} neighbours of {len(train):,} samples: k must be between 1 and {len(train)}")
     # Rounded from float64 to float32, so that copies of a sample have equal similarity wherever they are.
     exact = widest_float(torch.device(device))
     rows = [compare_block(train, part.to(device, exact), k, compared) for part in test.split(tested)]
@@ -74,7 +73,8 @@ def find_nearest(
 
 
 def compare_block(train: Tensor, queries: Tensor, k: int, compared: int) -> Neighbours:
-    """Of a block of queries [B, D]: the best so far, and one block of training samples after the other against them."""
+    """Finds the neighbours of a block of queries [B, D], by comparing one block of training samples after the other
+    with the best so far."""
     queries = F.normalize(queries, dim=1)
     best = queries.new_zeros((len(queries), 0), dtype=torch.float32)
     index = torch.zeros((len(queries), 0), dtype=torch.int64, device=queries.device)
@@ -90,8 +90,8 @@ def compare_block(train: Tensor, queries: Tensor, k: int, compared: int) -> Neig
 
 
 def rank_stably(values: Tensor, k: int) -> Tensor:
-    """The places [B, k] of the largest values of each row, in descending order, the first of equal ones first; `topk`
-    alone leaves open which of equal ones it takes."""
+    """The indices [B, k] of the largest values of each row, in descending order, ties by index; the order of ties in
+    `topk` alone is undefined."""
     found, place = values.topk(k, dim=1)
     unsettled = (values >= found[:, -1:]).sum(1) > k
     if unsettled.any():
@@ -107,7 +107,7 @@ def vote_classes(
     """Predicted classes [N] by the votes of the first k neighbours, with labels from `labels` [n]. Without a
     temperature each neighbour has one vote."""
     if not 1 <= k <= near.index.shape[1]:
-        raise ConfigError(f"k={k}: {near.index.shape[1]} neighbours were looked for")
+        raise ConfigError(f"k={k}, but only {near.index.shape[1]} neighbours were searched for")
     if temperature is not None and not temperature > 0:
         raise ConfigError(f"temperature={temperature} must be above 0")
     found: list[Tensor] = []
@@ -134,7 +134,7 @@ class Neighbour:
 
 @dataclass(frozen=True, slots=True)
 class SampleNeighbours:
-    """A sample and those it is nearest to, nearest first."""
+    """A sample and its neighbours, nearest first."""
 
     sample: int
     neighbours: tuple[Neighbour, ...]
@@ -180,13 +180,13 @@ def pick_samples(labels: Labels, count: int) -> NDArray[np.int64]:
     return np.array(ranked[:count], np.int64)
 
 
-# Relative to the length of all features; below is the rounding of float32, which has every direction and no meaning.
+# Relative to the norm of all features; smaller values are float32 rounding noise, which spreads over all directions.
 NOTHING: Final = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CollapseIndicators:
-    """Of N features of `width` numbers each. A rank of 0 says that all images have the very same ones."""
+    """Indicators for N features of `width` numbers each. A rank of 0 means that all images have identical features."""
 
     rank: float
     similarity: float
@@ -195,9 +195,9 @@ class CollapseIndicators:
 
 
 def measure_collapse(features: Tensor, *, device: torch.device | str = "cpu") -> CollapseIndicators:
-    """All three of features [N, D], of two images or more."""
+    """Computes all three indicators for features [N, D] of two images or more."""
     if features.ndim != 2 or len(features) < 2:
-        raise ConfigError(f"features of shape {tuple(features.shape)}: two images or more can be compared, [N, D]")
+        raise ConfigError(f"features of shape {tuple(features.shape)}: give [N, D] with two images or more")
     values, count = features.to(device, widest_float(torch.device(device))), len(features)
     unit = F.normalize(values, dim=1)
     # Of unit vectors, |Σ z|² counts every pair twice and each one with itself.
@@ -208,7 +208,7 @@ def measure_collapse(features: Tensor, *, device: torch.device | str = "cpu") ->
 
 
 def effective_rank(features: Tensor) -> float:
-    """The effective rank, from 1 to min(N - 1, D). By the smaller Gram matrix, whose eigenvalues are σ²."""
+    """The effective rank, from 1 to min(N - 1, D), from the smaller Gram matrix, whose eigenvalues are σ²."""
     centred = features - features.mean(0)
     gram = centred @ centred.T if len(centred) < centred.shape[1] else centred.T @ centred
     if not gram.isfinite().all():

@@ -4,9 +4,9 @@ With whitened features X [n, D], labels y and a penalty λ, weights W [D, K] and
 
     1/n Σᵢ -log softmax(W ᵀxᵢ + b)[yᵢ]  +  λ/2 ||W||²,
 
-which is convex, so there is one solution, and the gradient shows how near it is. The loss is a mean, so a penalty means
-the same for any n; scikit-learn's C is 1 / (n λ). L-BFGS starts from zero, in float64, without randomness: the same
-features give the same probe.
+which is convex, so there is one solution, and the gradient shows how near it is. The loss is a mean, so a penalty has
+the same meaning for any n; scikit-learn's C is 1 / (n λ). L-BFGS starts from zero, in float64, without randomness: the
+same features give the same probe.
 """
 
 from collections.abc import Sequence

@@ -19,8 +19,8 @@ where b uses the rounded V, so that nothing is lost at the mean of the features.
 
 If a sample may have several labels, each class is decided separately. Least squares to {-1, 1}^K solves for all of them
 at once, one column each. Platt scaling turns a score s into the logit a s + b of a sigmoid, with one a and one b for
-all classes, fitted to held-out predictions: few samples cannot determine more, and its frequency is
-already in the scores of a class. The penalty is the one under which those predictions are most likely.
+all classes, fitted to held-out predictions: few samples cannot determine more, and the scores of a class already
+reflect its frequency. The penalty is the one under which those predictions are most likely.
 """
 
 import math

@@ -1,7 +1,7 @@
 """The closed-form segmenter as the linear head of a network: least squares from patch tokens to shares of classes.
 
-Of a patch with p pixels, c of which count, the target y [K] is the share of each class among those c, and the weight is
-w = c / p. Everything that least squares needs is in two sums over patches, with x̃ = [x - m, 1] and any fixed m,
+For a patch with p pixels, c of which count, the target y [K] is the share of each class among those c, and the weight
+is w = c / p. Least squares needs only two sums over patches, with x̃ = [x - m, 1] and any fixed m,
 
     G = Σ w x̃ x̃ᵀ  [D + 1, D + 1]     and     T = Σ w x̃ yᵀ  [D + 1, K],
 
@@ -49,7 +49,7 @@ class PatchSums:
         self.targets = origin.new_zeros(width + 1, classes, dtype=kind)
 
     def add(self, tokens: Tensor, shares: Tensor, weights: Tensor) -> None:
-        """Patches with tokens [N, D], shares [N, K] and weights [N]."""
+        """Adds patches with tokens [N, D], shares [N, K] and weights [N]."""
         kind = self.gram.dtype
         x = F.pad(tokens.to(kind) - self.origin, (0, 1), value=1.0)
         weighted = (x * weights.to(kind)[:, None]).T
@@ -57,18 +57,18 @@ class PatchSums:
         self.targets += weighted @ shares.to(kind)
 
     def join(self, other: "PatchSums") -> "PatchSums":
-        """The sums over the patches of both, which have one origin."""
+        """The sums over the patches of both, which must share an origin."""
         joined = PatchSums(self.origin, self.classes)
         joined.gram, joined.targets = self.gram + other.gram, self.targets + other.targets
         return joined
 
     @property
     def weight(self) -> float:
-        """The number of patches, each by the share of its pixels that count."""
+        """The number of patches, each weighted by the share of its pixels that count."""
         return float(self.gram[-1, -1])
 
     def decompose(self) -> "PatchDecomposition":
-        """For any penalty."""
+        """Decomposes the sums, to solve for any penalty."""
         gram, targets = self.gram.double().cpu(), self.targets.double().cpu()
         if not gram.isfinite().all():
             raise DataError("the patch tokens are not finite; the network overflows on some image")
@@ -195,7 +195,7 @@ def fit_patch_head(
 def fold_patch_head(
     weight: Tensor, bias: Tensor, offsets: Tensor, scale: float, penalty: float, held: HeldOutIoU | None
 ) -> PatchHead:
-    """Offsets and scale become part of the layer."""
+    """Folds offsets and scale into the layer."""
     folded = {"weight": (scale * weight).float().contiguous(), "bias": (scale * (bias + offsets)).float()}
     return PatchHead(**folded, penalty=penalty, scale=scale, offsets=offsets, held=held)
 
@@ -213,8 +213,8 @@ def average_ious(both: Tensor, predicted: Tensor, truth: Tensor) -> Tensor:
 
 
 def find_offsets(scores: Tensor, truth: Tensor) -> Tensor:
-    """What is added to the scores [P, K] of each class, so that the mean IoU is highest; 0 for classes that do not
-    occur. Of equally good offsets the smallest is taken."""
+    """The offsets of the scores [P, K] of each class that maximise the mean IoU; 0 for classes that do not occur. Of
+    equally good offsets the smallest is taken."""
     classes = scores.shape[1]
     most = max(WORK // classes**2, 1)
     scores, truth = (part[:: -(-len(truth) // most)] for part in (scores, truth))
@@ -243,7 +243,7 @@ def score_offsets(scores: Tensor, own: Tensor, truth: Tensor, at: int, sizes: Te
     step = torch.searchsorted(grid, best - (scores[:, at] - own), right=True)  # the first that wins the pixel, if any
 
     def count(which: Tensor, kind: Tensor) -> Tensor:
-        """Pixels that are won up to each step, by a class of theirs [S, K]."""
+        """Counts the pixels [S, K] that are won up to each step, by their class."""
         cells = torch.bincount(step[which] * classes + kind[which], minlength=(steps + 1) * classes)
         return cells.view(steps + 1, classes)[:steps].cumsum(0).double()
 

@@ -26,6 +26,7 @@ def can_fuse_gelu_linear(z: Tensor, layer: nn.Module, gelu: nn.Module) -> bool:
         return False
     if torch.is_autocast_enabled("cpu") or not torch.backends.mkldnn.enabled or _is_transformed():
         return False
+    assert isinstance(layer, nn.Linear)
     weight, bias = layer.weight, layer.bias
     # oneDNN reads a bias as if it were contiguous; other shapes are left to torch, whose errors name them.
     dense = _is_dense(weight) and (bias is None or (_is_dense(bias) and bias.is_contiguous()))
@@ -47,7 +48,8 @@ def _is_dense(parameter: object) -> bool:
 
 def _is_transformed() -> bool:
     """Whether a tracer, an operation counter, a function transform or a global hook is active."""
-    transforms = torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportPrivateUsage]
+    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage]
+    transforms = functorch.peek_interpreter_stack() is not None
     forward_mode = torch.autograd.forward_ad._current_level >= 0  # pyright: ignore[reportPrivateUsage]
     hooked = bool(nn.modules.module._has_any_global_hook())  # pyright: ignore[reportPrivateUsage]
     traced = torch.jit.is_tracing() or is_in_torch_dispatch_mode()  # pyright: ignore[reportPrivateImportUsage]

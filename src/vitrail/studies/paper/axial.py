@@ -37,8 +37,8 @@ READINGS: Final[Mapping[str, str]] = {
 
 
 def iter_pairs(scale: Scale, source: str) -> Iterator[tuple[Run, str, ModelConfig, str, ModelConfig]]:
-    """For each pair the run, and the name and config of the plain and of the axial network. At the paper's scale on
-    JFT-300M, with Table 3's values for the plain network."""
+    """Yields for each pair the run, and the name and config of the plain and of the axial network. At the paper's scale
+    on JFT-300M, with Table 3's values for the plain network."""
     if scale == "paper":
         for name, patch, recipe in (("ViT-B/32", 32, vit_b32_jft), ("ViT-B/16", 16, vit_b16_jft)):
             run = build_paper_run(recipe(), source)
@@ -80,8 +80,8 @@ def measure_speed(group: SeedGroup) -> Spread | None:
 
 
 def compare_pairs(groups: Sequence[SeedGroup], value: str) -> Iterator[tuple[str, Gap, str]]:
-    """Of each pair whose two networks have finished: the name of the plain one, how far the axial one is above it, and
-    the multiples of its compute and its speed."""
+    """For each pair whose two networks have finished: the name of the plain one, the gain of the axial one over it, and
+    its compute and speed as multiples."""
     for name in dict.fromkeys(str(group.at["pair"]) for group in groups):
         plain, crosswise = (stats.find_group(groups, pair=name, attention=kind) for kind in ("plain", "axial"))
         if plain is not None and crosswise is not None:

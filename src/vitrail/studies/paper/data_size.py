@@ -1,8 +1,8 @@
 """4.3, Figures 3 and 4: how much data a ViT needs next to a BiT ResNet and a hybrid.
 
 Nested subsets, the same hyper-parameters and number of steps for all of them, and early stopping: the score of the
-weights that were best on a held-out part counts. Further cells search over weight decay, dropout and label smoothing;
-that too is selected on the held-out part.
+weights that were best on a held-out part counts. Further cells search over weight decay, dropout and label smoothing,
+which are also selected on the held-out part.
 
 At the paper's scale there are two series. Figure 3: pre-training on ImageNet, ImageNet-21k and JFT, then fine-tuning on
 ImageNet at 384 px. Figure 4: subsets of JFT, and 5-shot accuracy on ImageNet.
@@ -46,8 +46,8 @@ class Regularisers(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DataSizeGrid:
-    """By family the name of a network and what its builder in base_runs takes; shares of the training split, how often
-    a run is scored, and the settings that are searched for the ViT with a tenth of the images."""
+    """By family, the name of a network and the arguments of its builder in base_runs; shares of the training split, how
+    often a run is scored, and the settings that are searched for the ViT with a tenth of the images."""
 
     networks: Mapping[str, tuple[str, tuple[Any, ...]]]
     parts: tuple[float, ...]
@@ -124,7 +124,7 @@ def iter_jft_subsets(source: str) -> Iterator[Cell]:
             model=with_known_fields(model_config(name, classes=JFT_CLASSES), head="tanh"),
             steps=JFT_STEPS,
             epochs=0.0,
-            # Twenty scorings, none of which ends the run: the best one counts.
+            # Scored twenty times without early stopping: the best score counts.
             evaluation=Scoring(fewshot="imagenet", patience=20),
         )
         family = "BiT" if name.startswith("BiT") else "slim ViT" if name == "ViT-b/32" else "ViT"
@@ -303,7 +303,7 @@ def build_panels(outcomes: Sequence[CellOutcome], groups: Sequence[SeedGroup]) -
 
 
 def build_lines(outcomes: Sequence[CellOutcome], groups: Sequence[SeedGroup], value: str) -> list[SeedLine]:
-    """One line per network, in another stroke for a second network of a family."""
+    """One line per network, with another stroke for a second network of a family."""
     lines: list[SeedLine] = []
     searched, seen = select_searched(outcomes, value), list[str]()
     plain = [group for group in groups if group.at.get("series") == PLAIN and group.outcomes]

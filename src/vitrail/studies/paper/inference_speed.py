@@ -53,7 +53,7 @@ def choose_sizes(config: ModelConfig, device: torch.device) -> tuple[Pair, ...]:
 
 
 def draw_random_weights(config: ModelConfig) -> Bundle:
-    """For a network by name: speed does not depend on the weights."""
+    """A network with random weights: speed does not depend on them."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         return to_bundle(build_fresh(config))
@@ -73,7 +73,7 @@ def measure_speeds(
 ) -> NetworkSpeeds:
     """The seconds are divided equally among the sizes; `room` is the device's free memory without the network."""
     for size in sizes:
-        adapt_config(bundle.config, image_size=size)  # refuses a size that does not fit before minutes have gone by
+        adapt_config(bundle.config, image_size=size)  # refuses a size that does not fit before minutes have passed
     limits = SpeedLimits(batches=batches, seconds=seconds / len(sizes), room=room)
     speeds: dict[Pair, Speed] = {}
     for size in map(pair, sizes):

@@ -1,8 +1,8 @@
 """3.2: pre-trained at a low resolution, fine-tuned at higher ones, with positions resized and with new ones.
 
-The patch stays, so the grid grows. New positions ("drawn") are the start that a network of the higher resolution would
-have (the class token keeps its position): what fine-tuning has without any interpolation, since no table of the old
-grid fits the new one.
+The patch stays, so the grid grows. New positions ("drawn") are initialised as in a new network of the higher resolution
+(the class token keeps its position): this is fine-tuning without interpolation, since a table of the old grid does not
+fit the new one.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

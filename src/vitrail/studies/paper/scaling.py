@@ -25,7 +25,7 @@ from vitrail.train.data import hold_out_nothing
 from vitrail.train.grid.plan import Cell, CellOutcome, Coordinate
 
 FAMILIES: Final = {"ViT": "ViTs", "BiT": "BiT ResNets", "hybrid": "hybrids"}
-# Family -> networks, with what its builder in base_runs takes.
+# Family -> networks, with the arguments of its builder in base_runs.
 TINY: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     "ViT": {"ViT 16x2": (16, 2), "ViT 32x4": (32, 4)},
     "BiT": {"ResNet 11 x0.0625": ((1, 1, 1), 0.0625), "ResNet 11 x0.125": ((1, 1, 1), 0.125)},
@@ -63,8 +63,8 @@ def cells(scale: Scale, source: str) -> Iterator[Cell]:
 
 
 def build_base(scale: Scale, source: str, steps: int) -> Run:
-    """A plain ViT and a hybrid need many updates, so the batch is small; and positions that are there from the first
-    step, because the shortest runs end before learned ones are useful."""
+    """A plain ViT and a hybrid need many updates, so the batch is small. Positions are fixed, because the shortest runs
+    end before learned ones are useful."""
     if scale == "tiny":
         return base.shrink_to_8_px(base.build_cpu_run(source, steps=steps))
     run = replace(base.build_gpu_run(source, steps=steps), batch=128)
@@ -85,7 +85,7 @@ def iter_row_cells(row: Compute, source: str) -> Iterator[Cell]:
     recipe and all of train; the paper first chose among the four rates of Table 4 on a dev split."""
     name, network = f"{slug(row.network)}-{row.epochs}ep", row.network
     run = base.load_pretraining("BiT-R152x2" if network == "BiT-R200x3" else network)
-    if network == "BiT-R200x3":  # Table 3 has none, so it takes the recipe of R152x2
+    if network == "BiT-R200x3":  # Table 3 has none, so the recipe of R152x2 is used
         run = replace(run, name="bit-r200x3-jft", model=model_config(network, classes=JFT_CLASSES))
     at = {"family": find_family(network), "network": network, "length": f"{row.epochs} epochs", "seed": 0}
     run = base.with_source(replace(run, epochs=row.epochs), source)
@@ -173,7 +173,7 @@ def find_cost(tasks: Mapping[str, Mapping[str, float]]) -> Cost | None:
 
 
 def compute_ratios(one: SeedCurves, other: SeedCurves) -> Spread | None:
-    """How many times the compute of one family the other needs, as logarithms by seed."""
+    """The compute that the other family needs, as a multiple of this one's: logarithms by seed."""
     ratios = [stats.compare_compute(one[seed], other[seed]) for seed in one if seed in other]
     logs = tuple(math.log(ratio) for ratio in ratios if ratio is not None)
     return Spread(logs) if logs else None

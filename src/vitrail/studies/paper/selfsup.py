@@ -1,11 +1,11 @@
-"""4.6: what pre-training from images alone is worth, by how many labels there are to fine-tune with.
+"""4.6: what pre-training from images alone is worth, depending on the number of labels for fine-tuning.
 
 From scratch; masked patches with each of the three targets (B.1.2); MAE; MoCo v3; DINO; and supervised pre-training,
-which has seen every label and is there as the mark to reach. On a GPU all of them have the same compute before
-fine-tuning; fine-tuning has one recipe for all, scratch included; a seed draws the labelled images once for all
-methods. Scratch has a second row with three times the steps, in case it was stopped too early. On a GPU scratch, masked
-patches and MAE, the methods in question, have three seeds and the others one, so that pre-training can be long. Frozen
-features are compared by closed-form 5-shot accuracy, those without labels by their nearest neighbours as well.
+which has seen every label and serves as the upper reference. On a GPU all of them have the same compute before
+fine-tuning; all, scratch included, share one fine-tuning recipe; a seed draws the same labelled images for all methods.
+Scratch has a second row with three times the steps, in case it was stopped too early. On a GPU, scratch, masked patches
+and MAE, the methods in question, have three seeds and the others one, so that there is time for long pre-training.
+Frozen features are compared by closed-form 5-shot accuracy, those without labels by their nearest neighbours as well.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

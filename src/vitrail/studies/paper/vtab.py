@@ -5,8 +5,8 @@ the scores by task and by group next to Table 9, as a Result and as a page.
     outcome = run_vtab_tasks(study, world=world)
 
 Each task has a run folder below `out`: the tasks are a grid of runs (vitrail.train.grid). The same call again resumes:
-finished tasks stay, an interrupted one resumes from its checkpoint. A task whose images are missing is skipped, with
-the reason.
+finished tasks are kept, and an interrupted one resumes from its checkpoint. A task whose images are missing is skipped,
+with the reason.
 """
 
 import hashlib
@@ -57,7 +57,7 @@ State: TypeAlias = Literal["done", "stopped", "waiting", "missing", "failed"]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VtabStudy(CellJob):
     """What to run and where. `base` is the run of any task apart from its images; `root` has a folder for each data set
-    ($VITRAIL_DATA by default); `weights_hash` tells the weights from others with the same name."""
+    ($VITRAIL_DATA by default); `weights_hash` distinguishes the weights from others with the same name."""
 
     base: Run
     out: Path
@@ -70,7 +70,7 @@ class VtabStudy(CellJob):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What must not change between two starts, as read back from study.json."""
+        """The facts that must not change between two starts, as read back from study.json."""
         return json.loads(json.dumps({"weights": self.weights_hash, "run": to_plain(self.base)}))
 
     @property
@@ -165,7 +165,8 @@ def open_task(
 
 
 def check_folder(study: VtabStudy) -> None:
-    """Refuses a folder that holds something else. Other weights or settings are another study, other tasks are not."""
+    """Raises ConfigError if the folder holds something else. Other weights or settings make another study; other tasks
+    do not."""
     path, now = study.out / STUDY, study.facts
     if path.exists():
         record = read_json(path)
@@ -207,7 +208,7 @@ def run_vtab_tasks(
     """Runs every task that is not done, one after the other or, with `places`, over several processes; `present` is
     called after each. A signal ends the task after its step, and the study with it."""
     if places and world.size > 1:
-        raise ConfigError(f"--jobs starts processes from one process, and torchrun has started {world.size}")
+        raise ConfigError(f"--jobs starts its own processes, and torchrun has started {world.size}; use one of them")
     tasks = [VTAB_TASKS[name] for name in study.tasks]
     for task in tasks:  # a recipe that cannot work is refused before anything is written, by the first images here
         if not is_done(study.out / task.name) and not isinstance(splits := open_task(study, task), str):
@@ -304,7 +305,7 @@ def average_groups(scores: Mapping[str, VtabScore]) -> list[GroupMean]:
 
 
 def build_rows(outcome: VtabOutcome) -> list[list[str]]:
-    """One row per task in the paper's order, then one per group and one for all."""
+    """Makes one row per task in the paper's order, then one per group and one for all."""
     rows: list[list[str]] = []
     for name, task in ((name, task) for name, task in VTAB_TASKS.items() if name in outcome.states):
         score, paper = outcome.scores.get(name), [f"{table[name]:.1f}" for table in TABLE_9.values()]

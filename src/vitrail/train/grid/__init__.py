@@ -1,1 +1,1 @@
-"""One engine for grids of runs: the points of a sweep, the tasks of VTAB, the cells of a study."""
+"""The engine that runs grids of training runs: the points of a sweep, the tasks of VTAB, the cells of a study."""

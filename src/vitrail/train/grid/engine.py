@@ -1,11 +1,11 @@
-"""Runs a grid: every cell to its end, in this process or in several, even if some of them fail.
+"""Runs every cell of a grid, in this process or in a pool of processes, even if some cells fail.
 
     plan = GridPlan(cells=cells, out=out, cells_in=out / "cells", record=out / "study.json", job=job)
     report = run_grid(plan, World(device=torch.device("cpu")), watcher=Watcher())
 
-The same call again resumes: finished cells stay, interrupted ones resume from their checkpoints, failed ones are tried
-again. A failure is reported and the other cells finish; only the cells that start from its weights are not run. What a
-grid is for (a sweep's last run, VTAB's mean, a study's table) is up to its caller.
+The same call again resumes: finished cells are kept, interrupted cells resume from their checkpoints, and failed cells
+are tried again. A failure is reported and the other cells still run, except those that start from the failed cell's
+weights. What follows from a grid (a sweep's final run, VTAB's mean, a study's table) is up to its caller.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ ON_A_GPU: Final = 4  # processes: a small network does not fill the card
 
 
 class GridState:
-    """The state of all cells. Every process has one, and they agree; only the main one writes and presents."""
+    """The state of all cells. Every process holds the same one; only the main process writes and presents it."""
 
     def __init__(self, plan: GridPlan, world: World, watcher: Watcher, present: Present) -> None:
         self.plan, self.world, self.watcher, self.present = plan, world, watcher, present
@@ -49,7 +49,7 @@ class GridState:
         return self.plan.cells_in / cell.name
 
     def read_earlier(self) -> tuple[dict[str, CellOutcome], dict[str, float]]:
-        """The outcomes of the cells that need no more work, and the seconds of the cells that the record knows."""
+        """The outcomes of the finished cells, and the seconds that the record gives for its cells."""
         found = {cell.name: read_finished(cell, self.folder(cell), self.plan.job) for cell in self.plan.cells}
         cells = read_json(self.plan.record).get("cells") if self.plan.record.exists() else None
         known = cast(dict[str, Any], cells) if isinstance(cells, Mapping) else {}
@@ -61,8 +61,8 @@ class GridState:
         return self.plan.work.get(name, 1.0)
 
     def next(self) -> Cell | None:
-        """The most expensive cell that can start now, of the first seed that has one: the whole grid exists early, and
-        further seeds refine it. None if all others are started or waiting for another cell."""
+        """The most expensive cell that can start now, of the first seed that has one: that way the whole grid is
+        complete early, and further seeds refine it. None if all other cells have started or wait for another one."""
         waiting = [self.cells[name] for name, state in self.states.items() if state == "waiting"]
         ready = [cell for cell in waiting if self.states.get(cell.after, "done") == "done"]
         return max(ready, key=lambda cell: (-float(cell.at.get("seed", 0)), self.work_of(cell.name)), default=None)
@@ -91,8 +91,8 @@ class GridState:
             self.present_so_far()
 
     def record(self, outcome: CellOutcome) -> None:
-        """Records the outcome of a cell that is over for this start, and of those that would have started from the
-        weights of one that failed or is missing."""
+        """Records the outcome of a cell. If it failed or is missing, the cells that start from its weights are left
+        out."""
         self.outcomes[outcome.cell] = outcome
         self.advance(outcome.cell, 1.0)
         self.watcher.ended(self.cells[outcome.cell], outcome, self.seconds.get(outcome.cell, 0.0))
@@ -103,7 +103,7 @@ class GridState:
                 self.record(CellOutcome(cell=other.name, at=other.at, fault=fault))
 
     def present_so_far(self) -> None:
-        """Presents the results so far. A failure is reported and stops nothing; at the end it will be raised."""
+        """Presents the results so far. A failure is reported and does not stop the grid; it is raised at the end."""
         self.presented = time.monotonic()
         try:
             if self.world.is_main:
@@ -128,7 +128,7 @@ class GridState:
         return report
 
     def write_record(self, state: str) -> None:
-        """A full disk does not end the grid: every cell's own folder has its state."""
+        """Writes the record. A full disk does not end the grid: every cell's own folder has its state."""
         if not self.world.is_main:
             return
         cells: dict[str, dict[str, Any]] = {}
@@ -145,9 +145,9 @@ class GridState:
 
 
 def device_slots(device: str, jobs: int = 0) -> tuple[DeviceSlot, ...]:
-    """Where the processes work, one entry each: `jobs` of them, or as many as make sense."""
+    """A slot for each process: `jobs` of them, or as many as the devices can use."""
     if jobs < 0:
-        raise ConfigError(f"--jobs {jobs} must be at least 1, or 0 for as many as make sense")
+        raise ConfigError(f"--jobs {jobs} must be at least 1, or 0 to choose automatically")
     found, cards = find_device(device), [str(find_device(device))]
     if found.type == "cuda" and ":" not in device:
         cards = [f"cuda:{at}" for at in range(torch.cuda.device_count())]
@@ -160,8 +160,8 @@ def device_slots(device: str, jobs: int = 0) -> tuple[DeviceSlot, ...]:
 def run_grid(
     plan: GridPlan, where: World | Sequence[DeviceSlot], *, watcher: Watcher, present: Present = lambda report: None
 ) -> GridReport:
-    """Runs what is left of a grid: in a world, cell after cell, or in a process for each place. `present` is called now
-    and then and at the end, with what there is."""
+    """Runs what is left of a grid: one cell after another in a world, or in a pool with one process per slot. `present`
+    is called from time to time and at the end, with the results so far."""
     world = where if isinstance(where, World) else World(device=torch.device("cpu"))
     with contextlib.ExitStack() as held:
         with raise_everywhere(world):
@@ -175,7 +175,7 @@ def run_grid(
                     raise ConfigError(f"{plan.out} cannot be written ({reason}); give another --out") from error
         board = GridState(plan, world, watcher, present)
         if board.outcomes:
-            watcher.log(f"{len(board.outcomes)} of {len(plan.cells)} {plan.unit} are finished already")
+            watcher.log(f"{len(board.outcomes)} of {len(plan.cells)} {plan.unit} are already finished")
         with listen_for_signals() as stop:
             stopped = run_inline(board, where, stop) if isinstance(where, World) else run_in_pool(board, where, stop)
         return board.close(stopped=stopped)

@@ -1,6 +1,6 @@
-"""The definition of a grid: its cells, what is done with each, who watches, and the outcomes on disk.
+"""The definition of a grid: its cells, the job that runs on each, the watcher, and the outcomes on disk.
 
-CELL/outcome.json exists once the cell is finished, and not before.
+CELL/outcome.json exists if and only if the cell is finished.
 """
 
 import json
@@ -25,9 +25,9 @@ OUTCOME: Final = "outcome.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
-    """A cell of the grid. `at` is where it stands: {"positions": "learned", "placed": "stem", "seed": 0}. With `after`
-    it starts from the last weights of the cell of that name, which then comes first (3.2), and may leave its network to
-    them."""
+    """A cell of the grid. `at` gives its coordinates: {"positions": "learned", "placed": "stem", "seed": 0}. With
+    `after`, it starts from the last weights of the cell of that name, which is run first (3.2), and may take its
+    network from them."""
 
     name: str  # of its folder, too
     at: Mapping[str, Coordinate]
@@ -37,9 +37,9 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CellOutcome:
-    """How a cell ended. Values are by name, whatever the grid's job reads from the finished run. A cell that failed has
-    none, and a `fault` that says why; `diverged` says that its numbers were no longer finite, `missing` that its images
-    are not there, `stopped` that a signal ended it and it can be resumed."""
+    """How a cell ended. `values`, by name, are what the grid's job reads from the finished run. A cell that failed has
+    no values and a `fault` that says why. `diverged` means that its numbers were no longer finite, `missing` that its
+    images are not available, `stopped` that a signal ended it and it can be resumed."""
 
     cell: str
     at: Mapping[str, Coordinate]
@@ -55,13 +55,13 @@ class CellOutcome:
 
 
 class Unavailable(VitrailError):
-    """The images of a cell are not there: it is skipped, not failed."""
+    """The images of a cell are not available, so the cell is skipped rather than failed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreparedCell:
-    """A cell ready to be trained: its run with everything in place, its images, and what its folder keeps of how it was
-    asked for. Without images the run's own are opened."""
+    """A cell ready to be trained: its complete run, its images, and the command that its folder records. Without
+    images, those of the run are opened."""
 
     run: Run
     splits: DataSplits | None = None
@@ -70,37 +70,38 @@ class PreparedCell:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CellJob:
-    """What a grid does with each of its cells. It travels to other processes: plain data that can be pickled. `force`
-    takes up a run of another config; `few_threads` trains a small step with one thread on a CPU; `keep_checkpoints`
-    keeps those of a finished cell."""
+    """What a grid does with each of its cells. It is sent to other processes, so it must be plain data that can be
+    pickled. `force` continues a run of another config; `few_threads` uses a single thread for small steps on a CPU;
+    `keep_checkpoints` keeps the checkpoints of finished cells."""
 
     force: bool = False
     few_threads: bool = False
     keep_checkpoints: bool = False
 
     def prepare(self, cell: Cell) -> PreparedCell:
-        """Raises Unavailable where the cell is to be skipped."""
+        """Prepares a cell for training. Unavailable if it should be skipped."""
         raise NotImplementedError
 
     def read(self, cell: Cell, folder: Path) -> Mapping[str, float]:
-        """The values of a cell whose run is done, from its folder."""
+        """Reads the values of a cell whose run is done from its folder."""
         raise NotImplementedError
 
 
 def read_outcome(cell: Cell, folder: Path) -> CellOutcome | None:
-    """What came of a cell; none where it is not finished."""
+    """Reads the outcome of a cell; None if it is not finished."""
     path = folder / OUTCOME
     if not path.exists():
         return None
     values = read_json(path).get("values")
     if not isinstance(values, Mapping):
-        raise ConfigError(f"{path} is damaged (no values); remove it, and the cell is finished again")
+        raise ConfigError(f"{path} is damaged (no values); remove it and start the grid again")
     return CellOutcome(cell=cell.name, at=cell.at, values={str(name): float(value) for name, value in values.items()})
 
 
 def read_finished(cell: Cell, folder: Path, job: CellJob) -> CellOutcome | None:
-    """What came of a cell; none where it needs more work. A run that is done and whose checkpoints are gone is finished
-    too: version 0.1.0 left the tasks of VTAB like that. One whose checkpoints are there is finished from them."""
+    """Reads the outcome of a cell; None if it needs more work. A run that is done and has no checkpoints left counts as
+    finished too: version 0.1.0 left VTAB's tasks in this state. A run that still has checkpoints is finished from them.
+    """
     found = read_outcome(cell, folder)
     if found is None and is_done(folder) and not list_checkpoints(folder / FOLDER):
         values = job.read(cell, folder)
@@ -109,8 +110,8 @@ def read_finished(cell: Cell, folder: Path, job: CellJob) -> CellOutcome | None:
 
 
 def keep_outcome(cell: Cell, folder: Path, job: CellJob) -> Mapping[str, float]:
-    """Writes what came of a cell whose run is done. Its checkpoints are of no more use then, and a grid of them would
-    fill a disk."""
+    """Writes the outcome of a cell whose run is done, and removes its checkpoints: they are of no further use, and
+    those of a whole grid would fill a disk."""
     values = job.read(cell, folder)
     content = {"cell": cell.name, "at": dict(cell.at), "values": dict(values)}
     write_file(folder / OUTCOME, json.dumps(content, indent=1).encode() + b"\n")
@@ -121,7 +122,7 @@ def keep_outcome(cell: Cell, folder: Path, job: CellJob) -> Mapping[str, float]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GridReport:
-    """How every cell stands, and what came of those that are not waiting any more, in the order of the grid."""
+    """The state of every cell, and the outcomes of those that have ended, in the order of the grid."""
 
     states: dict[str, CellState]
     outcomes: tuple[CellOutcome, ...]
@@ -136,10 +137,10 @@ Present: TypeAlias = Callable[[GridReport], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GridPlan:
-    """A grid. `out` is the folder that one job at a time holds, `cells_in` has a run folder for each cell, `record` is
-    the file that says how every cell stands, together with the `facts` of this kind of grid. `open` looks at what lies
-    in `out` before anything runs, and refuses (ConfigError) what does not belong to this grid. `work` is what each cell
-    costs, in any unit: long ones come first, seed by seed. `go_on` is the command that resumes the grid."""
+    """A grid. `out` is the folder, held by one job at a time; `cells_in` has a run folder for each cell; `record` is
+    the file with the state of every cell and the `facts` about this kind of grid. `open` checks the contents of `out`
+    before anything runs, and raises ConfigError if they do not belong to this grid. `work` is the cost of each cell, in
+    any unit: within a seed, the most expensive cells run first. `go_on` is the command that resumes the grid."""
 
     cells: tuple[Cell, ...]
     out: Path
@@ -156,9 +157,9 @@ class GridPlan:
 
 @dataclass(kw_only=True)
 class Watcher:
-    """Watches a grid: passes on to an observer what is said and how the cells of this process go, and adds nothing of
-    its own. `listen` gives the observer of a cell that is trained in this process; those in other processes only report
-    how far they are."""
+    """Watches a grid: passes messages, and the progress of the cells in this process, on to an observer, and adds
+    nothing of its own. `listen` returns the observer of a cell that is trained in this process; cells in other
+    processes report only their progress."""
 
     observer: Observer = field(default_factory=NullObserver)
 

@@ -1,5 +1,5 @@
-"""The paper's hyper-parameter search (4.1, 4.3): every point of a grid with a dev split held out, then the best one on
-all images."""
+"""The paper's hyper-parameter search (4.1, 4.3): trains every point of a grid with a dev split held out, then the best
+point on all images."""
 
 import functools
 import itertools
@@ -38,7 +38,7 @@ Change = Callable[[Run, Sequence[str]], Run]  # applies settings to a run
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """One setting of the grid and how it did on the dev split by the criterion; one that diverged has no value."""
+    """One point of the grid, and its score on the dev split by the criterion; a point that diverged has no score."""
 
     settings: tuple[str, ...]
     value: float
@@ -59,7 +59,8 @@ class SweepPoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepResult:
-    """The points tried, best first, and the run on all images with the best of them; none where a signal came."""
+    """The points tried, best first, and the run on all images with the best of them; None if a signal interrupted the
+    sweep."""
 
     points: tuple[SweepPoint, ...]
     final: TrainingResult | None
@@ -67,7 +68,7 @@ class SweepResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepJob(CellJob):
-    """Trains a point. What counts is its score on the dev split at its end, or at its best with patience."""
+    """Trains a point. It is judged by its final score on the dev split, or by its best one if the run has patience."""
 
     command: Mapping[str, Any]
 
@@ -86,10 +87,10 @@ class SweepJob(CellJob):
 
 @dataclass(kw_only=True)
 class SweepWatcher(Watcher):
-    """Tells an observer which point is tried, and lets it hear all that the point's run says."""
+    """Tells an observer which point is being tried, and passes on whatever the point's run reports."""
 
     order: tuple[str, ...]
-    spread: bool = False  # over processes, of which nothing is heard but how they end
+    spread: bool = False  # over other processes, which report only how their runs end
 
     def started(self, cell: Cell) -> None:
         at = self.order.index(cell.name) + 1
@@ -104,9 +105,9 @@ class SweepWatcher(Watcher):
 
 
 def list_points(grid: Grid) -> list[tuple[str, ...]]:
-    """Every combination, as settings; a value that is given twice counts once."""
+    """Lists every combination, as settings. A value that is given twice counts once."""
     if not grid or not all(grid.values()):
-        raise ConfigError("an empty grid: give --sweep FIELD=VALUE,VALUE or a recipe that has one")
+        raise ConfigError("the grid is empty; give --sweep FIELD=VALUE,VALUE or a recipe that has a grid")
     pairs = [[f"{field}={value}" for value in values] for field, values in grid.items()]
     return list(dict.fromkeys(itertools.product(*pairs)))
 
@@ -116,7 +117,7 @@ def list_settings(at: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def make_cells(run: Run, grid: Grid, change: Change) -> list[Cell]:
-    """Every point with its run, which has a dev split held out."""
+    """Makes a cell of every point, with a dev split held out."""
     held = replace(run, data=replace(run.data, dev=run.data.dev or DEV, watch="dev", test="none"))
     cells: list[Cell] = []
     for settings in list_points(grid):
@@ -127,8 +128,8 @@ def make_cells(run: Run, grid: Grid, change: Change) -> list[Cell]:
 
 
 def relative_cost(run: Run, grid: Grid, world: World, change: Change = apply_settings) -> float:
-    """How many times as long as the run on all images a search takes, its last run included, by images and their
-    multiply-accumulates; nobody can know what patience will save. Points that cannot work are refused."""
+    """The cost of a search, including its final run, as a multiple of the run on all images: by the number of images
+    and their multiply-accumulates, without what patience may save. ConfigError if a point cannot be trained."""
     open_once = functools.cache(open_splits)  # points that share their data share the images
 
     def count_work(one: Run) -> float:
@@ -154,44 +155,45 @@ def run_sweep(
     change: Change = apply_settings,
     places: Sequence[DeviceSlot] = (),
 ) -> SweepResult:
-    """Tries every point in OUT/sweep, then trains in OUT. The same call again resumes; points that are done stay. A
-    point that diverges is out, and the others are tried. One that fails otherwise is reported behind the others, and
-    nothing is chosen without it. With `places` the points are spread over processes."""
+    """Tries every point in OUT/sweep, then trains the best one in OUT. The same call again resumes and keeps finished
+    points. A point that diverges is ruled out, and the others still run. A point that fails in any other way is
+    reported after the others, and none is chosen until it succeeds. With `places`, the points are spread over
+    processes."""
     observer, command = observer or NullObserver(), command or {}
     if places and world.size > 1:
-        raise ConfigError(f"--jobs is for one process that starts others, and torchrun has started {world.size}")
+        raise ConfigError(f"--jobs starts its own processes, and torchrun has started {world.size}; use one of them")
     if not force:
         check_same_grid(out, grid, world)
     points = make_cells(run, grid, change)
     if not run.objective.labelled and not open_splits(run.data, None).class_names:
-        raise ConfigError(f"a search chooses by a score on held-out images, and {run.data.source} has no labels")
+        raise ConfigError(f"a sweep chooses by the score on held-out images, and {run.data.source} has no labels")
     check_points(points, out=out, world=world, force=force)
     plan = plan_sweep(points, grid, out, command, force=force)
-    with listen_for_signals():  # by all runs in turn: a signal behind the last point is for the run on all images
+    with listen_for_signals():  # shared by all runs: a signal after the last point stops the run on all images
         watcher = SweepWatcher(observer=observer, order=tuple(point.name for point in points), spread=bool(places))
         report = run_grid(plan, places or world, watcher=watcher)
         tried = rank_points(report.outcomes, criterion_of(run))
         if report.stopped:
             return SweepResult(points=tried, final=None)
         best = choose_best(tried, report.outcomes, out)
-        observer.log(f"best on dev: {best.name} with {best.text}; now on all the training images")
+        observer.log(f"best on dev: {best.name} with {best.text}; now training on all images")
         final = with_all_images(change(run, best.settings))
         last = train(final, out=out, world=world, command=command, force=force, observer=observer)
         return SweepResult(points=tried, final=last)
 
 
 def criterion_of(run: RunRequest) -> Criterion:
-    """What points are chosen by: the score of the run's task, or the accuracy where it has none."""
+    """The criterion by which points are chosen: the score of the run's task, or the accuracy if it has no task."""
     return (task_of(run.objective) or CLASSIFICATION).criteria[0]
 
 
 def name_score(criterion: Criterion) -> str:
-    """What the score of a point is called: "dev accuracy"."""
+    """The name of a point's score: "dev accuracy"."""
     return f"dev {criterion.title or criterion.name}"
 
 
 def plan_sweep(points: Sequence[Cell], grid: Grid, out: Path, command: dict[str, Any], *, force: bool) -> GridPlan:
-    """A sweep as a grid of runs. OUT/sweep.json has the grid, and the points tried so far, best first."""
+    """Describes a sweep as a grid of runs. OUT/sweep.json holds the grid and the points tried so far, best first."""
     values = {name: [str(value) for value in values] for name, values in grid.items()}
     criterion = criterion_of(points[0].run)
 
@@ -203,7 +205,8 @@ def plan_sweep(points: Sequence[Cell], grid: Grid, out: Path, command: dict[str,
         return {"grid": values, "points": len(points), "tried": rows}
 
     def write_command(tell: Callable[[str], None]) -> None:
-        """What resuming needs to know; the last run writes its own over it. A full disk does not end the search."""
+        """Writes what resuming needs, until the final run replaces it with its own. A full disk does not end the
+        search."""
         try:
             write_json(out / COMMAND, command)
         except OSError as error:
@@ -223,9 +226,9 @@ def plan_sweep(points: Sequence[Cell], grid: Grid, out: Path, command: dict[str,
 
 
 def check_points(points: Sequence[Cell], *, out: Path, world: World, force: bool) -> None:
-    """Refuses, before anything is trained, points that cannot work and points that were trained as another run. With
-    `force` the latter are taken up again, and so are those that are evaluated otherwise now. Of folders, what the first
-    process finds counts."""
+    """Raises ConfigError, before anything is trained, if a point cannot work, or if its folder holds another run. With
+    `force`, such a run is continued. If a point is now evaluated differently, its outcome is removed and measured
+    again. The main process reads the folders for all."""
     open_once = functools.cache(open_splits)  # points that share their data share the images
     splits = {point.name: open_once(point.run.data, task_of(point.run.objective)) for point in points}
     runs = {point.name: resolve(configure(point.run), splits[point.name], world) for point in points}
@@ -237,12 +240,11 @@ def check_points(points: Sequence[Cell], *, out: Path, world: World, force: bool
                 free = free_fields(folder)
                 compare_config(folder, config, free=free, force=force)
                 if compare_config(folder, config, free=free - {"evaluation"}, force=True):
-                    (folder / OUTCOME).unlink(missing_ok=True)  # other looks at the dev split, another score
+                    (folder / OUTCOME).unlink(missing_ok=True)  # measured again on the dev split
 
 
 def rank_points(outcomes: Sequence[CellOutcome], criterion: Criterion) -> tuple[SweepPoint, ...]:
-    """The points that count, those that are done and those that diverged, best first; among equals the one that was
-    tried first."""
+    """The points that finished or diverged, best first; of equal points, the one that was tried first."""
     name = name_score(criterion)
     counted = (one for one in outcomes if one.diverged or not one.fault)
     points = (SweepPoint(list_settings(one.at), one.values.get(name, math.nan), criterion) for one in counted)
@@ -251,7 +253,8 @@ def rank_points(outcomes: Sequence[CellOutcome], criterion: Criterion) -> tuple[
 
 
 def choose_best(tried: Sequence[SweepPoint], outcomes: Sequence[CellOutcome], out: Path) -> SweepPoint:
-    """The best point; an error where one failed, which might have been it, or where all diverged."""
+    """The best point. TrainingError if a point failed, since it might have been the best; Diverged if all points
+    diverged."""
     failed = [one for one in outcomes if one.fault and not one.diverged]
     if failed:
         reason = f"{len(failed)} of {len(outcomes)} points of the sweep failed, first {failed[0].cell}"
@@ -262,14 +265,14 @@ def choose_best(tried: Sequence[SweepPoint], outcomes: Sequence[CellOutcome], ou
 
 
 def with_all_images(run: Run) -> Run:
-    """The run with nothing held out. Where nothing is left to choose by, it cannot stop early either."""
+    """The run with nothing held out. If that leaves no split to choose by, it cannot stop early either."""
     run = replace(run, data=hold_out_nothing(run.data))
     chooses = open_splits(run.data, task_of(run.objective)).can_select_best
     return run if chooses else replace(run, evaluation=replace(run.evaluation, patience=0))
 
 
 def is_finished(run: Run, grid: Grid, *, out: Path, world: World, change: Change = apply_settings) -> bool:
-    """Whether this very search is done in a folder. One of another grid or another run is refused."""
+    """Whether a folder holds this search, finished. ConfigError if it holds another grid or another run."""
     check_same_grid(out, grid, world)
     if not is_done(out) or not (out / SWEEP).exists():
         return False
@@ -279,18 +282,18 @@ def is_finished(run: Run, grid: Grid, *, out: Path, world: World, change: Change
 
 
 def check_same_grid(out: Path, grid: Grid, world: World) -> None:
-    """Refuses a folder that holds another search, or a run that is none. What the first process finds counts."""
+    """Raises ConfigError if the folder holds another search, or a plain run. The main process reads it for all."""
     with raise_everywhere(world):
         refused = ""
         if world.is_main and (out / SWEEP).exists():
             found = diff_plain(sort_values(read_json(out / SWEEP)["grid"]), sort_values(grid))
             refused = f"{out} holds a sweep of another grid ({'; '.join(found)})" if found else ""
         elif world.is_main and (out / CONFIG).exists():
-            refused = f"{out} holds a run and no sweep"
+            refused = f"{out} holds a run that is not a sweep"
         if refused:
             raise ConfigError(f"{refused}; add --force to continue with the new one, or give another --out")
 
 
 def sort_values(grid: Grid) -> dict[str, list[str]]:
-    """A grid as plain data, whatever the order of its values."""
+    """A grid as plain data, with its values in a fixed order."""
     return {field: sorted(str(value) for value in values) for field, values in grid.items()}

@@ -1,8 +1,8 @@
 """Trains the cells of a grid, in this process or in a pool of processes that take one cell after another.
 
-A process that lives on between cells pays once for torch and for the device. Nothing of a cell may reach the next:
-compiled code is dropped (after a few networks torch would silently stop compiling), and the memory of the device is
-released. A process that dies fails its cell, and another one replaces it.
+A process that is reused for several cells loads torch and sets up the device only once. No state may leak from one cell
+into the next: compiled code is dropped (after a few networks, torch would silently stop compiling), and device memory
+is released. If a process dies, its cell fails, and another process replaces it.
 """
 
 import contextlib
@@ -32,20 +32,20 @@ from vitrail.train.grid.plan import Cell, CellJob, CellOutcome, Unavailable, kee
 from vitrail.train.loop import train
 from vitrail.train.observer import STEP, NullObserver, Observer, get_advance, listen_for_signals
 
-FAULT: Final = "fault.txt"  # of a cell that failed by no mistake that we know: where in the code
-TELL_S: Final = 0.5  # between two signs of progress
+FAULT: Final = "fault.txt"  # traceback of a cell that failed with an unexpected error
+TELL_S: Final = 0.5  # between two progress messages
 SMALL_STEP: Final = 1e10  # FLOPs
-POLL_S: Final = 1.0  # a process that is killed is missed after this, even where its children hold its pipe open
-LEAVE_S: Final = 30.0  # a process that has nothing to do may take to leave
+POLL_S: Final = 1.0  # a killed process is noticed after this, even if its children hold its pipe open
+LEAVE_S: Final = 30.0  # that an idle process may take to exit
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 CAN_BLOCK: Final = hasattr(signal, "pthread_sigmask")  # not on Windows
 
-Message: TypeAlias = tuple[str, float] | CellOutcome  # a cell and the share of its steps that is done, or its end
+Message: TypeAlias = tuple[str, float] | CellOutcome  # a cell and the share of its steps that are done, or its outcome
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceSlot:
-    """Where a process works: its device, and how many share the device and the machine."""
+    """Where a process runs: its device, and how many processes share the device and the machine."""
 
     device: str
     on_device: int = 1
@@ -53,7 +53,7 @@ class DeviceSlot:
 
 
 class CellObserver:
-    """Reports how far a cell is, a share of its steps, and passes everything on to another observer."""
+    """Reports the progress of a cell, as a share of its steps, and passes everything on to another observer."""
 
     def __init__(self, cell: str, report: Callable[[str, float], None], observer: Observer) -> None:
         self.cell, self.report = cell, report
@@ -66,9 +66,9 @@ class CellObserver:
 
 
 def run_cell(cell: Cell, folder: Path, job: CellJob, world: World, observer: Observer) -> CellOutcome:
-    """Trains a cell to its end, or resumes it, and leaves nothing of it to the next. An error is described and does not
-    affect other cells. In a world of several processes this holds for what all of them meet alike; any other error ends
-    the grid."""
+    """Trains a cell to its end, or resumes it, and leaves no state behind for the next. An error is described in the
+    outcome and does not affect other cells. In a world of several processes this holds for errors that all of them
+    raise; any other error ends the grid."""
     prepared, failed, threads = None, None, torch.get_num_threads()
     try:
         prepared = job.prepare(cell)
@@ -81,7 +81,7 @@ def run_cell(cell: Cell, folder: Path, job: CellJob, world: World, observer: Obs
     is_small = training_flops(run.macs_per_image, run.batch) < SMALL_STEP
     try:
         if job.few_threads and is_small and world.device.type == "cpu":
-            torch.set_num_threads(1)  # several wait for each other longer than they compute
+            torch.set_num_threads(1)  # for a small step, threads cost more in synchronisation than they save
         result = train(run, out=folder, world=world, command=command, force=job.force, observer=observer, splits=splits)
         if result.state != "done":
             return CellOutcome(cell=cell.name, at=cell.at, stopped=True)
@@ -89,7 +89,7 @@ def run_cell(cell: Cell, folder: Path, job: CellJob, world: World, observer: Obs
         return CellOutcome(cell=cell.name, at=cell.at, values=values)
     except Exception as error:
         if world.size > 1 and not isinstance(error, Diverged):
-            raise  # the others wait in this cell, and would never meet this process in the next
+            raise  # the other processes wait in this cell and would never reach the next one
         return describe_failure(cell, folder, error, world)
     finally:
         torch.set_num_threads(threads)
@@ -97,7 +97,7 @@ def run_cell(cell: Cell, folder: Path, job: CellJob, world: World, observer: Obs
 
 
 def describe_failure(cell: Cell, folder: Path, error: Exception, world: World) -> CellOutcome:
-    """An error that is not the user's mistake leaves its traceback in the cell's folder."""
+    """Describes an error. If it is not the user's mistake, its traceback is written to the cell's folder."""
     if isinstance(error, Unavailable):
         return CellOutcome(cell=cell.name, at=cell.at, fault=str(error), missing=True)
     if not isinstance(error, VitrailError) and world.is_main:
@@ -113,7 +113,7 @@ def describe_failure(cell: Cell, folder: Path, error: Exception, world: World) -
 
 
 def release_memory(device: torch.device) -> None:
-    if "torch._dynamo" in sys.modules:  # where nothing was compiled there is nothing to forget, and much to import
+    if "torch._dynamo" in sys.modules:  # if nothing was compiled, nothing needs resetting, and the import is slow
         torch.compiler.reset()
     gc.collect()
     if device.type == "cuda":
@@ -122,15 +122,15 @@ def release_memory(device: torch.device) -> None:
 
 
 def run_tasks(pipe: "Connection[Any, Any]", place: DeviceSlot) -> None:
-    """The life of a process: takes cells until there is none, or until a signal comes. It is started with signals held
-    back, so that one which comes too early waits for this."""
+    """The main function of a process: runs cells until there are none left, or until a signal arrives. The process is
+    started with signals blocked, so that one that arrives too early waits for the handler."""
     last = 0.0
 
     def report(cell: str, share: float) -> None:
         nonlocal last
         if time.monotonic() - last > TELL_S:
             last = time.monotonic()
-            with contextlib.suppress(BrokenPipeError):  # the parent is gone: the cell ends after its step
+            with contextlib.suppress(BrokenPipeError):  # the parent is gone: the cell stops after its step
                 pipe.send((cell, share))
 
     try:
@@ -140,23 +140,23 @@ def run_tasks(pipe: "Connection[Any, Any]", place: DeviceSlot) -> None:
             threading.Thread(target=stop_with_parent, daemon=True).start()
             device = torch.device(place.device)
             cores = available_cores() // place.on_machine
-            torch.set_num_threads(max(min(cores, torch.get_num_threads()), 1))  # OMP_NUM_THREADS holds
+            torch.set_num_threads(max(min(cores, torch.get_num_threads()), 1))  # OMP_NUM_THREADS is respected
             if device.type == "cuda":
                 torch.cuda.set_device(device)
-                # A process that takes more than its share runs out of memory itself, and takes smaller micro-batches.
+                # A process that exceeds its share runs out of memory itself, and retries with smaller micro-batches.
                 torch.cuda.set_per_process_memory_fraction(1 / place.on_device, device)
             world = World(device=device, local_size=place.on_machine)
             while not stop:
                 cell, folder, job = pipe.recv()
                 pipe.send(run_cell(cell, folder, job, world, CellObserver(cell.name, report, NullObserver())))
-    except (EOFError, BrokenPipeError, ConnectionResetError):  # nothing left to do, or nobody who asks
+    except (EOFError, BrokenPipeError, ConnectionResetError):  # nothing left to do, or the parent is gone
         return
     except KeyboardInterrupt:
-        os._exit(130)  # at once, without waiting for a checkpoint that is being written: it is whole or not there
+        os._exit(130)  # at once, without waiting for a checkpoint in progress: it will be complete or absent
 
 
 def stop_with_parent() -> None:
-    """Where the grid is killed and its processes are not, they save and end, too: the next start needs their cells."""
+    """If the grid is killed and its processes are not, they save and exit too: the next start needs their cells."""
     parent = parent_process()
     assert parent is not None
     parent.join()
@@ -164,8 +164,8 @@ def stop_with_parent() -> None:
 
 
 class GridWorker:
-    """A process, the pipe to it, and the cell that it is busy with. Signals wait while the process is started: it
-    inherits that, and listens once it can answer them."""
+    """A process, the pipe to it, and the cell that it is running. Signals are blocked while the process starts: it
+    inherits the mask, and unblocks them once it can handle them."""
 
     def __init__(self, place: DeviceSlot) -> None:
         self.place = place
@@ -174,7 +174,7 @@ class GridWorker:
         self.pipe, theirs = cast("tuple[Connection[Any, Any], Connection[Any, Any]]", context.Pipe())
         self.process: SpawnProcess = context.Process(target=run_tasks, args=(theirs, place), name="vitrail-grid")
         if CAN_BLOCK:
-            resource_tracker.ensure_running()  # it would let them through when it is started on the way
+            resource_tracker.ensure_running()  # starting it later would unblock them
             signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             self.process.start()
@@ -185,7 +185,7 @@ class GridWorker:
 
 
 class WorkerPool:
-    """As many processes as there are places, started when there is something for them to do."""
+    """A pool of one process per slot, each started when there is a cell for it."""
 
     def __init__(self, places: Sequence[DeviceSlot]) -> None:
         self.free: list[DeviceSlot] = list(places)
@@ -196,7 +196,7 @@ class WorkerPool:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Without an error every process is idle, and leaves when its pipe is closed; else it is ended."""
+        """Closes the pipes. Without an error, every process is idle and exits by itself; otherwise it is terminated."""
         for worker in self.workers:
             worker.pipe.close()
             if kind is not None:
@@ -213,11 +213,11 @@ class WorkerPool:
 
     @property
     def idle(self) -> bool:
-        """Whether somebody could take a cell."""
+        """Whether a process is free to run a cell."""
         return bool(self.free) or any(not worker.cell for worker in self.workers)
 
     def give(self, cell: Cell, folder: Path, job: CellJob) -> None:
-        """To one that is idle, or to a new one."""
+        """Gives a cell to an idle process, or to a new one."""
         idle = [worker for worker in self.workers if not worker.cell]
         worker = next((worker for worker in idle if worker.process.is_alive()), None)
         if worker is None:
@@ -226,14 +226,14 @@ class WorkerPool:
             worker = GridWorker(self.free.pop(0))
             self.workers.append(worker)
         worker.cell = cell
-        with contextlib.suppress(BrokenPipeError):  # it died; `messages` tells
+        with contextlib.suppress(BrokenPipeError):  # it died, which `messages` reports
             worker.pipe.send((cell, folder, job))
 
     def messages(self) -> Iterator[Message]:
         """The messages of the processes, or how they ended; empty after POLL_S without messages."""
         wait([worker.pipe for worker in self.workers], POLL_S)
         for worker in list(self.workers):
-            alive = worker.process.is_alive()  # asked first: what it said before it died is in the pipe then
+            alive = worker.process.is_alive()  # checked first: its last messages are in the pipe by then
             try:
                 while worker.pipe.poll():
                     message: Message = worker.pipe.recv()
@@ -249,19 +249,19 @@ class WorkerPool:
                 yield CellOutcome(cell=cell.name, at=cell.at, fault=fault, stopped=self.stopping)
 
     def remove_dead_worker(self, worker: GridWorker) -> str:
-        """Gives the place of a process that died to another, and says how it ended."""
+        """Removes a process that died, which frees its slot, and says how it ended."""
         self.workers.remove(worker)
         worker.pipe.close()
         self.free.append(worker.place)
         worker.process.join()
         code = worker.process.exitcode or 0
         if code >= 0:
-            return f"its process ended with status {code}; what it said is above"
+            return f"its process ended with status {code}; its output is above"
         name = signal.Signals(-code).name
         return f"its process was ended by {name}{'; out of memory? try fewer --jobs' if name == 'SIGKILL' else ''}"
 
     def stop(self) -> None:
-        """Once: every process ends its cell behind its step, and saves it."""
+        """Makes every process save its cell after the current step and stop. Only the first call has an effect."""
         for worker in () if self.stopping else self.workers:
             if worker.process.pid is not None and worker.process.is_alive():
                 with contextlib.suppress(ProcessLookupError):

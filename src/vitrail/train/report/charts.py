@@ -14,10 +14,10 @@ from vitrail.train.run_folder import metric_rows
 from vitrail.train.run_folder.metric_rows import LOSS, TALLIES, Row, column, last, number, of_kind, title_of
 
 HEIGHT: Final = 132  # of a small chart
-NOISY: Final = 60  # from this many rows on, curves are smooth_values
+NOISY: Final = 60  # from this many rows on, curves are smoothed
 FEW: Final = 3.0  # directions
 ALIKE, SAME = 0.99, 0.9999  # cosine between two images
-NARROW: Final = 0.1  # spread of the features; 1 if they point everywhere
+NARROW: Final = 0.1  # spread of the features; 1 if they are isotropic
 SURE: Final = 0.01  # entropy, as a share of the maximum, from either end
 AGREED: Final = 0.01  # nats by which a student still differs from its teacher
 COLOURS: Final[tuple[Colour, ...]] = ("leaf", "amber", "violet", "sky", "ruby", "cobalt")
@@ -105,7 +105,7 @@ def scored_series(rows: Sequence[Row], name: str) -> list[Series]:
 
 
 def baseline_series(rows: Sequence[Row]) -> list[Series]:
-    """A horizontal line, as far as the run has come."""
+    """The baseline as a horizontal line, up to the current step."""
     closed, last_step = metric_rows.scores(rows, "baseline"), float(max(row["step"] for row in rows))
     if not closed or not last_step:
         return []
@@ -195,8 +195,8 @@ def describe_collapse(rows: Sequence[Row], config: Mapping[str, Any]) -> list[st
 
 
 def describe_common_part(rows: Sequence[Row]) -> str:
-    """A sentence on features that are mostly the same in all images while the rest has its directions: not a collapse,
-    but a cosine sees little of it."""
+    """A sentence for features with a large part common to all images but a remainder of high rank: they have not
+    collapsed, but their cosines hardly show it."""
     row = newest_feature_row(rows)
     alike = None if row is None else number(row.get("similarity"))
     if row is None or alike is None or alike <= ALIKE:

@@ -272,7 +272,7 @@ def describe_interval(accuracy: float, count: int) -> str:
 
 
 def tally_note(train: Sequence[Row], criteria: Sequence[Criterion]) -> str:
-    """The training accuracy, or what the objective reports instead, smooth_values like the loss."""
+    """The training accuracy, or what the objective reports instead, smoothed like the loss."""
     known = metric_rows.known_measures()
     for tally in (*criteria, *(known[name] for name in ("accuracy", "hits", "agreement"))):
         values = smooth_values(column(train, tally.name)[1], RECENT // 5)

@@ -103,7 +103,7 @@ def _describe_step(status: dict[str, Any], rows: list[Row]) -> str:
 
 
 def _describe_row(row: Row) -> str:
-    """The first numbers of a row, by the names that people know; one that is of no object is left out."""
+    """The first numbers of a row, by their display names; missing numbers are left out."""
     titles = metric_rows.known_titles()
     numbers = [
         f"{titles.get(name, name)} {f'{value:.4g}' if isinstance(value, float) and math.isfinite(value) else value}"

@@ -49,7 +49,7 @@ State: TypeAlias = Literal["preparing", "running", "interrupted", "diverged", "f
 
 
 def read_command(folder: Path) -> dict[str, Any]:
-    """The command that started the run in a folder. ConfigError without a run."""
+    """The command that started the run in a folder. ConfigError if the folder holds no run."""
     if not (folder / COMMAND).is_file():
         what = "holds no run" if folder.is_dir() else "does not exist"
         raise ConfigError(f"{folder} {what}: there is no {COMMAND}; give the folder of a run")
@@ -67,7 +67,7 @@ def read_status(folder: Path) -> dict[str, Any]:
         status = read_json(folder / STATUS)
     except ConfigError:
         return {}
-    if status.get("state") == "exploded":  # what earlier versions wrote
+    if status.get("state") == "exploded":  # as earlier versions wrote
         status["state"] = "diverged"
     return status
 
@@ -92,14 +92,14 @@ def write_json(path: Path, content: Any) -> None:
 
 
 class FailureNotes:
-    """Tells of a failure to write when it begins, and not again while it lasts."""
+    """Reports a failure to write when it begins, and not again while it lasts."""
 
     def __init__(self, tell: Tell) -> None:
         self.tell, self.failing = tell, set[str]()
 
     @contextlib.contextmanager
     def note_once(self, problem: str, consequence: str) -> Generator[None]:
-        """An OSError inside does not stop the run."""
+        """Reports an OSError inside, once, instead of letting it stop the run."""
         try:
             yield
             self.failing.discard(problem)
@@ -110,13 +110,13 @@ class FailureNotes:
 
 
 class DiskReserve:
-    """A little disk space, held back so that a run can still report that the disk is full."""
+    """A little disk space, reserved so that a run can still report that the disk is full."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def hold(self) -> None:
-        """Takes the space, if there is some."""
+        """Reserves the space, if there is any."""
         with contextlib.suppress(OSError):
             if not self.path.exists():
                 self.path.write_bytes(bytes(RESERVED_BYTES))
@@ -126,7 +126,7 @@ class DiskReserve:
             self.path.unlink()
 
     def use_for(self, write: Callable[[], None]) -> None:
-        """Writes a message; if the disk is full, with the space that was held back."""
+        """Writes a message, in the reserved space if the disk is full."""
         try:
             write()
         except OSError:
@@ -146,7 +146,7 @@ class AppendLog:
         self._lock = threading.Lock()
 
     def append(self, entry: bytes) -> None:
-        """Appends an entry. When this returns the system has it, or it waits for disk space."""
+        """Appends an entry. On return it has been passed to the operating system, or it waits for disk space."""
         with self._lock:
             self._waiting.append(entry)
             write = partial(self._write, b"".join(self._waiting))
@@ -175,7 +175,7 @@ class AppendLog:
             file.truncate(content.rfind(b"\n") + 1)
 
     def _write(self, content: bytes) -> None:
-        """All or nothing: half an entry would spoil the next one."""
+        """Writes all or nothing: half an entry would corrupt the next one."""
         if self._file is None:
             self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
         size = os.fstat(self._file.fileno()).st_size
@@ -207,7 +207,7 @@ def to_json_value(value: Any) -> Any:
 
 
 def parse_rows(path: Path) -> list[dict[str, Any] | None]:
-    """The lines of such a file, None for one that is not a row; a last one cut by a crash does not count."""
+    """Parses a file of rows, with None for a line that is not a row. A last line that a crash cut off is ignored."""
     content = path.read_bytes() if path.exists() else b""
     rows: list[dict[str, Any] | None] = []
     for line in filter(bytes.strip, content.splitlines()):

@@ -1,1 +1,1 @@
-"""Hugging Face folders: `config.json` with tensors, a row of data for each family."""
+"""Hugging Face folders: `config.json` with tensors, described by one row of data for each family."""

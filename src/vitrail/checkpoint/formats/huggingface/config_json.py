@@ -1,4 +1,4 @@
-"""A Hugging Face `config.json`, read with the types that its values must have and written back from fields of ours."""
+"""Reads a Hugging Face `config.json`, with checked types, and writes one from our fields."""
 
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias, cast
@@ -9,13 +9,13 @@ from vitrail.core.text import Pair, pair
 from vitrail.models.vit_config import ViTConfig
 
 NAME: Final = "huggingface"
-# What it calls an activation: what we call it.
+# Their name of an activation: ours.
 ACTIVATIONS: Final = {
     "gelu": "erf", "gelu_python": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu_fast": "tanh",
     "quick_gelu": "quick",
 }  # fmt: skip
 WRITTEN: Final = {"erf": "gelu", "tanh": "gelu_pytorch_tanh", "quick": "quick_gelu"}
-# Fields of ours: the key that states each, and the value that transformers takes where it is absent.
+# Our fields: the key that states each, and transformers' default.
 Keys: TypeAlias = Mapping[str, tuple[str, Any]]
 
 
@@ -33,9 +33,9 @@ class ConfigReader:
         return MismatchedWeights(f"{self.shapes.path}: {cause}")
 
     def fields(self, keys: Keys) -> dict[str, Any]:
-        """What the keys say, each read as the type of the value that stands for it where it is absent."""
+        """The fields that the keys state, each read as the type of its default."""
         found = {field: self._field(field, *known) for field, known in keys.items()}
-        if "image" in found:  # pixels beyond the last patch are seen by none
+        if "image" in found:  # pixels beyond the last patch are not used
             cut = tuple(side - side % max(patch, 1) for side, patch in zip(found["image"], found["patch"], strict=True))
             found["image"] = self.shapes.image or (cut if min(cut) else found["image"])
         return found
@@ -91,7 +91,7 @@ class ConfigReader:
         return ACTIVATIONS[value]
 
     def require(self, name: str, *allowed: object, default: object = None) -> None:
-        """Refuses a value that no field of ours stands for."""
+        """Raises an error for a value that none of our fields can represent."""
         if (value := self.values.get(name, allowed[0] if default is None else default)) not in allowed:
             listed = " or ".join(repr(one) for one in allowed)
             raise self.refuse(f"config.json says {name}={value!r}; vitrail's network has {listed}")

@@ -1,8 +1,8 @@
 """Hugging Face folders: `config.json`, `model.safetensors` or `pytorch_model.bin`, and `preprocessor_config.json`.
 
-Here are ViT and BiT and what all folders share: class names and how images are prepared. The other families are rows
-of the modules next to this one; grammar.py says what the columns are. `ViTModel` folders, whose tensors stand without
-the `vit.` in front, may carry a pooler: a hidden tanh layer without a classifier.
+This module has ViT, BiT, and what all folders share: class names and preprocessing. The other families are rows in the
+modules next to this one; grammar.py defines the columns. `ViTModel` folders, whose tensor names lack the `vit.` prefix,
+may have a pooler: a hidden tanh layer without a classifier.
 """
 
 import importlib
@@ -31,14 +31,14 @@ __all__ = ["FIVE", "FORMATS", "MULTI_LABEL", "NAME", "build_preprocessor", "buil
 
 
 def _collect_families() -> Iterator[grammar.Family]:
-    """In the order in which they are tried for a network that is exported; ViT, the plainest, comes last."""
+    """All families, in the order in which they are tried for export; ViT, the plainest, comes last."""
     for module in pkgutil.iter_modules(huggingface.__path__):
         if module.name != "folder":
             yield from getattr(importlib.import_module(f"{huggingface.__name__}.{module.name}"), "FAMILIES", ())
 
 
 FAMILIES: Final = tuple(_collect_families())
-MULTI_LABEL = "multi_label_classification"  # what its config.json calls a problem of several labels
+MULTI_LABEL = "multi_label_classification"  # the name in config.json for several labels per image
 PATCHES = re.compile(r"(^|\.)(embeddings\.(patch_embed|projection)|embedder\.convolution|vision_encoder\.patch_embed)")
 
 
@@ -58,7 +58,7 @@ def modernise(tensors: Tensors, settings: Settings) -> Tensors:
 
 
 def infer(shapes: TensorShapes) -> ModelConfig:
-    """The config that the folder's `config.json` states; tensors are held against it afterwards."""
+    """The config that the folder's `config.json` states; the tensors are checked against it afterwards."""
     if shapes.settings is None:
         raise MismatchedWeights(f"{shapes.path}: Hugging Face tensors without their config.json; give the folder")
     if shapes.settings.get("model_type") == "bit":
@@ -106,7 +106,7 @@ def _bit_table(c: ResNetConfig) -> list[KeyEntry]:
 def build_settings(
     network: dict[str, Any], c: ModelConfig, class_names: tuple[str, ...] | None, dtype: str, multi_label: bool = False
 ) -> dict[str, Any]:
-    """The folder's `config.json`, around what it says of the network."""
+    """Builds the folder's `config.json` around its description of the network."""
     names = class_names or [f"LABEL_{i}" for i in range(c.classes)]
     numbers = {"id2label": {str(i): n for i, n in enumerate(names)}, "label2id": {n: i for i, n in enumerate(names)}}
     problem = {"problem_type": MULTI_LABEL} if multi_label else {}
@@ -125,7 +125,7 @@ def network_settings(config: ModelConfig) -> dict[str, Any]:
 
 
 def read_labels(settings: dict[str, Any], classes: int) -> tuple[str, ...] | None:
-    """Class names, unless they are the LABEL_0, LABEL_1, ... that stand for none."""
+    """Class names; None for the placeholders LABEL_0, LABEL_1, ...."""
     names: Any = settings.get("id2label")
     if not isinstance(names, dict) or not classes or len(cast(dict[str, Any], names)) != classes:
         return None
@@ -134,13 +134,13 @@ def read_labels(settings: dict[str, Any], classes: int) -> tuple[str, ...] | Non
 
 
 RESAMPLE: Final = {"bilinear": 2, "bicubic": 3}  # Pillow's numbers
-BOX: Final = 4  # the nearest of them to "area", which it is not
+BOX: Final = 4  # the nearest filter to "area", but not the same
 SHORTEST: Final = ("CLIP", "Bit")  # processors whose size, given as one number, is that of the shorter side
 
 
 def build_preprocessor(p: Preprocessing, network: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The folder's `preprocessor_config.json`; a centre crop needs BiT's image processor, and EoMT's alone has borders
-    where ours are."""
+    """Builds the folder's `preprocessor_config.json`. A centre crop needs BiT's image processor; only EoMT's puts
+    borders where ours are."""
     common: dict[str, Any] = {
         **dict.fromkeys(("do_resize", "do_rescale", "do_normalize"), True), "rescale_factor": 1 / 255,
         "resample": RESAMPLE.get(p.interpolation, BOX), "image_mean": list(p.mean), "image_std": list(p.std),
@@ -163,8 +163,8 @@ def build_preprocessor(p: Preprocessing, network: dict[str, Any] | None = None) 
 
 
 def read_preprocessor(values: dict[str, Any], image: Pair, step: Pair = (1, 1)) -> Preprocessing | None:
-    """What a `preprocessor_config.json` says, where it says what we can do; None otherwise. ConfigError where it asks
-    for something absurd. An image is cut off to multiples of `step`: pixels beyond the last patch are seen by none."""
+    """Reads a `preprocessor_config.json`; None if it describes something that vitrail does not support. ConfigError for
+    absurd values. The size is rounded down to multiples of `step`, since pixels beyond the last patch are not used."""
     names = {number: name for name, number in RESAMPLE.items()}
     kind, fit = str(values.get("image_processor_type") or values.get("feature_extractor_type") or ""), "squash"
     try:
@@ -175,7 +175,7 @@ def read_preprocessor(values: dict[str, Any], image: Pair, step: Pair = (1, 1)) 
         size, crop = values["size"], values.get("crop_size") if values.get("do_center_crop") else None
         size = _read_box(size, shortest=kind.startswith(SHORTEST))
         box = size if crop is None else _read_box(crop)
-        if crop is not None and "height" in size:  # squashed, and then cropped
+        if crop is not None and "height" in size:  # squashed, then cropped
             return None
         said: dict[str, Any] = {
             "image": (box["height"], box["width"]) if "height" in box else image,
@@ -196,7 +196,7 @@ def read_preprocessor(values: dict[str, Any], image: Pair, step: Pair = (1, 1)) 
 
 
 def _read_box(size: Any, *, shortest: bool = False) -> dict[str, Any]:
-    """A size as its keys; one number is both sides, or the shorter of them."""
+    """A size as a dictionary; a single number is both sides, or the shorter one."""
     if not isinstance(size, int | float):
         return dict(size)
     return {"shortest_edge": size} if shortest else {"height": size, "width": size}

@@ -1,8 +1,9 @@
-"""How a Hugging Face `model_type` is read and written: one frozen row, and the functions that work on any row.
+"""Describes how a Hugging Face `model_type` is read and written, as a frozen row, and the functions that work on any
+row.
 
-A row ties our tensors to theirs by name, our fields to the keys of config.json, and says which class of transformers
-reads which head. Files are written with the names of transformers 4, which 5 reads too; the names of 5, in which some
-files are, go through `renames` first.
+A row maps our tensors to theirs by name, and our fields to the keys of config.json, and says which class of
+transformers reads which head. Files are written with the names of transformers 4, which transformers 5 also reads;
+files with the names of 5 go through `renames` first.
 """
 
 import re
@@ -27,7 +28,7 @@ from vitrail.models.vit_config import Numerics, ViTConfig, vit_config
 
 @dataclass(frozen=True, slots=True)
 class Reshaped:
-    """A tensor of ours that has another shape there."""
+    """A tensor of ours that has another shape in their files."""
 
     name: str
     to_theirs: Callable[[Tensor], Tensor]
@@ -36,23 +37,23 @@ class Reshaped:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A tensor of ours that is several there, or one next to others that say nothing of the network's numbers."""
+    """A tensor of ours that is several tensors in their files, or one next to others that hold no weights."""
 
     names: tuple[str, ...]
     to_theirs: Callable[[Tensor], tuple[Tensor, ...]]
     to_ours: Callable[[tuple[Tensor, ...]], Tensor]
 
 
-# Where a tensor or layer of ours is: under one name, in equal parts under several, or in another shape. The number of
-# a block is {} on both sides.
+# Where our tensor or layer is stored: under one name, in equal parts under several, or in another shape. {} is the
+# number of a block on both sides.
 Place: TypeAlias = str | tuple[str, ...] | Reshaped | Joined
 Names: TypeAlias = Mapping[str, Place]
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The class of transformers that has such a head, and the pools that it has. Where there is no head, pooling is the
-    reader's: the first pool is what reading assumes."""
+    """The class of transformers with such a head, and the pools that it supports. Without a head, pooling is up to the
+    caller, and reading assumes the first pool."""
 
     architecture: str
     pools: tuple[str, ...]
@@ -62,17 +63,17 @@ class Head:
 class Family:
     """One model_type.
 
-    `names` and `outer` are tensors within the base model, whose names begin with `prefix`, and behind it. `keys` are
-    fields that config.json states, `constants` those that all networks of the family share, and `free` those that
-    `read` and `write` deal with. All other fields are the paper's, or the family cannot hold the network.
+    `names` are the tensors of the base model, whose names begin with `prefix`, and `outer` those after it. `keys` are
+    the fields that config.json states, `constants` those that all networks of the family share, and `free` those that
+    `read` and `write` handle. All other fields must have the paper's values, or the family cannot hold the network.
     """
 
     model_type: str
     config: type[ViTConfig] = ViTConfig  # of its networks
     whole: str = ""  # the model_type of image and text towers together, whose config.json has a vision_config
     prefix: str = ""
-    bare: bool = False  # whether the base model alone goes without the prefix
-    prefixes: tuple[str, ...] = ()  # others that files may have in its place
+    bare: bool = False  # whether the base model alone is stored without the prefix
+    prefixes: tuple[str, ...] = ()  # alternatives that files may have
     layer: str = "encoder.layer.{}.layernorm_before"  # a layer that each block has
     names: Callable[[ViTConfig], Names]
     outer: Names
@@ -81,19 +82,19 @@ class Family:
     constants: Mapping[str, Any]
     free: tuple[str, ...] = ()
     renames: tuple[tuple[str, str], ...] = ()  # from names of other versions, as regular expressions
-    drop: tuple[str, ...] = ()  # tensors that are not of the image's network, as regular expressions
+    drop: tuple[str, ...] = ()  # tensors outside the image network, as regular expressions
     read: Callable[[ConfigReader, dict[str, Any]], dict[str, Any]]
     write: Callable[[ViTConfig], dict[str, Any]] = lambda c: {}
-    check: Callable[[ViTConfig], Iterable[str]] = lambda c: ()  # fields whose values do not go together there
+    check: Callable[[ViTConfig], Iterable[str]] = lambda c: ()  # fields whose values are incompatible in the family
     unpack: Callable[[Tensors, dict[str, Any]], Tensors] = lambda tensors, values: tensors  # theirs, before reading
     pack: Callable[[Tensors, ViTConfig], Tensors] = lambda tensors, c: tensors  # theirs, before writing
     square: bool = True  # whether images, and patches, must be
     written: bool = True  # whether networks are exported as this family
-    pooled: Callable[[ViTConfig], bool] = lambda c: False  # whether its `pooler_output` is what our network gives
+    pooled: Callable[[ViTConfig], bool] = lambda c: False  # whether its `pooler_output` is our network's output
     preprocessing: Callable[[ModelConfig], Preprocessing] = half_squash
 
 
-RESAMPLE: Final = "position_resample"  # a key of ours in config.json, where a network has not the family's own way
+RESAMPLE: Final = "position_resample"  # our own key in config.json, for networks that differ from the family
 # Fields that only matter in training or at other sizes; the sidecar keeps them.
 LOOSE: Final = ("dropout", "attention_dropout", "stochastic_depth", RESAMPLE, "head", "classes", "pool")
 
@@ -119,7 +120,7 @@ def is_of(family: Family, settings: Settings) -> bool:
 
 
 def tower_values(settings: dict[str, Any]) -> dict[str, Any]:
-    """What a config.json says of the image's network: all of it, or its vision_config."""
+    """The part of a config.json that describes the image network: all of it, or its vision_config."""
     inner: Any = settings.get("vision_config")
     values: dict[str, Any] = dict(inner) if isinstance(inner, dict) else {} if "text_config" in settings else settings
     older: Any = settings.get("vision_config_dict")
@@ -127,7 +128,7 @@ def tower_values(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def modernise(family: Family, tensors: Tensors, settings: Settings) -> Tensors:
-    """Theirs under the names that are written, without what is not of the image's network."""
+    """Renames their tensors to the names that are written, and drops those outside the image network."""
     if settings is None or not is_of(family, settings):
         return tensors
     drop, renames = [re.compile(rule) for rule in family.drop], [(re.compile(old), new) for old, new in family.renames]
@@ -148,7 +149,7 @@ def modernise(family: Family, tensors: Tensors, settings: Settings) -> Tensors:
 
 
 def find_prefix(family: Family, *, headless: bool) -> str:
-    """What the names of the base model's tensors begin with."""
+    """The prefix of the names of the base model's tensors."""
     return "" if family.bare and headless else family.prefix
 
 
@@ -196,7 +197,7 @@ def build_table(family: Family, config: ModelConfig) -> list[KeyEntry]:
 
 
 def _find_place(names: Names, ours: str) -> tuple[Place, str, str] | None:
-    """Where a tensor is, what its name ends with behind that of its layer, and the number of its block."""
+    """Where a tensor is stored, the suffix of its name after that of its layer, and the number of its block."""
     number = found[1] if (found := re.match(r"blocks\.(\d+)\.", ours)) else ""
     general = f"blocks.{{}}.{ours.removeprefix(f'blocks.{number}.')}" if number else ours
     matches = [layer for layer in names if general == layer or general.startswith(f"{layer}.")]
@@ -217,20 +218,20 @@ def _entry(c: ViTConfig, ours: str, prefix: str, place: Place, suffix: str, numb
 
 
 def build_settings(family: Family, config: ModelConfig) -> dict[str, Any]:
-    """What config.json says of the network."""
+    """The entries of config.json that describe the network."""
     c = vit_config(config, NAME)
     kind = "projected" if c.projection else c.head
     values = {**write_fields(c, family.keys), **family.write(c)}
     if c.position_resample != family.constants.get(RESAMPLE, _plain(RESAMPLE)):
         values[RESAMPLE] = c.position_resample
-    if c.classes and family.whole:  # classifiers are of the class for both towers
+    if c.classes and family.whole:  # classifiers belong to the class for both towers
         inner = {"model_type": family.model_type, **values}
         return {"model_type": family.whole, "architectures": [family.heads[kind].architecture], "vision_config": inner}
     return {"model_type": family.model_type, "architectures": [family.heads[kind].architecture], **values}
 
 
 def normalise(c: ViTConfig) -> ViTConfig:
-    """The same network with the paper's value in each field that it makes no use of."""
+    """The same network, with the paper's value in each field that it does not use."""
     unused: dict[str, Any] = {}
     if not c.qkv_bias:
         unused["key_bias"] = True
@@ -282,20 +283,22 @@ def _plain(field: str) -> Any:
 
 
 def refuse_nearest(families: Iterable[Family], config: ViTConfig) -> ExportRefused:
-    """The refusal of a network that no family holds, by the first field that keeps it from the nearest."""
+    """The error for a network that no family holds, with the first field in which it differs from the nearest
+    family."""
     found = [(find_misfits(family, config), family.model_type) for family in families if family.written]
-    outside = {"image", "patch", "mlp_width", "head", "pool"}  # of the blocks, which say what family a network is of
+    outside = {"image", "patch", "mlp_width", "head", "pool"}  # not of the blocks, which decide the family
     wrong, model_type = min(found, key=lambda row: (row[0] == ["family"], len({*row[0]} - outside), len(row[0])))
     value = getattr(config, wrong[0])
     if wrong[0] == "head" and value == "tanh":
-        return ExportRefused(f"{NAME} has no classifier behind a tanh layer: field head='tanh' goes with classes=0")
+        return ExportRefused(f"{NAME} has no classifier after a tanh layer: field head='tanh' goes with classes=0")
     more = f", nor for {', '.join(wrong[1:])}" if len(wrong) > 1 else ""
     fault = f"has no place for field {wrong[0]}={value!r} under model_type {model_type}{more}"
     return ExportRefused(f"{NAME} {fault}; write a vitrail file instead")
 
 
 def in_blocks(layer: str, names: Names) -> dict[str, Place]:
-    """Names of one block's layers as those of all; `layer` is what theirs begin with, with the number as {}."""
+    """Extends the names of one block's layers to all blocks; `layer` is the prefix of theirs, with {} for the
+    number."""
     return {
         f"blocks.{{}}.{ours}": tuple(layer + part for part in place) if isinstance(place, tuple) else f"{layer}{place}"
         for ours, place in names.items()
@@ -304,10 +307,10 @@ def in_blocks(layer: str, names: Names) -> dict[str, Place]:
 
 
 def add_axes(name: str, count: int) -> Reshaped:
-    """A tensor without the leading axes of length one that ours has."""
+    """A tensor without our leading axes of length one."""
     return Reshaped(name, lambda t: t.flatten(0, count), lambda t: t[(None,) * count])
 
 
 def pad_positions(name: str, rows: int) -> Reshaped:
-    """A position table with rows in front that ours has not; they are written as zeros and add nothing."""
+    """A position table with additional rows in front, which are written as zeros and add nothing."""
     return Reshaped(name, lambda t: F.pad(t, (0, 0, rows, 0)), lambda t: t[:, rows:])

@@ -1,1 +1,1 @@
-"""timm's state dicts, a module for each of its own."""
+"""timm's state dicts, with one module for each of timm's."""

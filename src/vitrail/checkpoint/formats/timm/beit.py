@@ -1,6 +1,6 @@
-"""timm's state dicts of beit.py: BEiT and BEiT v2, with relative position bias tables, one a layer or one for all.
+"""timm's state dicts of beit.py: BEiT and BEiT v2, with relative position bias tables, one per layer or one for all.
 
-The index that looks up a table follows from the grid; where a file holds it, it is dropped.
+The index into a table follows from the grid; if a file stores it, it is dropped.
 """
 
 import math

@@ -8,7 +8,8 @@
     eva02       gates, or registers alone                                    scaled to a 16x16 grid, base 10000
     eva         q_bias and v_bias                                            none; EVA-02-E has its norms behind
 
-Heads are stored in one matrix or in three, gates in one or in two: as in the published file of such a network.
+Queries, keys and values are stored in one matrix or in three, gates in one or in two, as in the published file of each
+network.
 """
 
 import re
@@ -41,7 +42,8 @@ FAMILIES = {
 
 
 def recognises(names: set[str], settings: Settings) -> bool:
-    """By what eva.py alone names so, or by what only its networks are without, or by the architecture."""
+    """Recognises files by names that only eva.py uses, by tensors that only its networks lack, or by the
+    architecture."""
     if parts.STEM not in names or "blocks.0.attn.proj.weight" not in names:
         return False
     stated = str((settings or {}).get("architecture") or "")
@@ -54,7 +56,8 @@ def recognises(names: set[str], settings: Settings) -> bool:
 
 
 def modernise(tensors: Tensors, settings: Settings) -> Tensors:
-    """Without fixed angles, and stored as the published network of the kind: see `_splits_heads`, `_splits_gates`."""
+    """Removes fixed angles, and stores matrices as in the published network of the kind: see `_splits_heads`,
+    `_splits_gates`."""
     if parts.STEM not in tensors:
         return dict(tensors)
     out = {name: t for name, t in tensors.items() if not name.startswith("rope.") or name == "rope.freqs"}
@@ -157,7 +160,8 @@ def _find_family(shapes: TensorShapes) -> str:
 
 
 def _infer_heads(shapes: TensorShapes, fields: dict[str, Any], family: str, args: dict[str, Any]) -> dict[str, Any]:
-    """Heads of the blocks and of the pooling. Learned frequencies tell; DINOv3's have 64 dimensions, 7B's 128."""
+    """The heads of the blocks and of the pooling. Learned frequencies show them; DINOv3's heads have 64 dimensions,
+    7B's 128."""
     heads, stated = fields["heads"], "heads" in shapes.facts or "num_heads" in args
     if "rope.freqs" in shapes:
         heads = shapes.get("rope.freqs", 4)[2]
@@ -200,14 +204,14 @@ def _infer_rotary(shapes: TensorShapes, fields: dict[str, Any], family: str, arg
 
 
 def _refuse_mixtures(shapes: TensorShapes, family: str, args: dict[str, Any]) -> None:
-    """Another kind of positions than the architecture's has to state all that belongs to it."""
+    """Refuses positions of another kind than the architecture's, unless all of their parameters are stated."""
     halves, kind = args.get("rope_rotate_half"), args.get("rope_type")
     usual = {"dinov3": "dinov3", "mixed": "mixed"}.get(_name_family(parts.read_architecture(shapes)) or family, "cat")
     other = kind is not None and kind != usual
     incomplete = other and (halves is None or not {"rope_temperature", "rope_grid_indexing"} <= args.keys())
     if incomplete or (halves is not None and bool(halves) != ((kind or usual) == "dinov3")):
         found = f"rope_type={kind or usual!r} with rope_rotate_half={halves!r} of its model_args"
-        raise MismatchedWeights(f"{shapes.path}: {found} are not rotary positions that vitrail has")
+        raise MismatchedWeights(f"{shapes.path}: {found} are not rotary positions that vitrail supports")
 
 
 def build_table(config: ModelConfig) -> list[KeyEntry]:
@@ -249,7 +253,7 @@ def _refuse_rotary(c: ViTConfig) -> None:
 
 
 def claims(config: ModelConfig) -> bool:
-    """What vision_transformer.py has no place for."""
+    """Claims the networks that vision_transformer.py cannot hold."""
     if not isinstance(config, ViTConfig) or config.position_bias != "none":
         return False
     pooled = config.pool == "map" and bool(config.norm_stem == "tokens" or config.map_heads)
@@ -257,7 +261,7 @@ def claims(config: ModelConfig) -> bool:
 
 
 def network_settings(config: ModelConfig) -> dict[str, Any]:
-    """Of the two epsilons that eva.py's networks have, the nearer; all else is an argument."""
+    """The nearer of the two epsilons that eva.py's networks have; everything else is an argument."""
     c = parts.require_fields("timm's Eva", config, free=FREE)
     wrong = {"patch_bias": c.patch_bias == (c.norm_stem == "tokens"), "norm_stem": c.norm_stem == "patches"}
     for field in (field for field, fault in wrong.items() if fault):

@@ -1,8 +1,9 @@
 """What timm's ViT modules have in common, vision_transformer.py, eva.py, beit.py and vision_transformer_sam.py: the
-names of layers, and what their tensors and a folder's config.json say of the network. Meta's own files are named alike.
+names of layers, and what their tensors and a folder's config.json say about the network. Meta's own files use the same
+names.
 
-A state dict does not state everything. What `model_args` in the config.json says is taken first, then what the name of
-the architecture there stands for, then what published weights with such tensors have; a caller's facts replace it all.
+A state dict does not state everything. `model_args` in the config.json take precedence, then the name of the
+architecture, then what published weights with such tensors have; a caller's facts override everything.
 """
 
 import re
@@ -55,13 +56,13 @@ DINO = re.compile(r"dinov[23]|tips|lingbot|eupe")
 Change: TypeAlias = Callable[[Tensor], Tensor]
 Special: TypeAlias = Callable[
     [str, str], KeyEntry | None
-]  # for a tensor of ours and its name there, where it is not copied as it is
+]  # for our tensor and its name there, if it is not copied unchanged
 
 
 def named_entries(
     library: str, config: ViTConfig, names: dict[str, str], special: Special = lambda ours, theirs: None
 ) -> list[KeyEntry]:
-    """An entry for each tensor that the network has, by the names of layers; refused where one has no name."""
+    """An entry for each tensor of the network, by the names of layers; ExportRefused if one has no name."""
     rows: list[KeyEntry] = []
     for ours in tensor_shapes(config):
         form, layer = re.sub(r"^blocks\.\d+\.", "blocks.{}.", ours), "".join(re.findall(r"^blocks\.(\d+)\.", ours))
@@ -74,7 +75,7 @@ def named_entries(
 
 
 def require_fields(library: str, config: ModelConfig, *, free: Iterable[str]) -> ViTConfig:
-    """The config as a ViT that differs from the paper's in `free` fields alone, or a refusal that names another."""
+    """The config as a ViT that differs from the paper's in `free` fields only; ExportRefused with any other field."""
     if not isinstance(config, ViTConfig):
         raise ExportRefused(f"{library} has no such network: {config.title}")
     defaults = {field.name: field.default for field in fields(config)}
@@ -95,7 +96,7 @@ def require_fields(library: str, config: ModelConfig, *, free: Iterable[str]) ->
 
 
 def read_args(shapes: TensorShapes) -> dict[str, Any]:
-    """The constructor's arguments in the folder's config.json; timm takes null for one that is not given."""
+    """The constructor's arguments in the folder's config.json; timm treats null as not given."""
     args = (shapes.settings or {}).get("model_args")
     given = cast(dict[str, Any], args) if isinstance(args, dict) else {}
     return {name: value for name, value in given.items() if value is not None}
@@ -170,7 +171,8 @@ def infer_layers(shapes: TensorShapes) -> dict[str, Any]:
 
 
 def infer_heads(shapes: TensorShapes, width: int, mlp_width: int, wide: bool) -> int:
-    """As stated, by the q/k norms, or by published shapes; `wide` heads have 128 dimensions (AIMv2)."""
+    """The number of heads as stated, from the q/k norms, or by published shapes; `wide` heads have 128 dimensions
+    (AIMv2)."""
     stated = read_args(shapes).get("num_heads")
     if "heads" not in shapes.facts:
         if type(stated) is int and stated > 0:
@@ -185,8 +187,8 @@ def infer_heads(shapes: TensorShapes, width: int, mlp_width: int, wide: bool) ->
 
 
 def infer_positions(shapes: TensorShapes, fields: dict[str, Any], default: int = 224) -> dict[str, Any]:
-    """The image, and which tokens in front of the patches have positions: all or none. Where there is no table, the
-    image is as the config.json says or of the default size."""
+    """The image size, and whether the tokens in front of the patches have positions: all or none. Without a table, the
+    image has the size in the config.json or the default size."""
     token, patch = fields["class_token"] * fields.get("class_tokens", 1), cast(Pair, fields["patch"])
     if "pos_embed" not in shapes:
         size = shapes.image or read_image(shapes, patch) or pair(default)
@@ -197,7 +199,7 @@ def infer_positions(shapes: TensorShapes, fields: dict[str, Any], default: int =
 
 
 def infer_grid(shapes: TensorShapes, rows: int, patch: Pair, prefix: int) -> tuple[Pair, int]:
-    """The image of a position table, and how many of its rows belong to the tokens in front of the patches."""
+    """The image size of a position table, and how many of its rows belong to the tokens in front of the patches."""
     said = read_image(shapes, patch)
     counts = (0,) if read_args(shapes).get("no_embed_class") is True else (prefix, 0)
     if shapes.image is None and said is not None:
@@ -208,7 +210,7 @@ def infer_grid(shapes: TensorShapes, rows: int, patch: Pair, prefix: int) -> tup
 
 
 def read_image(shapes: TensorShapes, patch: Pair) -> Pair | None:
-    """The image size that the folder's config.json states, without pixels beyond the last patch, which none sees."""
+    """The image size in the folder's config.json, without the pixels beyond the last patch, which are not used."""
     cfg: Any = (shapes.settings or {}).get("pretrained_cfg")
     size = read_args(shapes).get("img_size") or (cfg.get("input_size") if isinstance(cfg, dict) else None)
     numbers = [size, size] if type(size) is int else list(cast(list[Any], size))[-2:] if isinstance(size, list) else []
@@ -220,8 +222,8 @@ def read_image(shapes: TensorShapes, patch: Pair) -> Pair | None:
 
 
 def infer_pool(shapes: TensorShapes, fields: dict[str, Any], default: str = "") -> str:
-    """As stated; attention pooling where it has weights; both readouts where a file without a head is of DINO's kind;
-    else the class token, or the mean where there is none or the norm stands behind it."""
+    """The pooling as stated; attention pooling if it has weights; both readouts for a DINO-like file without a head;
+    else the class token, or the mean if there is none or the norm comes after pooling."""
     if "attn_pool.latent" in shapes:
         return "map"
     given = read_args(shapes).get("global_pool")
@@ -234,8 +236,8 @@ def infer_pool(shapes: TensorShapes, fields: dict[str, Any], default: str = "") 
         raise MismatchedWeights(f"{shapes.path}: global_pool='' classifies every token; vitrail has no such head")
     if fields["norm_after_pool"] or not fields["class_token"]:
         if stated == "token":
-            fault = "the norm stands behind it" if fields["class_token"] else "the network has no class token"
-            raise MismatchedWeights(f"{shapes.path}: global_pool='token', but {fault}; vitrail takes the mean there")
+            fault = "the norm comes after pooling" if fields["class_token"] else "the network has no class token"
+            raise MismatchedWeights(f"{shapes.path}: global_pool='token', but {fault}; vitrail uses the mean there")
         return "mean"
     dino = bool(DINO.search(read_architecture(shapes)))
     if not fields["classes"] and fields["norm_final"] and (dino or default == "token+mean") and not given:
@@ -270,7 +272,7 @@ def split_gate(ours: str, theirs: str) -> KeyEntry | None:
 
 
 def join_projection(ours: str, theirs: str) -> KeyEntry:
-    """A projection without bias, of CLIP and of PE, which timm keeps as a head with a bias of zeros."""
+    """The projection of CLIP and PE, without bias, which timm stores as a head with a bias of zeros."""
 
     def drop_zeros(parts: tuple[Tensor, ...]) -> Tensor:
         if parts[1].count_nonzero():
@@ -283,7 +285,7 @@ def join_projection(ours: str, theirs: str) -> KeyEntry:
 
 def refuse_second_matrix(what: str, c: ViTConfig) -> None:
     if c.projection and c.classes:
-        raise ExportRefused(f"{what} has one matrix behind pooling: field projection={c.projection} leaves no classes")
+        raise ExportRefused(f"{what} has one matrix after pooling: field projection={c.projection} leaves no classes")
 
 
 def reshape(ours: str, theirs: str, out: Change, back: Change) -> KeyEntry:

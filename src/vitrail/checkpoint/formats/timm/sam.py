@@ -1,7 +1,8 @@
 """timm's state dicts of vision_transformer_sam.py: the image encoders of Segment Anything.
 
-Window layers have bias tables for their window, so tensors tell which layers see the whole image; where grid and window
-are of one size, it is every fourth of the depth, as in the published networks. timm's blocks have eps=1e-5.
+Window layers have bias tables for their window, so the tensors show which layers see the whole image. If grid and
+window have the same size, these are taken to be the layers at each quarter of the depth, as in the published networks.
+timm's blocks have eps=1e-5.
 """
 
 from typing import Any, Final

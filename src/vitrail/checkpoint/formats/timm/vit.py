@@ -1,8 +1,8 @@
 """timm's state dicts: the ViTs of vision_transformer.py and deit.py (`vit_*`, `deit*`, `flexivit_*`, `aimv2_*`,
 `beit3_*`), hybrids (`vit_*_r50_s*`) and BiT ResNets (`resnetv2_*_bit`).
 
-timm computes with the exact GELU, and standardises kernels by sqrt(var + 1e-8) in both families. A state dict names no
-activation, so files of OpenAI's CLIP and of later SigLIPs need their config.json or gelu="quick", gelu="tanh".
+timm uses the exact GELU, and standardises kernels by sqrt(var + 1e-8) in both families. A state dict does not name the
+activation, so files of OpenAI's CLIP and of later SigLIPs need their config.json, or gelu="quick" or gelu="tanh".
 """
 
 import re
@@ -30,7 +30,7 @@ FREE = (
     "norm_final", "norm_qk", "norm_inner_attention", "norm_inner_mlp", "out_bias", "mlp_bias", "patch_bias",
     "map_mlp_width", "map_prefix", "projection",
 )  # fmt: skip
-# What the name of an architecture says and no tensor does.
+# What only the name of an architecture says.
 NUMERICS: tuple[tuple[str, dict[str, Any]], ...] = (
     (r"_quickgelu_", {"gelu": "quick"}),
     (r"_clip_|^beit3_|^aimv2_", {"norm_eps": 1e-5}),
@@ -47,14 +47,14 @@ def recognises(names: set[str], settings: Settings) -> bool:
 
 
 def modernise(tensors: Tensors, settings: Settings) -> Tensors:
-    """Gates are stacked as in DINOv2, or apart as in AIMv2, whose norms have no biases."""
+    """Stacks gates as in DINOv2, or splits them as in AIMv2, whose norms have no biases."""
     if parts.STEM not in tensors:
         return dict(tensors)
     return parts.store_gates(tensors, split="blocks.0.norm1.bias" not in tensors)
 
 
 def infer(shapes: TensorShapes) -> ModelConfig:
-    """The config behind a timm state dict, with timm's numerics."""
+    """The config of a timm state dict, with timm's numerics."""
     if parts.STEM not in shapes:
         classes = shapes.get("head.fc.weight", 4)[0] if "head.fc.weight" in shapes else 0
         return replace(_infer_trunk(shapes, ""), classes=classes)
@@ -95,12 +95,12 @@ def infer(shapes: TensorShapes) -> ModelConfig:
 
 
 def _infer_pooled(shapes: TensorShapes, fields: dict[str, Any], args: dict[str, Any]) -> dict[str, Any]:
-    """Whether pooling reads the tokens in front of the patches, which it does not unless it is told to."""
+    """Whether pooling reads the tokens in front of the patches; by default it does not."""
     prefix = fields["class_token"] or fields["registers"]
     whole = args.get("pool_include_prefix", False)
     if prefix and whole and fields["pool"] == "mean":
         fault = "pool_include_prefix=True of its model_args takes the mean of all tokens"
-        raise MismatchedWeights(f"{shapes.path}: {fault}, and vitrail that of the patches alone")
+        raise MismatchedWeights(f"{shapes.path}: {fault}, and vitrail takes that of the patches alone")
     return {"map_prefix": bool(whole)} if prefix and fields["pool"] == "map" else {}
 
 
@@ -160,7 +160,8 @@ def _trunk_table(c: ResNetConfig, ours: str, theirs: str) -> list[KeyEntry]:
 
 
 def _infer_trunk(shapes: TensorShapes, prefix: str) -> ResNetConfig:
-    """A trunk in timm's names: blocks a stage, width factor, and which of the two units it is built from."""
+    """The config of a trunk in timm's names: blocks per stage, width factor, and which of the two units it is built
+    from."""
     width, channels, *_ = shapes.get(f"{prefix}stem.conv.weight", 4)
     hybrid = {"unit": "postactivation", "padding": "same", "pool_padding": "infinity"}
     unit: Any = hybrid if f"{prefix}stem.norm.weight" in shapes else {}
@@ -212,8 +213,8 @@ def architecture(config: ModelConfig) -> tuple[str, dict[str, Any]]:
 
 
 def _name_later(c: ViTConfig) -> tuple[str, dict[str, Any]]:
-    """An architecture whose layers are those of the network, since a config.json cannot name classes, and the other
-    arguments that later families need."""
+    """An architecture with the network's layers, since a config.json cannot name classes, and the other arguments that
+    later families need."""
     rules: dict[str, bool] = {
         "patch_bias": c.patch_bias == (c.norm_stem == "tokens"),  # timm has one or the other
         "mlp_bias": c.mlp_bias != c.out_bias,
@@ -276,8 +277,8 @@ def build_settings(
 
 
 def read_preprocessing(settings: dict[str, Any], image: Pair) -> Preprocessing | None:
-    """What a timm folder's config.json says of images; None where it says nothing that we can do. ConfigError where
-    it asks for something absurd."""
+    """Reads preprocessing from a timm folder's config.json; None if it describes something that vitrail does not
+    support. ConfigError for absurd values."""
     cfg = settings.get("pretrained_cfg", {})
     try:
         resize = None if cfg.get("crop_mode") == "squash" else round(min(image) / float(cfg["crop_pct"]))
@@ -295,7 +296,7 @@ def read_labels(settings: dict[str, Any], classes: int) -> tuple[str, ...] | Non
 
 
 def prepare(config: ModelConfig) -> Preprocessing:
-    """The habit of the family that has such layers: CLIP's and AIMv2's mean, SigLIP's, or ImageNet's."""
+    """The usual preprocessing of the family with such layers: CLIP's and AIMv2's mean, SigLIP's, or ImageNet's."""
     if not isinstance(config, ViTConfig):
         return imagenet_crop(config)
     if config.norm_stem != "none":
