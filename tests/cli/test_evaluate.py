@@ -240,7 +240,7 @@ def test_answers_and_page(here: Path, tmp_path: Path) -> None:
     wanted = slow_count("net.safetensors")
     assert [(row["true"], row["said"]) for row in rows] == [(NAMES[label], NAMES[order[0]]) for label, order in wanted]
     text = (tmp_path / "p.html").read_text("utf-8")
-    for word in ("What is taken for what", "Right answers by confidence", "Worst", "data:image/jpeg", "top-5"):
+    for word in ("Confusion matrix", "Right answers by confidence", "Worst", "data:image/jpeg", "top-5"):
         assert word in text
     assert "<script" not in text
     assert "://" not in text
@@ -275,7 +275,7 @@ def test_real_labels_beside_the_original_ones(
     assert by_name["ReaL"]["value"] == sum(judged) / len(judged)
     assert by_name["top-1"]["count"] == COUNT
     assert values(found)["top-1"] == values(baseline)["top-1"]
-    assert "note: 5 images have no ReaL label and count for nothing there" in capsys.readouterr().out
+    assert "note: 5 images have no ReaL label and are left out of that score" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -367,7 +367,7 @@ def test_trained_weights_have_the_accuracy_that_their_authors_report(
     assert (by_name["ReaL"]["value"], by_name["ReaL"]["count"]) == (765 / 946, 946)
     said = capsys.readouterr().out
     assert "765 of 946" in said
-    assert "note: 54 images have no ReaL label and count for nothing there" in said
+    assert "note: 54 images have no ReaL label and are left out of that score" in said
 
 
 def test_weights_keep_their_hash_in_half_precision(here: Path, baseline: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
-"""Class names that come with the package, in the order of the class numbers: ImageNet-1k, CIFAR-10 and CIFAR-100.
+"""Class names bundled with the package, in the order of the class numbers: ImageNet-1k, CIFAR-10 and CIFAR-100.
 
-ImageNet's order is that of the sorted WordNet ids, which timm, torchvision, Hugging Face and Google's npz files share.
+ImageNet is ordered by WordNet id, as in timm, torchvision, Hugging Face and Google's npz files.
 """
 
 from functools import cache
@@ -12,14 +12,14 @@ BUNDLED_SETS: Final = ("imagenet", "cifar10", "cifar100")
 
 @cache
 def read_class_names(name: str) -> tuple[str, ...]:
-    """The names of a bundled set."""
+    """Reads the class names of a bundled set."""
     lines = read_lines(name)
     return tuple(line.split(maxsplit=1)[1] for line in lines) if name == "imagenet" else lines
 
 
 @cache
 def read_imagenet_ids() -> tuple[str, ...]:
-    """The WordNet ids of ImageNet-1k, sorted: the names of its folders."""
+    """Reads the sorted WordNet ids of ImageNet-1k, which are the names of its folders."""
     return tuple(line.split()[0] for line in read_lines("imagenet"))
 
 

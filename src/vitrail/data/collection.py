@@ -1,4 +1,4 @@
-"""The DATA argument of every command: a path or a name, whose kind is recognised from its contents.
+"""Opens the DATA argument of every command: a path or a name, whose kind is recognised from its contents.
 
     SOURCE[@SPLIT]
 
@@ -42,7 +42,7 @@ from vitrail.data.readers.masks import LAYOUTS
 
 ORDER: Final = ("train", "val", "test")
 
-# How labels are given, by the kind of the source; one subfolder per class for the rest.
+# How to provide labels, by kind of source; for all others, with one subfolder per class.
 LABELLING: Final = {
     "tar shards": 'in a tar file an image KEY.jpg has its class number in KEY.cls, or as "label" in KEY.json; folders '
     "inside it are not classes. Unpack it and give the folder, or pack that folder with `vitrail data pack`",
@@ -107,7 +107,7 @@ class Collection:
             raise BadLabels(f"{self.name} has no masks: give every image one, {LAYOUTS}")
 
     def split(self, name: str) -> ImageDataset:
-        """One of the splits, by its name or a usual synonym."""
+        """Returns a split by its name or a common synonym."""
         found = self.splits.get(name) or self.splits.get(parse_split(name) or "")
         if found is None:
             raise DataError(f"{self.name} has no split {name!r}; it has {', '.join(self.splits)}")
@@ -117,9 +117,9 @@ class Collection:
 def open_collection(
     text: str | Path, *, root: Path | None = None, download: bool = False, progress: Progress = None
 ) -> Collection:
-    """The collection that SOURCE[@SPLIT] stands for. `root` is the folder of a named set's files, unless the text gives
-    one. With `download`, missing files are fetched, and `progress` gets (file, bytes done, bytes in total). A Path is
-    always a path. If a split is given, the collection has only that split, with the classes of the whole."""
+    """Opens the collection that SOURCE[@SPLIT] refers to. `root` is the folder of a named set's files, unless the text
+    gives one. With `download`, missing files are fetched, and `progress` gets (file, bytes done, bytes in total). A
+    Path is always a path. If a split is given, the collection has only that split, with the classes of the whole."""
     if isinstance(text, Path):
         return build_collection(str(text), text, read_path(text))
     by_name = partial(open_by_name, root=root, download=download, progress=progress)
@@ -150,7 +150,7 @@ class ResolvedSource(NamedTuple):
 
 
 def resolve(text: str, by_name: Callable[[str, Path | None], Collection]) -> ResolvedSource | None:
-    """What a text without a split refers to; None if nothing. `by_name` opens a set by its name and folder."""
+    """Resolves a text without a split; None if it refers to nothing. `by_name` opens a set by its name and folder."""
     path = Path(os.path.expanduser(text))
     if text and os.path.exists(path):
         if text in known_names():
@@ -172,7 +172,7 @@ def resolve(text: str, by_name: Callable[[str, Path | None], Collection]) -> Res
 
 
 def known_names() -> dict[str, str]:
-    """The names that stand for a set, each with its kind: embedded, named or vtab."""
+    """Lists the names of all sets, each with its kind: embedded, named or vtab."""
     return {
         **dict.fromkeys([builtin_sets.DIGITS, *builtin_sets.SHAPES, scenes.SCENES], "embedded"),
         **dict.fromkeys(SETS, "named"),
@@ -181,7 +181,7 @@ def known_names() -> dict[str, str]:
 
 
 def open_by_name(name: str, place: Path | None, root: Path | None, download: bool, progress: Progress) -> Collection:
-    """Opens a set by name, in the folder that the text names, else in the given one, else in its usual one."""
+    """Opens a set by name: in the folder `place` from the text, else in `root`, else in its default folder."""
     kind, root = "embedded" if scenes.is_scene_set(name) else known_names()[name], place or root
     if kind == "embedded":
         if place is not None:
@@ -209,7 +209,7 @@ def build_collection(name: str, path: Path | None, found: ReadResult) -> Collect
 
 
 def describe_ignored(splits: dict[str, ImageDataset]) -> list[str]:
-    """Notes on ignored files."""
+    """Describes ignored files in notes."""
     bare = {split: unwrap(source) for split, source in splits.items()}
     unread = {split: getattr(source, "unsupported", ()) for split, source in bare.items()}
     notes = [f"{split}: {describe_unread(names)}" for split, names in unread.items() if names]
@@ -227,8 +227,8 @@ def unwrap(source: ImageDataset) -> ImageDataset:
 
 
 def unify_classes(where: str, splits: dict[str, ImageDataset]) -> tuple[dict[str, ImageDataset], list[str]]:
-    """Gives all splits the classes of the first one with labels: train, if there is one. Refuses classes that only
-    another split has, empty splits, and labels outside the range."""
+    """Gives all splits the classes of the first one with labels, which is train if it exists. Refuses empty splits,
+    labels outside the range, and splits with classes that the first one lacks."""
     first = next((split for split, source in splits.items() if source.classes), None)
     out: dict[str, ImageDataset] = {}
     notes: list[str] = []
@@ -271,7 +271,7 @@ def check_masks(where: str, splits: dict[str, ImageDataset]) -> list[str]:
 
 
 def renumber(where: str, split: str, source: ImageDataset, first: str, classes: tuple[str, ...]) -> ImageDataset:
-    """Renumbers the classes of a split as in another split."""
+    """Renumbers the classes of a split to match another split."""
     place = {name: i for i, name in enumerate(classes)}
     strange = [name for name in source.classes if name not in place]
     if strange:

@@ -32,14 +32,14 @@ PIECE: Final = 1 << 20  # labels compared at a time
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Labels:
-    """Class numbers: `values` [N], one per sample; or, with `starts` [N + 1], several per sample, end to end."""
+    """Class numbers: `values` [N], one per sample; or, with `starts` [N + 1], several per sample, concatenated."""
 
     values: NDArray[np.integer]
     starts: NDArray[np.integer] | None = None
 
     @classmethod
     def none(cls, count: int) -> "Labels":
-        """Labels of N unlabelled samples. Takes no memory."""
+        """Labels of N unlabelled samples, which take no memory."""
         return cls(np.broadcast_to(np.int64(NONE), count))
 
     @classmethod
@@ -65,7 +65,8 @@ class Labels:
 
     @property
     def multi_label(self) -> bool:
-        """Whether some sample has several labels, or none where several are allowed: one yes/no decision per class."""
+        """Whether some sample has several labels, or none where several are allowed, so that each class is a separate
+        decision."""
         return self.starts is not None and bool((np.diff(self.starts) != 1).any())
 
     def rows(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -99,7 +100,7 @@ class Labels:
 
 
 def number_classes(where: str, parts: Sequence[NDArray[np.integer]], remedy: str) -> tuple[str, ...]:
-    """The names "0" to "K - 1" of classes that are only known by number. Raises BadLabels if the highest number is
+    """Names classes that are only known by number, "0" to "K - 1". Raises BadLabels if the highest number is
     implausible, before memory is allocated for so many names."""
     highest = max((int(part.max(initial=NONE)) for part in parts), default=NONE)
     if highest >= SPARSE:
@@ -113,7 +114,7 @@ def number_classes(where: str, parts: Sequence[NDArray[np.integer]], remedy: str
 
 
 def refuse_sparse(where: str, highest: int, distinct: int, remedy: str) -> None:
-    """The plausibility rule for class numbers. `remedy` says how to read the labels as names instead."""
+    """Refuses implausible class numbers. `remedy` says how to read the labels as names instead."""
     if highest >= max(SPARSE, SPREAD * distinct):
         shown = f"{highest:,}" if highest < 10**18 else "beyond 10^18"
         fact = f"{where}: the highest label is {shown}, but only {distinct:,} different labels occur"
@@ -125,14 +126,14 @@ def refuse_negative(where: str, values: NDArray[np.integer]) -> None:
     wrong = np.flatnonzero(values < 0)
     if wrong.size and not (values == NONE).all():
         fact = f"{where}: label {int(values[wrong[0]])} of sample {int(wrong[0])} is below 0"
-        raise BadLabels(f"{fact}; classes count from 0, and images without a label belong into a split of their own")
+        raise BadLabels(f"{fact}; classes count from 0, and images without a label belong in a split of their own")
 
 
 Encoded: TypeAlias = bytes | NDArray[np.uint8]
 
-HASHED: Final = 1 << 30  # bytes of pixels in memory that go into a fingerprint
+HASHED: Final = 1 << 30  # most bytes of pixels in memory that a fingerprint covers
 DIGESTED_BYTES: Final = 256 << 20  # read for the digest of a source; smaller sources are read completely
-DIGESTED_IMAGES: Final = (1024, 100_000)  # read at least, however large they are, and at most, however small
+DIGESTED_IMAGES: Final = (1024, 100_000)  # least number of images to read, whatever their size, and most
 
 
 class ImageDataset(ABC):
@@ -174,7 +175,7 @@ class ImageDataset(ABC):
         self.segments_overlap, self.boxes_only = source.segments_overlap, source.boxes_only
 
     def sizes(self) -> "NDArray[np.int64] | None":
-        """Bytes of each sample [N] if cheap to know; part of the fingerprint."""
+        """Returns the bytes of each sample [N] if they are cheap to find; they are part of the fingerprint."""
         return None
 
     def open_image(self, index: int) -> EncodedImage:
@@ -206,7 +207,7 @@ class ImageDataset(ABC):
 
 
 def hash_content(content: Encoded) -> int:
-    """64 bits of the bytes of an image file (even) or of shape and pixels (odd)."""
+    """Hashes the bytes of an image file (even hash) or shape and pixels (odd hash) to 64 bits."""
     if isinstance(content, bytes):
         return int.from_bytes(blake2b(content, digest_size=8).digest(), "little") & ~1
     digest = blake2b(str(content.shape).encode(), digest_size=8)
@@ -215,14 +216,14 @@ def hash_content(content: Encoded) -> int:
 
 
 def sample_indices(source: ImageDataset) -> "NDArray[np.int64]":
-    """The samples that the content digest reads."""
+    """Chooses the samples that the content digest reads."""
     count, (least, most) = len(source), DIGESTED_IMAGES
     some = min(count, most, max(least, DIGESTED_BYTES * count // max(total_bytes(source), 1)))
     return np.linspace(0, count - 1, some).astype(np.int64)
 
 
 def total_bytes(source: ImageDataset) -> int:
-    """Bytes of all samples; if sizes are unknown, as if all were as large as the first."""
+    """Counts the bytes of all samples; if sizes are unknown, all are assumed to be as large as the first."""
     sizes = source.sizes()
     if sizes is not None:
         return int(np.maximum(sizes, 0).sum())
@@ -236,7 +237,7 @@ def total_bytes(source: ImageDataset) -> int:
 def hash_parts(
     kind: str, words: Iterable[str], arrays: "Iterable[NDArray[Any] | None]", rest: "Iterable[Buffer]" = ()
 ) -> str:
-    """One hash of words, integers and bytes, with separators."""
+    """Hashes words, integers and bytes, with separators."""
     digest = sha256("\0".join([kind, *words]).encode("utf-8", "surrogateescape"))
     for array in arrays:
         digest.update(b"|" if array is None else f"|{len(array)}|".encode())
@@ -247,13 +248,13 @@ def hash_parts(
 
 
 def hash_names(source: ImageDataset, words: Iterable[str]) -> str:
-    """The fingerprint of a dataset from its words, labels, sizes and sample names."""
+    """Computes the fingerprint of a dataset from its words, labels, sizes and sample names."""
     names = (source.name(i).encode("utf-8", "surrogateescape") + b"\0" for i in range(len(source)))
     return hash_parts("source", words, [source.labels.values, source.labels.starts, source.sizes()], names)
 
 
 def pixel_class_words(source: ImageDataset) -> tuple[str, ...]:
-    """The words that masks and segments add to a fingerprint; none without them."""
+    """Returns the words that masks and segments add to a fingerprint; none without them."""
     masks = ("masks", *source.pixel_classes) if source.pixel_classes else ()
     kinds = (f"{one.name}\0{one.thing}" for one in source.segment_classes)
     return (*masks, *(("segments", *kinds) if source.segment_classes else ()))
@@ -303,7 +304,7 @@ class SubsetDataset(DerivedDataset):
 
     @cached_property
     def fingerprint(self) -> str:
-        """The fingerprint; that of the original if nothing is dropped or reordered."""
+        """The subset's fingerprint, which is that of the original if nothing is dropped or reordered."""
         if np.array_equal(self.indices, np.arange(len(self.source))):
             return self.source.fingerprint
         return hash_parts("subset", [self.source.fingerprint], [self.indices])

@@ -1,4 +1,4 @@
-"""A dataset that fits lives on the accelerator as uint8 and is augmented there in batches, without a DataLoader.
+"""Keeps a dataset that fits on the accelerator as uint8 and augments it there in batches, without a DataLoader.
 
     resident = DeviceDataset(dataset, device="cuda")
     for batch in resident.train_batches(augmentation, BatchStream(batch=1024)): ...
@@ -32,28 +32,28 @@ from vitrail.data.unreadable_log import UnreadableLog
 
 Item = TypeVar("Item")
 Device: TypeAlias = torch.device | str
-# What the host has to say about a group of steps: what to do, and the arrays for it: sample, epoch, those of the plans,
-# and rows and columns for each view's masks.
+# The host's part of a group of steps: the steps, the plans, and their arrays: sample, epoch, those of the plans, and
+# the rows and columns for each view's masks.
 PreparedGroup: TypeAlias = tuple[range, list[BatchPlan], PackedArrays]
 
 LOAD_BATCH: Final = 256
 MOVING: Final = "targets that follow crops and flips have no batched form, masks and segments excepted"
 SIZES_COMPARED: Final = 64  # images whose sizes are compared before a set is loaded
-DRAWN: Final = 8192  # places of the stream that are looked up at once; a few take almost as long
-GROUPED: Final = 4096  # images that are augmented at once, where steps have fewer
-# What they may take as float32; all that is at work on them takes some times that. A CPU is quick in its cache alone.
+DRAWN: Final = 8192  # positions of the stream looked up at once; a few take almost as long
+GROUPED: Final = 4096  # images augmented at once, if steps have fewer
+# The bytes that they may take as float32. Working memory is a few times that, and a CPU is fast only within its cache.
 CPU_BYTES, DEVICE_BYTES = 6 << 20, 64 << 20
 
 
 def fits_on_device(source: ImageDataset, limit: int, targets: Targets = CLASS_LABELS) -> tuple[bool, str]:
-    """Whether a source can live on a device that has `limit` bytes for it, and why or why not. Only some headers are
-    read: images of another size among the rest are found when the source is loaded."""
+    """Whether a source fits on a device that has `limit` bytes for it, and why or why not. Only some headers are read:
+    images of another size among the rest are found when the source is loaded."""
     if targets.moves and targets.fill is None:
         return False, MOVING
     sizes, seen = list[Pair](), np.unique(np.linspace(0, len(source) - 1, SIZES_COMPARED).astype(np.int64))
     segments = 0  # of the fullest image
     for index in seen.tolist() if len(source) else ():
-        with suppress(BadImage, OSError):  # not valid on the device either, which is not a reason against it
+        with suppress(BadImage, OSError):  # an unreadable image is marked as not valid on the device, too
             sizes.append(source.open_image(index).size)
             if isinstance(targets, SegmentTargets):
                 segments = max(segments, len(targets.read(source, index, sizes[-1])))
@@ -69,7 +69,7 @@ def fits_on_device(source: ImageDataset, limit: int, targets: Targets = CLASS_LA
 
 
 def first_size(source: ImageDataset) -> Pair:
-    """The size of the first image that can be read. BadImage if there is none."""
+    """Returns the size of the first image that can be read. BadImage if there is none."""
     if not len(source):
         raise DataError("a source without images cannot be loaded")
     for index in range(len(source) - 1):
@@ -79,8 +79,8 @@ def first_size(source: ImageDataset) -> Pair:
 
 
 class DeviceDataset:
-    """All images of a source, which have one size, as one tensor on a device, uint8 [N, 3, H, W]. `workers` are the
-    loader processes that read them."""
+    """All images of a source, which must have the same size, as one tensor on a device, uint8 [N, 3, H, W]. `workers`
+    is the number of loader processes that read them."""
 
     def __init__(
         self,
@@ -115,9 +115,9 @@ class DeviceDataset:
     def train_batches(
         self, augmentations: Augmentations, stream: BatchStream, *, ahead: int = 4, group: int | None = None
     ) -> Iterator[Batch]:
-        """The training batches of a stream, as `loader.train_batches` gives them, already on the device. A thread draws
-        `ahead` steps in advance, or the next group; with 0 there is no thread. `group` is the number of steps augmented
-        at once, chosen by size if not given. Neither changes the batches."""
+        """Yields the training batches of a stream, as `loader.train_batches` does, already on the device. A thread
+        draws `ahead` steps in advance, or the next group; with 0 there is no thread. `group` is the number of steps
+        augmented at once, chosen by size if not given. Neither changes the batches."""
         if group is not None and group < 1:
             raise ConfigError(f"group={group} must be at least 1")
         several = tuple(augmentations) if isinstance(augmentations, Sequence) else (augmentations,)
@@ -129,7 +129,7 @@ class DeviceDataset:
         return self.batches(views, self.prepare_groups(views, stream, order, group), -(-ahead // group))
 
     def choose_group(self, local: int, sizes: Sequence[Pair]) -> int:
-        """How many steps of `local` images to augment at once into views of these sizes."""
+        """Chooses how many steps of `local` images to augment at once into views of these sizes."""
         room = CPU_BYTES if self.device.type == "cpu" else DEVICE_BYTES
         largest = max(height * width for height, width in (self.size, *sizes))
         return max(1, min(GROUPED, room // (4 * 3 * largest)) // local)
@@ -137,7 +137,7 @@ class DeviceDataset:
     def prepare_groups(
         self, views: Sequence[BatchedAugmentation], stream: BatchStream, order: EpochOrder, group: int
     ) -> Iterator[PreparedGroup]:
-        """The host's part of each group of steps. Needs no device, and reads no images."""
+        """Draws the host's part of each group of steps. Needs no device and reads no images."""
         local, size = stream.local, self.size
         for block in groups(stream.start, stream.stop, group, block=max(1, DRAWN // (local * group))):
             first = block[0][0]
@@ -155,7 +155,7 @@ class DeviceDataset:
     def batches(
         self, views: Sequence[BatchedAugmentation], drawn: Iterator[PreparedGroup], ahead: int
     ) -> Iterator[Batch]:
-        """Runs on the device what was drawn on the host."""
+        """Runs on the device what the host has drawn."""
         with closing(prefetch(drawn, ahead)) if ahead else nullcontext(drawn) as several:
             for group in several:
                 yield from self.augment_group(views, *group)
@@ -163,7 +163,7 @@ class DeviceDataset:
     def augment_group(
         self, views: Sequence[BatchedAugmentation], steps: range, plans: list[BatchPlan], packed: PackedArrays
     ) -> Iterator[Batch]:
-        """The steps of a group, all done before the first is asked for: parts of the same tensors."""
+        """Augments a whole group and returns its steps, which are slices of the same tensors."""
         arrays = iter(packed.to_device(self.device))
         taken, epoch = next(arrays), next(arrays)
         pixels = self.pixels.index_select(0, taken)
@@ -182,7 +182,8 @@ class DeviceDataset:
 
 
 def make_blank_target(source: ImageDataset, targets: Targets, size: Pair, device: torch.device) -> Target:
-    """Those of all images, where they do not move; else, until they are read, what stands where there is no image."""
+    """Makes the targets of all images if they do not move with the pixels, else the blank target of an unreadable image
+    for each, to be overwritten by `write_target`."""
     count = len(source)
     if not targets.moves:
         return targets.batch(source, np.arange(count)).to(device)
@@ -193,8 +194,8 @@ def make_blank_target(source: ImageDataset, targets: Targets, size: Pair, device
 
 
 def write_target(target: Target, batch: Target, first: int, count: int) -> Target:
-    """The targets of all images with those of `count` of them, from `first` on, written into them. Segments get more
-    places where an image has more than any before it."""
+    """Writes the targets of `count` images, from `first` on, into those of all images, and returns these. Segments are
+    padded to more places if an image has more than any before it."""
     pairs = list[tuple[torch.Tensor, torch.Tensor]]()
     if isinstance(target, TargetSegments) and isinstance(batch, TargetSegments):
         places = max(target.classes.shape[1], batch.classes.shape[1])
@@ -208,15 +209,15 @@ def write_target(target: Target, batch: Target, first: int, count: int) -> Targe
 
 
 def gather_target(target: Target, rows: torch.Tensor, columns: torch.Tensor, fill: int) -> Target:
-    """Masks or segments as views show them, which take these rows and columns."""
+    """Gathers the rows and columns of masks or segments that a view shows."""
     if isinstance(target, torch.Tensor):
         return gather_masks(target, rows, columns, fill)
     return drop_unseen(target._replace(planes=gather_masks(target.planes, rows, columns, fill)))
 
 
 def groups(start: int, stop: int | None, most: int, block: int = 1) -> Iterator[list[range]]:
-    """The steps in groups of `most`, which end at its multiples wherever one starts, and at the stop; so many of them
-    together as make a `block`."""
+    """Splits the steps into groups that end at multiples of `most`, wherever the steps start, and at the stop. Yields
+    up to `block` groups at a time."""
     ends = itertools.count(start - start % most + most, most)
     while stop is None or start < stop:
         some = [start, *itertools.islice(ends, block)]
@@ -226,8 +227,8 @@ def groups(start: int, stop: int | None, most: int, block: int = 1) -> Iterator[
 
 
 def prefetch(items: Iterator[Item], depth: int) -> Generator[Item]:
-    """The items and errors of an iterator, in order, up to `depth` of them computed in advance by a thread. The thread
-    ends with the iterator, when the generator is closed or garbage collected, and when Python exits."""
+    """Yields the items and errors of an iterator in order, with up to `depth` of them computed in advance by a thread.
+    The thread ends with the iterator, when the generator is closed or garbage collected, and when Python exits."""
     end, pool = object(), ThreadPoolExecutor(1, "prefetch")
     try:
         waiting = deque(pool.submit(next, items, end) for _ in range(depth))

@@ -3,9 +3,9 @@
     for batch in train_batches(dataset, augmentation, BatchStream(batch=256, start=1000)): ...  # endless, from there on
     for batch in eval_batches(dataset, preprocessing, batch=256): ...                           # every sample once
 
-Training step s reads samples sB to sB + B - 1 of consecutive epochs: no batch is short, no sample is dropped. The
-DataLoader requests whole steps from its processes, so the number of processes changes nothing, and the step is all that
-a run must remember about its data.
+Training step s reads samples sB to sB + B - 1 of consecutive epochs: no batch is short and no sample is dropped. The
+DataLoader requests whole steps from its processes, so the batches do not depend on the number of processes, and a run
+needs only its step to resume its data.
 """
 
 import itertools
@@ -34,12 +34,13 @@ from vitrail.data.transforms.augmentation import Augmentation, Augmentations, Tr
 from vitrail.data.unreadable_log import UnreadableLog, UnreadableSample
 
 OTHER_SIZE: Final = "is of another size than the first image"
-PATIENCE_S = 600.0  # a batch that takes longer means storage that hangs
+PATIENCE_S = 600.0  # if a batch takes longer, the storage hangs
 
 
 @dataclass(frozen=True, slots=True)
 class EvalView:
-    """The view of evaluation: preprocessing only, nothing random. With `same_size` every image must have that size."""
+    """The view for evaluation: preprocessing only, nothing random. With `same_size` every image must already have the
+    size that preprocessing gives."""
 
     preprocessing: Preprocessing
     same_size: bool = False
@@ -58,8 +59,8 @@ class EvalView:
 
 
 class Views(Protocol):
-    """One or more views of an image, uint8 [3, H, W] each; all randomness comes from the draws. Geometries say where
-    the pixels come from in an upright image of size `whole`, for targets that move with them."""
+    """Makes one or more views of an image, uint8 [3, H, W] each. All randomness comes from the draws. Geometries say
+    where the pixels come from in an upright image of size `whole`, for targets that move with them."""
 
     @property
     def sizes(self) -> tuple[Pair, ...]: ...
@@ -73,7 +74,7 @@ class Batch:
 
     step: int
     views: tuple[Tensor, ...]  # uint8 [B, 3, H, W] each
-    targets: tuple[Target, ...]  # [B, ...]: one per view if they move with the pixels, else one
+    targets: tuple[Target, ...]  # [B, ...]: one per view if targets move with the pixels, else one
     sample: Tensor  # int64 [B], the index in the dataset; -1 past the end
     epoch: Tensor  # int64 [B]
     valid: Tensor  # bool [B]
@@ -86,14 +87,14 @@ class Batch:
 
     @property
     def target(self) -> Tensor:
-        """The target of the first view, one tensor."""
+        """The target of the first view, if it is one tensor."""
         target = self.targets[0]
         assert isinstance(target, Tensor)
         return target
 
     @property
     def segments(self) -> TargetSegments:
-        """The segments of the first view."""
+        """The target of the first view, if it is segments."""
         target = self.targets[0]
         assert isinstance(target, TargetSegments)
         return target
@@ -102,11 +103,11 @@ class Batch:
         return len(self.sample)
 
     def pin_memory(self) -> "Batch":
-        """The batch in pinned memory; called by the DataLoader."""
+        """Copies the batch to pinned memory. The DataLoader calls this."""
         return self.map_tensors(lambda tensor: tensor.pin_memory())
 
     def to(self, device: torch.device | str) -> "Batch":
-        """The batch on another device. Copies to the host are synchronous, so that they cannot be read too early."""
+        """Copies the batch to a device. Copies to the host are synchronous, so that they cannot be read too early."""
         ahead = torch.device(device).type != "cpu"
         return self.map_tensors(lambda tensor: tensor.to(device, non_blocking=ahead))
 
@@ -118,9 +119,9 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchStream:
-    """The steps of a process from `start` on, endless or up to `stop`. It reads one contiguous part of a global batch,
-    so that these are the same on any number of processes. `repeats` yields every sample several times in a row,
-    each with new draws (repeated augmentation)."""
+    """The steps of a process from `start` on, endless or up to `stop`. Each process reads one contiguous part of every
+    global batch, so that global batches are the same on any number of processes. With `repeats` every sample comes
+    several times in a row, each time with new draws (repeated augmentation)."""
 
     batch: int
     seed: int = 0
@@ -149,9 +150,9 @@ class BatchStream:
 
 
 class StepDataset(Dataset[Batch]):
-    """Maps a step to its batch; this is what a loader process runs. `shuffled`, one epoch comes after another, each in
-    an order of its own. Else every sample comes once, and the last batch may have places without an image, so that all
-    batches have one shape and all processes the same number of batches."""
+    """Maps a step to its batch; this runs in the loader processes. If `shuffled`, one epoch follows another, each in
+    its own order. Otherwise every sample comes once, and the last batch may have places without an image, so that all
+    batches have the same shape and all processes have the same number of batches."""
 
     def __init__(
         self, source: ImageDataset, views: Views, stream: BatchStream, targets: Targets, *, shuffled: bool
@@ -196,8 +197,8 @@ class StepDataset(Dataset[Batch]):
         )
 
     def fill(self, sample: int, views: list[Tensor], draws: list[CounterRng]) -> list[Any] | str:
-        """Writes a sample's views into their places; returns its targets for each, if they move, or the reason if it is
-        unreadable."""
+        """Writes a sample's views into their places. Returns its targets, one per view, if they move with the pixels,
+        or the reason if the sample is unreadable."""
         try:
             image = EncodedImage(self.source.read(sample))
             for place, pixels in zip(views, self.views(image, draws), strict=True):
@@ -223,7 +224,7 @@ def train_batches(
     ledger: UnreadableLog | None = None,
     targets: Targets = CLASS_LABELS,
 ) -> Iterator[Batch]:
-    """The training batches of a stream; with several augmentations each batch has several views."""
+    """Yields the training batches of a stream. With several augmentations each batch has several views."""
     if not len(source):
         raise DataError("a dataset without images cannot be trained on")
     if isinstance(augmentations, Augmentation):
@@ -248,7 +249,7 @@ def eval_batches(
     ledger: UnreadableLog | None = None,
     targets: Targets = CLASS_LABELS,
 ) -> Iterator[Batch]:
-    """Every sample once. All processes get the same number of batches of the same shape."""
+    """Yields every sample once. All processes get the same number of batches, all of the same shape."""
     plain = EvalView(views) if isinstance(views, Preprocessing) else views
     once = StepDataset(source, plain, BatchStream(batch=batch, rank=rank, world=world), targets, shuffled=False)
     return load_batches(once, range(-(-len(source) // batch)), workers, pin, ledger)
@@ -270,7 +271,7 @@ def load_batches(
             num_workers=workers,
             pin_memory=pin,
             timeout=PATIENCE_S if workers else 0,
-            generator=torch.Generator(),  # so that the global one is not used
+            generator=torch.Generator(),  # keeps the global one untouched
             worker_init_fn=leave_process_group,
         )
         batches = iter(loader)
@@ -284,15 +285,15 @@ def load_batches(
 
 
 def leave_process_group(_worker: int) -> None:
-    """Gives a loader process a process group of its own, so that a signal to the run's group (a terminal's Ctrl-C,
-    `timeout`) does not end it while the run finishes its step. It notices by itself if the run is killed."""
+    """Puts a loader process into its own process group, so that a signal to the run's group (Ctrl-C in a terminal,
+    `timeout`) does not end it while the run finishes its step. The process notices by itself if the run is killed."""
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)
 
 
 def name_dead_worker(error: BaseException) -> BaseException:
-    """The error as WorkerDied, with the samples being read, if it reports a killed loader process; else unchanged.
-    Torch raises that error wherever the main thread happens to be, rarely in this module."""
+    """Converts an error that reports a killed loader process to WorkerDied with the samples being read, and returns any
+    other unchanged. Torch raises the error wherever the main thread happens to be, rarely in this module."""
     if not isinstance(error, RuntimeError):
         return error
     pid = {int(number) for number in re.findall(r"pid (\d+)", str(error))}
@@ -301,7 +302,7 @@ def name_dead_worker(error: BaseException) -> BaseException:
 
 
 def describe_death(error: RuntimeError, steps: StepDataset) -> Exception:
-    """WorkerDied with the samples being read, if the error is about a loader process; else the error itself."""
+    """Returns WorkerDied with the samples being read if the error is about a loader process, else the error itself."""
     message = str(error)
     if "DataLoader" not in message or "Caught" in message:  # an exception inside a process is a bug: raise it as it is
         return error

@@ -1,9 +1,8 @@
-"""The preprocessing that travels with the weights: from an image to the pixels a network was trained on.
+"""The preprocessing stored with the weights: turns an image into the pixels a network was trained on.
 
-`tf.image.resize` as Google's pipelines call it, in its own arithmetic: half-pixel centres, without antialiasing.
-
-`bilinear` looks at the two nearest pixels along each axis, however many become one (vit_jax, BiT, big_vision's crops);
-`area` is the mean over what becomes one pixel (big_vision's `resize_small`).
+Includes `tf.image.resize` as Google's pipelines call it, in the same arithmetic: half-pixel centres, no antialiasing.
+`bilinear` reads the two nearest pixels along each axis, whatever the scale (vit_jax, BiT, big_vision's crops); `area`
+is the mean over the source area of each output pixel (big_vision's `resize_small`).
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def resize_bilinear(pixels: "Tensor", size: Pair) -> "Tensor":
-    """uint8 [C, H, W] to levels, float32 [C, h, w]: left + (right - left) · share, first across and then down."""
+    """Resizes uint8 [C, H, W] to float32 levels [C, h, w]: left + (right - left) · share, first across, then down."""
     import torch
 
     def between(old: int, new: int) -> "tuple[Tensor, Tensor, Tensor]":
@@ -43,7 +42,7 @@ def resize_bilinear(pixels: "Tensor", size: Pair) -> "Tensor":
 
 
 def resize_area(pixels: "Tensor", size: Pair) -> "Tensor":
-    """uint8 [C, H, W] to levels, float64 [C, h, w]: each the mean of a rectangle, its fractions of pixels included."""
+    """Resizes uint8 [C, H, W] to float64 levels [C, h, w], each the exact mean over a rectangle of the image."""
     import torch
 
     def shares(old: int, new: int) -> "Tensor":
@@ -57,7 +56,7 @@ def resize_area(pixels: "Tensor", size: Pair) -> "Tensor":
 
 
 def truncate_levels(levels: "Tensor") -> "Tensor":
-    """Levels to bytes as `tf.cast` does it: what is behind the point is cut off, but for what rounding left there."""
+    """Truncates levels to bytes, as `tf.cast` does. A small margin absorbs rounding errors below a whole number."""
     return (levels + 1e-5).clamp(0, 255).byte()
 
 
@@ -65,29 +64,31 @@ Interpolation: TypeAlias = Literal["bilinear", "bicubic"]
 Resampling: TypeAlias = Literal["bilinear", "bicubic", "area"]
 Fit: TypeAlias = Literal["squash", "pad"]
 Triple: TypeAlias = tuple[float, float, float]
-ChannelValues: TypeAlias = tuple[float, ...]  # one for each channel: three for colours, one for grey
+ChannelValues: TypeAlias = tuple[float, ...]  # one per channel: three for colour, one for grey
 
-HALF: Triple = (0.5, 0.5, 0.5)  # pixels to [-1, 1]: all of Google's weights
+HALF: Triple = (0.5, 0.5, 0.5)  # maps pixels to [-1, 1], as for all of Google's weights
 IMAGENET_MEAN: Triple = (0.485, 0.456, 0.406)
 IMAGENET_STD: Triple = (0.229, 0.224, 0.225)
 
-LUMA: Final = (0.299, 0.587, 0.114)  # of red, green and blue (ITU-R 601): what Pillow takes for grey
+LUMA: Final = (0.299, 0.587, 0.114)  # weights of red, green and blue (ITU-R 601), which Pillow also uses for grey
 
-ALLOWED: Final = 1024  # pixels a side that any network's images may have; beyond them ...
+ALLOWED: Final = 1024  # pixels per side that the images of any network may have; beyond them ...
 STRETCH: Final = 8  # ... at most this many times the network's own side, and before a crop this many times the crop's
-EXTREME: Final = 1e6  # means and deviations lie within this and, for deviations, its inverse
+EXTREME: Final = 1e6  # bound on means and deviations; deviations are also at least its inverse
 LARGEST: Final = 1 << 26  # pixels that a resized image may have before the crop; a strip of 1 x 5000 has more
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preprocessing:
-    """Resize, crop, normalise. With `resize`, the shorter side is resized to it and the centre is cropped. Without it,
-    the image is resized straight to `image`, whatever its aspect, as the reference evaluates; or, with the fit "pad",
-    it keeps its aspect and gets black borders at the right or at the bottom, as EoMT evaluates. With `antialias` an
-    image is shrunk as Pillow does it, every pixel counted; without, as TensorFlow does, which the reference was trained
-    in: the nearest pixels only, from half-pixel centres. The interpolation "area" is big_vision's evaluation, whole:
-    the mean over what becomes one pixel, levels cut off to bytes, and a window that is rounded its way. Images are
-    always read in colour; where `mean` and `std` are of one channel, their luma is what the network sees."""
+    """Resizes, crops and normalises. With `resize`, the shorter side is resized to it and the centre is cropped.
+    Without it, the image is resized directly to `image`, whatever its aspect, as the reference evaluates; with the fit
+    "pad" it keeps its aspect and gets black borders on the right or at the bottom, as EoMT evaluates.
+
+    With `antialias` images are shrunk as in Pillow, where every pixel counts; without, as in TensorFlow, with which the
+    reference was trained: only the nearest pixels count, from half-pixel centres. The interpolation "area" reproduces
+    big_vision's evaluation completely: the mean over the source area of each pixel, levels truncated to bytes, and its
+    rounding of the window. Images are always read in colour; if `mean` and `std` have one channel, the network sees
+    their luma."""
 
     image: Pair = (224, 224)
     resize: int | None = None
@@ -119,8 +120,8 @@ class Preprocessing:
             raise ConfigError(f"fit={self.fit} shows the whole image, and resize={self.resize} a part of it; set one")
 
     def check_fit(self, image: Pair, channels: int = 3) -> None:
-        """ConfigError where images would come out absurdly large for a network made for `image`, or in other channels
-        than it takes. Colours are let through: older files have them, whatever the network."""
+        """Raises ConfigError if images would be absurdly large for a network made for `image`, or have a different
+        number of channels. Three channels always pass, because older files have them for any network."""
         if self.channels not in (channels, 3):
             raise ConfigError(f"preprocessing has {self.channels} channels for a network of {channels}")
         for ours, theirs in zip(self.image, image, strict=True):
@@ -130,12 +131,12 @@ class Preprocessing:
 
     @property
     def channels(self) -> int:
-        """How many the network takes."""
+        """The number of channels that the network takes."""
         return len(self.mean)
 
     def adapt_channels(self, channels: int) -> "Preprocessing":
-        """For weights that were brought to another number of channels: one takes the means over the old ones, more take
-        the old ones in turn, as their kernels do (models/resampling/patch_kernels.py)."""
+        """Adapts to weights with another number of channels: a single channel takes the means over the old ones, more
+        channels take the old ones in turn, as their kernels do (models/resampling/patch_kernels.py)."""
         if channels == self.channels:
             return self
         old = (self.mean, self.std)
@@ -146,15 +147,15 @@ class Preprocessing:
         return replace(self, mean=mean, std=std)
 
     def __call__(self, image: "Image") -> "Tensor":
-        """One image to normalised pixels [C, H, W]."""
+        """Converts an image to normalised pixels [C, H, W]."""
         return self.normalise(self.pixels(image))
 
     def pixels(self, image: "Image") -> "Tensor":
-        """One image, of whatever mode and turned however, resized and cropped: uint8 [3, H, W]."""
-        from torchvision.transforms.v2 import functional as F  # heavy: loaded when an image is there
+        """Resizes and crops an image of any mode and EXIF orientation: uint8 [3, H, W]."""
+        from torchvision.transforms.v2 import functional as F  # heavy: loaded with the first image
 
         mode = F.InterpolationMode.BICUBIC if self.interpolation == "bicubic" else F.InterpolationMode.BILINEAR
-        resize: Any = F.resize  # takes images too, whatever its annotation says
+        resize: Any = F.resize  # its annotation leaves out images
         upright = upright_rgb(image)
         whole = (upright.height, upright.width)
         tall, wide = self.resized(whole)
@@ -178,7 +179,7 @@ class Preprocessing:
             return done[:, top : top + height, left : left + width]
         if self.antialias:
             return F.pil_to_tensor(place(resize(upright, size, interpolation=mode)))
-        # In floats: the kernel for bytes exists on some processors only, and rounds otherwise.
+        # In floats: the kernel for bytes exists only on some processors, and rounds differently.
         if self.interpolation == "bilinear":
             resized = resize_bilinear(F.pil_to_tensor(upright), (tall, wide))
         else:
@@ -186,7 +187,7 @@ class Preprocessing:
         return place(resized).round().clamp(0, 255).byte()
 
     def geometry(self, whole: Pair) -> "Geometry":
-        """Where the pixels come from, in an upright image of size `whole`."""
+        """Returns where the pixels come from in an upright image of size `whole`."""
         from vitrail.data.targets import Geometry  # loads torch
 
         if self.resize is None:
@@ -204,20 +205,20 @@ class Preprocessing:
         return Geometry(whole=whole, box=box, inner=(tall, wide), pad=(before, above, after, below))
 
     def _window(self, resized: int, wanted: int) -> tuple[int, int, int, int]:
-        """What the crop leaves of one side of the resized image: where it begins, how long it is, and what is added
-        before and after where that is too short."""
+        """Crops one side of the resized image: returns the start and length of the window, and the padding before and
+        after it if the side is too short."""
         if wanted > resized:
             return 0, resized, (wanted - resized) // 2, (wanted - resized + 1) // 2
         first = (resized - wanted) // 2 if self.interpolation == "area" else round((resized - wanted) / 2)
         return first, wanted, 0, 0
 
     def _is_strip(self, whole: Pair) -> bool:
-        """Whether the resized image would be too large to make."""
+        """Whether the image is so long that the resized image would be too large."""
         return self.resize is not None and self.resize**2 * max(whole) > LARGEST * min(whole)
 
     def resized(self, whole: Pair) -> Pair:
-        """What the whole image is resized to: torchvision's rule, which cuts the longer side off to pixels; or
-        big_vision's, which rounds it."""
+        """Returns the size that the whole image is resized to: by torchvision's rule, which truncates the longer side
+        to whole pixels, or by big_vision's, which rounds it."""
         if self.resize is None:
             scale = min(self.image[0] / whole[0], self.image[1] / whole[1])
             return (
@@ -232,8 +233,8 @@ class Preprocessing:
         return (self.resize, other) if whole[0] <= whole[1] else (other, self.resize)
 
     def centre(self, whole: Pair) -> tuple[float, float, float, float]:
-        """The box of an image of size `whole` that resizing and cropping would leave, without making the rest: for one
-        so long that the rest would fill the memory. Left, top, right, bottom."""
+        """Returns the box (left, top, right, bottom) of an image of size `whole` that remains after resizing and
+        cropping. For very long images, resizing this box alone avoids a resized image that would fill the memory."""
         assert self.resize is not None
         scale = min(whole) / self.resize
         height, width = (side * scale for side in self.image)
@@ -241,32 +242,32 @@ class Preprocessing:
         return (left, top, left + width, top + height)
 
     def view_box(self, whole: Pair) -> tuple[float, float, float, float]:
-        """The box of an image of size `whole` that the network's pixels show: left, top, right, bottom. It goes beyond
-        the image where they have borders."""
+        """Returns the box (left, top, right, bottom) of an image of size `whole` that the network sees. With borders it
+        extends beyond the image."""
         if self.resize is not None:
             return self.centre(whole)
         tall, wide = self.resized(whole)
         return (0.0, 0.0, whole[1] * (self.image[1] / wide), whole[0] * (self.image[0] / tall))
 
     def normalise(self, pixels: "Tensor") -> "Tensor":
-        """uint8 [..., 3, H, W], or of as many channels as the network takes, on whatever device, to its floats."""
+        """Normalises uint8 [..., 3, H, W], or with as many channels as the network takes, on any device."""
         return normalise_pixels(pixels, *self.channel_tensors(pixels.device))
 
     def channel_tensors(self, device: "torch.device | str | None" = None) -> "tuple[Tensor, Tensor]":
-        """Mean and standard deviation as [C, 1, 1] tensors, for `normalise_pixels`."""
+        """Returns mean and standard deviation as [C, 1, 1] tensors, for `normalise_pixels`."""
         import torch
 
         mean, std = (torch.tensor(values, device=device).view(-1, 1, 1) for values in (self.mean, self.std))
         return mean, std
 
     def to_dict(self) -> dict[str, Any]:
-        """Without the fit where it is the usual one, which files of earlier versions do not have."""
+        """Converts to plain values. The default fit is left out, as in files of earlier versions."""
         data = asdict(self)
         return {name: value for name, value in data.items() if name != "fit" or value != "squash"}
 
     @staticmethod
     def from_dict(data: dict[str, Any]) -> "Preprocessing":
-        """Restores what `to_dict` wrote, checked."""
+        """Restores and checks what `to_dict` wrote."""
         try:
             image, resize = data["image"], data["resize"]
             image = cast("Pair", read_numbers(image if isinstance(image, list | tuple) else [image, image]))
@@ -282,8 +283,8 @@ class Preprocessing:
 
 
 def normalise_pixels(pixels: "Tensor", mean: "Tensor", std: "Tensor") -> "Tensor":
-    """uint8 [..., 3, H, W] to the floats that a network takes; mean and std are [C, 1, 1] on the same device. One
-    channel is the luma of three."""
+    """Normalises uint8 [..., 3, H, W] to floats for a network; mean and std are [C, 1, 1] on the same device. A network
+    of one channel gets the luma of three."""
     shares, wanted, given = pixels.float() / 255, mean.shape[0], pixels.shape[-3]
     if wanted != given:
         if (wanted, given) != (1, 3):
@@ -300,7 +301,7 @@ def pillow_filter(interpolation: Resampling) -> Any:
 
 
 def read_numbers(values: Any) -> tuple[float, ...]:
-    """Finite numbers; a file may write 224 as 224.0."""
+    """Checks a list of finite numbers, and turns whole ones into ints: a file may write 224 as 224.0."""
     numbers = cast("list[Any]", values) if isinstance(values, list | tuple) else []
     if not numbers or not all(is_number(value) for value in numbers):
         raise ConfigError(f"{quote_value(values)} must be finite numbers")
@@ -308,14 +309,14 @@ def read_numbers(values: Any) -> tuple[float, ...]:
 
 
 def is_number(value: object) -> bool:
-    """A finite int or float, neither True nor False."""
+    """Whether a value is a finite int or float, and not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool) and -1e300 < value < 1e300
 
 
 def quote_value(value: object) -> str:
-    """A value from a file, quoted on one line."""
+    """Quotes a value from a file on one line."""
     try:
         text = repr(value)
-    except ValueError:  # an int of more digits than Python writes
+    except ValueError:  # an int with more digits than Python prints
         return "a number of thousands of digits"
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -5,7 +5,7 @@ process and a batch on the accelerator get the same numbers, because both derive
 
 `EpochOrder` is a pseudo-random permutation that is computed on demand and never stored: a Feistel network over the
 smallest rectangle that holds the dataset, with cycle-walking past its end. Each round adds to one coordinate a keyed
-hash of the other, so every round is a bijection. The key is (seed, epoch). Its memory does not grow with the dataset.
+hash of the other, so every round is a bijection. The key is (seed, epoch). Memory does not grow with the dataset.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
 def splitmix64(x: Keys) -> Keys:
-    """The finaliser of splitmix64, a bijection of 64 bits. Takes arrays only: those wrap without warnings."""
+    """Applies the finaliser of splitmix64, a bijection of 64 bits. Takes only arrays, which wrap without warnings."""
     x = x ^ (x >> SHIFTS[0])  # a new array; the rest is done in place
     x *= FACTORS[0]
     x ^= x >> SHIFTS[1]
@@ -42,7 +42,7 @@ def splitmix64(x: Keys) -> Keys:
 
 
 def splitmix64_tensor(bits: "Tensor") -> "Tensor":
-    """`splitmix64` of an int64 tensor on its device. Signed numbers wrap like unsigned ones; only shifts differ."""
+    """Applies `splitmix64` to an int64 tensor. Signed numbers wrap like unsigned ones; only shifts differ."""
     bits = bits ^ shift_right(bits, 30)  # a new tensor; the rest is done in place
     bits.mul_(as_int64(0xBF58476D1CE4E5B9))
     bits.bitwise_xor_(shift_right(bits, 27))
@@ -51,17 +51,17 @@ def splitmix64_tensor(bits: "Tensor") -> "Tensor":
 
 
 def shift_right(bits: "Tensor", by: int) -> "Tensor":
-    """A logical shift of an int64 tensor: zeros come in from the left."""
+    """Shifts an int64 tensor logically: zeros come in from the left."""
     return (bits >> by).bitwise_and_(2 ** (64 - by) - 1)
 
 
 def as_int64(value: int) -> int:
-    """The signed number with the same 64 bits as an unsigned one."""
+    """Reinterprets an unsigned 64-bit number as signed."""
     return value - 2**64 if value >= 2**63 else value
 
 
 def hash_keys(*parts: "int | NDArray[np.integer[Any]]") -> Keys:
-    """One key [B] from several integers or integer arrays, in order; scalars are broadcast, and count modulo 2**64."""
+    """Hashes integers or integer arrays, in order, to one key [B]. Scalars are broadcast, and taken modulo 2**64."""
     key = np.zeros(1, np.uint64)
     for part in parts:
         more = part.astype(np.uint64) if isinstance(part, np.ndarray) else np.array([part % 2**64], np.uint64)
@@ -71,67 +71,68 @@ def hash_keys(*parts: "int | NDArray[np.integer[Any]]") -> Keys:
 
 @lru_cache(maxsize=256)
 def hash_word(text: str) -> int:
-    """A word as a number that is the same in every process."""
+    """Hashes a word to a number that is the same in every process."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 @lru_cache(maxsize=256)
 def purpose_keys(purpose: str, count: int) -> Keys:
-    """What sets a purpose's numbers apart [1, count]. Kept, for it would take longer than all else that a draw does."""
+    """Returns the keys [1, count] that make a purpose's numbers different from those of others. They are cached,
+    because computing them would take longer than the rest of a draw."""
     return hash_keys(hash_word(purpose), np.arange(count, dtype=np.uint64))[None, :]
 
 
 class CounterRng:
-    """The random numbers of B samples, by purpose. Another purpose, or one more, never shifts the rest."""
+    """The random numbers of B samples, by purpose. The numbers of a purpose do not depend on what else is drawn."""
 
     __slots__ = ("keys", "mixed")
 
     def __init__(self, keys: Keys, mixed: Keys | None = None) -> None:
         self.keys = keys
-        # [B, 1], what all purposes start from
+        # [B, 1]: the keys that all purposes start from
         self.mixed = splitmix64(keys[:, None] + GOLDEN) if mixed is None else mixed
 
     @classmethod
     def for_samples(cls, *, seed: int, epoch: Whole, sample: Whole, view: Whole = 0) -> "CounterRng":
-        """Those of one sample, or of a batch where `sample` (and perhaps `epoch`) is an array [B]."""
+        """The numbers of one sample, or of a batch if `sample` (and perhaps `epoch`) is an array [B]."""
         return cls(hash_keys(seed, epoch, sample, view))
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def row(self, index: int) -> "CounterRng":
-        """Those of one sample of a batch."""
+        """The numbers of one sample of a batch."""
         return self.rows(slice(index, index + 1))
 
     def rows(self, some: "slice | NDArray[np.int64]") -> "CounterRng":
-        """Those of some samples of a batch."""
+        """The numbers of some samples of a batch."""
         return CounterRng(self.keys[some], self.mixed[some])
 
     def bits(self, purpose: str, count: int = 1) -> Keys:
-        """Whole 64-bit numbers [B, count]."""
+        """Draws 64-bit integers [B, count]."""
         return splitmix64(self.mixed ^ purpose_keys(purpose, count))
 
     def uniform(self, purpose: str, count: int = 1) -> NDArray[np.float64]:
-        """Numbers in [0, 1) as [B, count]: the upper 53 bits."""
+        """Draws numbers in [0, 1) as [B, count], from the upper 53 bits."""
         return (self.bits(purpose, count) >> UNUSED).astype(np.float64) * 2.0**-53
 
     def integers(self, purpose: str, below: int, count: int = 1) -> NDArray[np.int64]:
-        """Whole numbers in [0, below) as [B, count]; `below` stays under 2**32, so that the bias is below 2**-32."""
+        """Draws integers in [0, below) as [B, count]. `below` stays under 2**32, so that the bias is below 2**-32."""
         return (self.bits(purpose, count) % np.uint64(below)).view(np.int64)
 
     def generator(self, purpose: str, row: int = 0) -> np.random.Generator:
-        """A numpy generator of one sample's own, for what needs many numbers or a shaped distribution."""
+        """Returns a numpy generator for one sample, for draws of many numbers or from other distributions."""
         return np.random.Generator(np.random.Philox(int(self.bits(purpose)[row, 0])))
 
 
-ROUNDS: Final = 16  # with 8, sets of five or six still show a preference among their permutations
+ROUNDS: Final = 16  # with 8, the permutations of five or six samples are still measurably non-uniform
 ORDER: Final = hash_word("order")
-ONE: Final = np.uint64(1)  # 63 bits and a coordinate never wrap
+ONE: Final = np.uint64(1)  # shift that leaves 63 bits, so that adding a coordinate never wraps
 
 
 @dataclass(frozen=True, slots=True)
 class EpochOrder:
-    """A permutation of `length` things for every (seed, epoch). Its stream has each `repeats` times in a row."""
+    """A permutation of `length` samples for every (seed, epoch). Its stream repeats each sample `repeats` times."""
 
     length: int
     seed: int
@@ -144,7 +145,7 @@ class EpochOrder:
             raise ConfigError(f"length={self.length}: an order needs at least one sample and at most 2**62")
 
     def __call__(self, epoch: Whole, position: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The samples at these positions of an epoch; `epoch` is one number or one a position."""
+        """Returns the samples at these positions of an epoch; `epoch` is one number, or one per position."""
         rows = isqrt(self.length - 1) + 1
         columns = -(-self.length // rows)
         key = np.broadcast_to(hash_keys(ORDER, self.seed, epoch), position.shape)
@@ -157,27 +158,27 @@ class EpochOrder:
         return sample.astype(np.int64)
 
     def locate(self, position: NDArray[np.int64]) -> "StreamPositions":
-        """Places in the endless stream of one epoch after another."""
+        """Returns the epoch, sample and repeat at these positions of the endless stream of epochs."""
         draw, view = np.divmod(position, self.repeats)
         epoch, within = np.divmod(draw, self.length)
         return StreamPositions(epoch=epoch, sample=self(epoch, within), repeat=view)
 
 
 class StreamPositions(NamedTuple):
-    """What stands at some places of the stream: epoch, sample and which repeat of it, each [B]."""
+    """The contents of B positions of the stream: epoch, sample and number of the repeat, each [B]."""
 
     epoch: NDArray[np.int64]
     sample: NDArray[np.int64]
     repeat: NDArray[np.int64]
 
     def draws(self, seed: int, views: int) -> list[CounterRng]:
-        """The random numbers of so many views of each sample."""
+        """Returns the random numbers of each sample for each of `views` views."""
         numbers = (self.repeat * views + number for number in range(views))
         return [CounterRng(hash_keys(seed, self.epoch, self.sample, number)) for number in numbers]
 
 
 def feistel(x: Keys, rows: int, columns: int, key: Keys) -> Keys:
-    """x is row * columns + column; the two coordinates take turns in moving the other."""
+    """Permutes x = row * columns + column: the two coordinates take turns, each moving the other."""
     tall, wide = np.uint64(rows), np.uint64(columns)
     row, column = np.divmod(x, wide)
     key = key.copy()
@@ -190,9 +191,9 @@ def feistel(x: Keys, rows: int, columns: int, key: Keys) -> Keys:
 
 
 def add_hash(one: Keys, by: Keys, below: "np.uint64") -> Keys:
-    """One coordinate plus a hash, around the rectangle's edge."""
+    """Adds a hash of `by` to one coordinate, modulo `below`."""
     out = splitmix64(by)
     out >>= ONE
     out += one
-    out -= out // below * below  # the remainder; numpy has a quick division by one number, but no quick %
+    out -= out // below * below  # the remainder; numpy's division by a scalar is fast, its % is not
     return out

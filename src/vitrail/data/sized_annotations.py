@@ -11,7 +11,7 @@ from vitrail.data.decode.image import read_mask
 
 
 def read_sized_mask(source: ImageDataset, sample: int, size: Pair) -> NDArray[np.uint8]:
-    """Class indices [H, W]. BadImage where they are of another size, or are not classes."""
+    """Reads the class indices [H, W] of a sample. BadImage if their size differs, or if they are not classes."""
     try:
         indices = read_mask(source.mask(sample))
     except (BadImage, OSError) as error:
@@ -23,12 +23,12 @@ def read_sized_mask(source: ImageDataset, sample: int, size: Pair) -> NDArray[np
     if (wrong := indices[(indices >= known) & (indices != IGNORED)]).size:
         among = "is 1 class, 0" if known == 1 else f"are {known} classes, 0 to {known - 1}"
         fact = f"mask: class {wrong.max()} of pixels, but there {among}"
-        raise BadImage(f"{fact}, and {IGNORED} for pixels that count for nothing")
+        raise BadImage(f"{fact}, and {IGNORED} for ignored pixels")
     return indices
 
 
 def read_sized_segments(source: ImageDataset, sample: int, size: Pair) -> Segments:
-    """The segments of a sample. BadImage where they are of another size."""
+    """Reads the segments of a sample. BadImage if their size differs."""
     try:
         found = source.segments(sample)
     except (BadImage, OSError) as error:
@@ -39,6 +39,6 @@ def read_sized_segments(source: ImageDataset, sample: int, size: Pair) -> Segmen
 
 
 def compare_sizes(found: Pair, image: Pair) -> str:
-    """Two sizes that differ, and the usual cause if one is the other on its side."""
+    """Describes two sizes that differ, and the usual cause if one is the other transposed."""
     turned = "; images are rotated upright by their EXIF tag, so annotate them upright" if found == image[::-1] else ""
     return f"{format_size(found)}, that of the image {format_size(image)}{turned}"

@@ -1,6 +1,6 @@
 """Dev splits, nested shares and few-shot draws, each a pure function of labels and a seed; and selections on disk.
 
-The paper searches its learning rates on a part of the training set (Section 4.1): 10 % of Pets and Flowers, 2 % of
+The paper tunes its learning rates on a part of the training set (Section 4.1): 10 % of Pets and Flowers, 2 % of
 CIFAR, 1 % of ImageNet. Section 4.3 trains on random subsets, each of which contains the smaller ones. Few-shot draws
 (4.1) follow the reference: one numpy generator per seed, classes in order.
 
@@ -28,7 +28,7 @@ KIND = "vitrail selection 1"
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Selection:
-    """The samples of `source` (a fingerprint) that `rule` chose, in order; with `drop`, those it excludes."""
+    """The samples of `source` (a fingerprint) that `rule` chose, in order; with `drop`, the samples to exclude."""
 
     source: str
     rule: dict[str, Any]  # what chose them: a name, a seed, sizes, thresholds
@@ -42,7 +42,7 @@ class Selection:
         return sha256(head.encode() + np.ascontiguousarray(self.indices, "<i8").tobytes()).hexdigest()
 
     def apply(self, source: ImageDataset) -> SubsetDataset:
-        """The chosen samples. Raises DataError if the dataset has changed since."""
+        """Returns the chosen samples of the dataset. Raises DataError if it has changed since."""
         if source.fingerprint != self.source:
             changed = f"{self.source[:12]} became {source.fingerprint[:12]}"
             fact = f"the data of the selection {self.rule.get('name', '')!r} have changed since ({changed})"
@@ -75,11 +75,11 @@ class Selection:
 
 
 def drop_listed(source: ImageDataset, path: Path, *, option: str) -> tuple[ImageDataset, Selection]:
-    """The images that remain after the drop.json at `path`, and what it drops. Errors start with `option`, which is
-    "--without " or "data.without="."""
+    """Applies the drop.json at `path`. Returns the remaining images and the selection that it drops. Errors start with
+    `option`, which is "--without " or "data.without="."""
     try:
         selection = Selection.load(path)
-    except DataError as error:  # which names the file
+    except DataError as error:  # it names the file
         raise DataError(f"{option}{error}") from None
     if not selection.drop:
         raise DataError(f"{option}{path} lists images to keep; give a drop.json of `vitrail data dedup`")
@@ -96,10 +96,10 @@ DEV: Final = {"pets": 0.10, "flowers102": 0.10, "cifar10": 0.02, "cifar100": 0.0
 
 
 def split_stratified(labels: Labels, fraction: float, *, seed: int = 0) -> NDArray[np.int64]:
-    """A fraction of the samples, taken from every class as evenly as whole samples allow, ascending.
+    """Draws a fraction of the samples, from every class as evenly as whole samples allow. Indices are ascending.
 
-    The total is round(fraction * N); what rounding leaves over goes to the classes that lost most by it. A class is
-    never taken completely. Samples with several labels, or none, are drawn regardless of class."""
+    The total is round(fraction * N), and classes with the largest remainders are rounded up. A class is never taken
+    completely. Samples with several labels, or none, are drawn regardless of class."""
     if not 0 < fraction < 1:
         raise ConfigError(f"fraction={fraction} must lie between 0 and 1")
     order, lot, _, first, sizes = order_by_class(labels, "stratified", seed)
@@ -113,8 +113,8 @@ def split_stratified(labels: Labels, fraction: float, *, seed: int = 0) -> NDArr
 
 
 def order_by_class(labels: Labels, purpose: str, seed: int) -> tuple[NDArray[Any], ...]:
-    """All samples sorted by class and in random order within a class; their random keys; and of each class its number,
-    its first position in the order and its size."""
+    """Returns all samples sorted by class and in random order within a class, their random keys, and for each class its
+    number, its first position in the order and its size."""
     lot = hash_keys(hash_word(purpose), seed, np.arange(len(labels)))
     group = np.zeros(len(labels), np.int64) if labels.multiple else labels.values.astype(np.int64)
     order = np.lexsort((lot, group))
@@ -122,14 +122,15 @@ def order_by_class(labels: Labels, purpose: str, seed: int) -> tuple[NDArray[Any
 
 
 def take_first(order: NDArray[np.int64], first: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The first `counts` samples of every class, ascending."""
+    """Takes the first `counts` samples of every class. Indices are ascending."""
     parts = [order[start : start + count] for start, count in zip(first, counts, strict=True)]
     return np.sort(np.concatenate([np.zeros(0, np.int64), *parts]))
 
 
 def split_share(labels: Labels, fraction: float, *, seed: int = 0) -> NDArray[np.int64]:
-    """That share of every class, rounded per class, ascending; for one seed a larger share contains every smaller one,
-    which `split_stratified` does not promise. Samples with several labels, or none, are drawn regardless of class."""
+    """Draws a share of every class, rounded per class. Indices are ascending. With the same seed, a larger share
+    contains every smaller one, which `split_stratified` does not guarantee. Samples with several labels, or none, are
+    drawn regardless of class."""
     if not 0 < fraction <= 1:
         raise ConfigError(f"fraction={fraction} must be above 0 and at most 1")
     order, _, present, first, sizes = order_by_class(labels, "share", seed)
@@ -143,8 +144,9 @@ def split_share(labels: Labels, fraction: float, *, seed: int = 0) -> NDArray[np
 
 
 def select_few_shot(labels: Labels, classes: int, shots: int, *, seed: int | None = 0) -> NDArray[np.int64]:
-    """`shots` samples per class as the reference draws them: one generator per seed, permuting class after class. With
-    seed None the first ones in the order of the source, fewer where there are no more: the sweep variant."""
+    """Draws `shots` samples per class as the reference does: one generator per seed, permuting class after class. With
+    seed None it takes the first samples in the order of the source, or fewer if a class has no more: the sweep
+    variant."""
     if labels.multiple:
         raise BadLabels("a few-shot draw needs exactly one label per sample")
     drawn = [np.flatnonzero(labels.values == number) for number in range(classes)]
@@ -158,7 +160,7 @@ def select_few_shot(labels: Labels, classes: int, shots: int, *, seed: int | Non
 
 
 def dev_split(source: ImageDataset, fraction: float, *, seed: int = 0) -> tuple[Selection, Selection]:
-    """The training part and the dev part, as selections."""
+    """Splits a dataset into a training part and a dev part, as selections."""
     held = split_stratified(source.labels, fraction, seed=seed)
     rule = {"name": "dev", "fraction": fraction, "seed": seed}
     rest = np.setdiff1d(np.arange(len(source)), held)
@@ -167,6 +169,6 @@ def dev_split(source: ImageDataset, fraction: float, *, seed: int = 0) -> tuple[
 
 
 def share_split(source: ImageDataset, fraction: float, *, seed: int = 0) -> Selection:
-    """A share of every class as a selection."""
+    """Selects a share of every class."""
     rule = {"name": "share", "fraction": fraction, "seed": seed}
     return Selection(source=source.fingerprint, rule=rule, indices=split_share(source.labels, fraction, seed=seed))

@@ -1,11 +1,11 @@
-"""Records which images weights were trained on, in their provenance, and tells whether they have seen given images.
+"""Records in the provenance of weights which images they were trained on, and finds which images they have seen.
 
-Up to MOST_IMAGES images of MOST_BYTES together are recorded by a 64-bit hash of the content of each: 11 bytes per image
-in the file, and the images are recognised in any folder, archive or subset, under any name. A larger set is recorded by
-the fingerprint of its source and one bit an image: then it is recognised as a whole, or any part that is drawn from the
-same source, wherever that lies. Weights that started from others carry the records of those behind their own.
+Up to MOST_IMAGES images of MOST_BYTES together are recorded by a 64-bit hash of the content of each: this takes 11
+bytes per image in the file, and recognises the images in any folder, archive or subset, under any name. A larger set is
+recorded by the fingerprint of its source and one bit per image: this recognises the set, or any part of the same
+source, wherever it is stored. Weights that started from others also carry the records of those.
 
-Also hashes the images of a source, and traces where its samples come from.
+The module also hashes the images of a source, and traces where its samples come from.
 """
 
 import base64
@@ -27,8 +27,8 @@ REPORTED: Final = 64  # samples between two reports of progress
 def hash_contents(
     source: ImageDataset, *, rank: int = 0, world: int = 1, advance: Callable[[int], None] = lambda _: None
 ) -> Hashes:
-    """The content hash of every sample, or of every world-th one from `rank` on; 0 for one that cannot be read.
-    `advance` hears how many samples of all are done."""
+    """Computes the content hash of every sample, or of every world-th one from `rank` on; 0 for one that cannot be
+    read. `advance` is called with the number of samples done, out of all."""
     places = range(rank, len(source), world)
     hashes = np.zeros(len(places), np.uint64)
     for at, place in enumerate(places):
@@ -40,7 +40,7 @@ def hash_contents(
 
 
 def interleave(shares: Sequence[Hashes]) -> Hashes:
-    """The hashes of a whole source from the shares of all ranks."""
+    """Merges the shares of all ranks into the hashes of the whole source."""
     whole = np.zeros(sum(map(len, shares)), np.uint64)
     for rank, share in enumerate(shares):
         whole[rank :: len(shares)] = share
@@ -48,7 +48,7 @@ def interleave(shares: Sequence[Hashes]) -> Hashes:
 
 
 def trace_samples(source: ImageDataset) -> tuple[ImageDataset, NDArray[np.int64]]:
-    """The source that the samples are drawn from, and their places in it."""
+    """Returns the source that the samples are drawn from, and their indices in it."""
     places = np.arange(len(source))
     while isinstance(source, SubsetDataset | RelabelledDataset):
         if isinstance(source, SubsetDataset):
@@ -57,7 +57,7 @@ def trace_samples(source: ImageDataset) -> tuple[ImageDataset, NDArray[np.int64]
     return source, places
 
 
-KEY: Final = "trained_on"  # in a provenance: a list of records, of which all count
+KEY: Final = "trained_on"  # in a provenance: a list of records, all of which apply
 MOST_IMAGES: Final = 100_000
 MOST_BYTES: Final = 16 << 30
 BULK: Final = ("hashes", "places")  # fields that are of no use to a reader
@@ -67,8 +67,8 @@ Hashing = Callable[[ImageDataset], Hashes]  # of every sample; several processes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exposure:
-    """What is known of weights and some images: which of these were trained on, and which weights, of those and the
-    ones they started from, have no record that can tell."""
+    """What is known about weights and some images: which of the images they were trained on, and which weights, out of
+    these and those they started from, have no record that can tell."""
 
     seen: NDArray[np.bool_]  # [N]
     unrecorded: tuple[str, ...]  # "" for the weights themselves
@@ -86,8 +86,8 @@ def record_training(
     others: Mapping[str, ImageDataset],
     hashing: Hashing = hash_contents,
 ) -> dict[str, Any]:
-    """The record of a training on `train`, which `selection` chose of `out_of` images; `others` are sources of the same
-    collection. All processes call it."""
+    """Makes the record of a training run on `train`, which `selection` chose from `out_of` images. `others` are sources
+    of the same collection. All processes must call it."""
     facts = {"images": len(train), "held_out": out_of - len(train), "fingerprint": train.fingerprint}
     facts = {**facts, "digest": train.content_digest, "selection": dict(selection)}
     if len(train) <= MOST_IMAGES and total_bytes(train) <= MOST_BYTES:
@@ -104,7 +104,7 @@ def record_training(
 
 
 def find_exposure(provenance: Mapping[str, Any], source: ImageDataset, hashing: Hashing = hash_contents) -> Exposure:
-    """Which samples of a source the weights with this provenance were trained on. All processes call it."""
+    """Finds which samples of a source the weights with this provenance were trained on. All processes must call it."""
     seen, unrecorded = np.zeros(len(source), np.bool_), list[str]()
     hashes: Hashes | None = None
     for name, records in list_records(provenance):
@@ -119,7 +119,7 @@ def find_exposure(provenance: Mapping[str, Any], source: ImageDataset, hashing: 
 
 
 def list_records(provenance: Mapping[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """The records of weights and of those they started from, with the names of these."""
+    """Lists the records of weights, under the name "", and of those they started from, under their names."""
     link: Any = provenance
     name = ""
     while isinstance(link, Mapping):
@@ -130,18 +130,18 @@ def list_records(provenance: Mapping[str, Any]) -> Iterator[tuple[str, list[dict
 
 
 def read_records(provenance: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The records of the weights themselves."""
+    """Reads the records of the weights themselves."""
     records: Any = provenance.get(KEY)
     return [one for one in records if isinstance(one, dict)] if isinstance(records, list) else []
 
 
 def match_record(record: Mapping[str, Any], source: ImageDataset, hashes: Hashes | None) -> NDArray[np.bool_] | None:
-    """Which samples of a source are in a record; none where it cannot tell, or is damaged."""
+    """Finds which samples of a source are in a record. None if the record cannot tell, or is damaged."""
     try:
         if "hashes" in record:
             known = np.frombuffer(base64.b64decode(record["hashes"], validate=True), "<u8")
             if hashes is None or not np.isin(hashes[hashes != 0] & 1, known & 1).all():
-                return None  # files against pixels
+                return None  # the record hashes files and the source hashes pixels, or the reverse
             return np.isin(hashes, known) & (hashes != 0)
         base, places = trace_samples(source)
         if base.fingerprint in record["apart"].values():
@@ -157,7 +157,7 @@ def match_record(record: Mapping[str, Any], source: ImageDataset, hashes: Hashes
 
 
 def shorten_provenance(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """A provenance to be read by people: records without what only a comparison needs."""
+    """Shortens a provenance for display: leaves out the bulk of the records, which only comparisons need."""
     out = dict(provenance)
     if KEY in out:
         out[KEY] = [{name: row[name] for name in row if name not in BULK} for row in read_records(out)]

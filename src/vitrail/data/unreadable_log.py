@@ -1,4 +1,4 @@
-"""A log of unreadable files: each once, with its name and the reason.
+"""A log of unreadable files, which lists each once, with its name and the reason.
 
 An unreadable image is never replaced by another. Its place in the batch is filled with zeros and marked as not valid,
 so that a step always has the same samples and the loss skips the place.
@@ -17,7 +17,7 @@ FILE: Final = "unreadable.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class UnreadableSample:
-    """A sample that gave no pixels, and why."""
+    """A sample that could not be decoded, with the reason."""
 
     sample: int
     name: str

@@ -24,14 +24,14 @@ from vitrail.models.kernels.fused_ops import (
 
 
 class Places(NamedTuple):
-    """What a layer's attention knows about the positions of its tokens. In a plain network that is the grid alone."""
+    """What a layer's attention knows about the positions of its tokens. In a plain network this is only the grid."""
 
     grid: Pair
     offsets: Tensor | None = None  # vectors of relative positions (D.4): [2T-1, D_h]
     rotation: Tensor | None = None  # cosines and sines of rotary ones: [2, T, D_h], or [2, B or heads, ..., T, D_h]
     bias: Tensor | None = None  # of the logits, for all layers: [heads, T, T]
-    ahead: int = 0  # tokens in front of all these that stand nowhere: not turned, and without a bias
-    hidden: Tensor | None = None  # patches, the last tokens, that those ahead do not see: [B, ahead, N]
+    ahead: int = 0  # number of leading tokens without a place in the image: not rotated, and without a bias
+    hidden: Tensor | None = None  # patches, the last tokens, that the leading tokens do not attend to: [B, ahead, N]
 
 
 def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -50,7 +50,7 @@ def relative_logits(q: Tensor, offsets: Tensor) -> Tensor:
 
 
 def rotate(z: Tensor, rotation: Tensor, *, pairs: bool) -> Tensor:
-    """z turned by its rotary positions, given as cosines and sines: [..., T, D_h] -> [..., T, D_h]."""
+    """Rotates z by its rotary positions, given as cosines and sines: [..., T, D_h] -> [..., T, D_h]."""
     cosine, sine = rotation.unbind(0)
     if pairs:
         turned = torch.stack([-z[..., 1::2], z[..., ::2]], dim=-1).flatten(-2)
@@ -61,7 +61,8 @@ def rotate(z: Tensor, rotation: Tensor, *, pairs: bool) -> Tensor:
 
 
 def pad_rotation(rotation: Tensor, ahead: int) -> Tensor:
-    """Rotary positions with tokens in front that are not turned: [2, ..., T, D_h] -> [2, ..., ahead + T, D_h]."""
+    """Extends rotary positions by leading tokens that are not rotated:
+    [2, ..., T, D_h] -> [2, ..., ahead + T, D_h]."""
     if not ahead:
         return rotation
     cosine, sine = rotation.unbind(0)
@@ -69,9 +70,9 @@ def pad_rotation(rotation: Tensor, ahead: int) -> Tensor:
 
 
 def attend_masked(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, hidden: Tensor, dropout: float) -> Tensor:
-    """Attention whose first tokens do not see the patches that are `hidden` from them, [B, ahead, N]. Those few alone
-    need a mask and have their weights written out, in float32; the others keep the fast kernel. They always see each
-    other: no row is empty."""
+    """Attention whose first tokens do not attend to the patches that are `hidden` from them, [B, ahead, N]. Only these
+    few tokens need a mask, so their weights are computed explicitly, in float32; the others keep the fast kernel. The
+    first tokens always attend to each other, so no row is empty."""
     ahead, seen = hidden.shape[1], k.shape[2] - hidden.shape[2]
     exact = torch.promote_types(q.dtype, torch.float32)
     mask = F.pad(torch.zeros_like(hidden, dtype=exact).masked_fill(hidden, float("-inf")), (seen, 0))[:, None]
@@ -84,7 +85,7 @@ def attend_masked(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, hidden: 
 
 
 class QKV(nn.Linear):
-    """q, k and v in one product, stacked in that order; without a bias for keys, the bias is that of q and v."""
+    """q, k and v in one product, stacked in that order. If keys have no bias, `bias` holds only those of q and v."""
 
     def __init__(self, width: int, inner: int, *, bias: bool, key_bias: bool):
         super().__init__(width, 3 * inner, bias=bias and key_bias)
@@ -96,7 +97,7 @@ class QKV(nn.Linear):
     def reset_parameters(self) -> None:
         if self.bias is None or len(self.bias) == self.out_features:
             super().reset_parameters()
-        else:  # a bias of q and v alone comes after torch's constructor, so no number is drawn for it
+        else:  # a bias for q and v only is made after torch's constructor, so no random numbers are drawn for it
             nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
 
     @property
@@ -112,10 +113,10 @@ class QKV(nn.Linear):
 
 
 class Attention(nn.Module):
-    """MSA(z), Eqs. 5-8. q, k and v share one matrix, stacked in that order, each part initialised by itself.
+    """MSA(z), Eqs. 5-8. q, k and v share one matrix, stacked in that order, each part initialised separately.
 
-    `norm` makes norms for queries and keys, `norm_inner` one for what the heads give. `position_bias` adds to the
-    logits, by the queries and the grid.
+    `norm` makes norms for queries and keys, `norm_inner` one for the output of the heads. `position_bias` computes a
+    bias of the logits from the queries and the grid.
     """
 
     def __init__(
@@ -151,8 +152,8 @@ class Attention(nn.Module):
                 nn.init.zeros_(bias)
 
     def project(self, z: Tensor | Float8, queries: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Eq. 5: [B, T, D] -> q, k, v of [B, k, T, D_h] each, all views of one product; with `queries` q of the first
-        tokens alone, [B, k, queries, D_h]."""
+        """Eq. 5: [B, T, D] -> q, k, v of [B, k, T, D_h] each, all views of one product. With `queries`, q is only of
+        the first tokens, [B, k, queries, D_h]."""
         weight, bias, inner = self.qkv.weight, self.qkv.full_bias, self.qkv.inner
         if isinstance(z, Float8):
             q, k, v = float8_layers.qkv(z, weight, bias)
@@ -175,7 +176,7 @@ class Attention(nn.Module):
     def place(
         self, q: Tensor, k: Tensor, places: Places | None, position_bias: nn.Module | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """q and k turned by rotary positions, and what positions of other kinds add to the logits."""
+        """Rotates q and k by rotary positions, and computes the bias of the logits from other kinds of positions."""
         if places is None:
             return q, k, None
         ahead = places.ahead
@@ -204,7 +205,7 @@ class Attention(nn.Module):
         taps: Taps | None = None,
         position_bias: nn.Module | None = None,
     ) -> Tensor:
-        """[B, T, D] -> [B, T, D], or [B, queries, D] for the first tokens alone, which still see all others."""
+        """[B, T, D] -> [B, T, D], or [B, queries, D] for only the first tokens, which still attend to all others."""
         return self.out(self._mix(z, places, queries, taps, position_bias))  # Eq. 8
 
     def mix(
@@ -215,7 +216,7 @@ class Attention(nn.Module):
         taps: Taps | None = None,
         position_bias: nn.Module | None = None,
     ) -> Tensor | Float8:
-        """Everything before the last product: the outputs of the heads, concatenated, in fp8 if the input is."""
+        """Computes everything before the last product: the concatenated heads, in fp8 if the input is."""
         if not isinstance(z, Float8):
             return self._mix(z, places, queries, taps, position_bias)
         plain = self.norm is None and self._is_plain(places, queries, taps, position_bias)
@@ -224,13 +225,13 @@ class Attention(nn.Module):
         return float8_layers.round_tensor(self._mix(z, places, queries, taps, position_bias))
 
     def fuses(self, z: Tensor | TensorFacts) -> bool:
-        """Whether attention over all tokens, without positions of its own, is one kernel."""
+        """Whether attention over all tokens, without its own positions, runs as one kernel."""
         return self._is_plain(None, None, None, None) and can_fuse_attention(z, self.qkv, self.heads)
 
     def _is_plain(
         self, places: Places | None, queries: int | None, taps: Taps | None, position_bias: nn.Module | None
     ) -> bool:
-        """Whether it is Eqs. 5-7 and nothing else, over all tokens."""
+        """Whether attention is exactly Eqs. 5-7, over all tokens."""
         dropout = self.dropout if self.training else 0.0
         tapped = taps is not None and taps.attention
         bare = places is None or all(part is None for part in (places[1], places[2], places[3], places.hidden))
@@ -249,7 +250,7 @@ class Attention(nn.Module):
         plain = self._is_plain(places, queries, taps, position_bias)
         if isinstance(z, Tensor) and plain and can_fuse_attention(z, self.qkv, self.heads):
             return self._normalise(fused_attention(z, self.qkv.weight, self.qkv.full_bias, self.heads))  # Eqs. 5-7
-        few = None if position_bias is not None else queries  # a bias that queries make asks for all of them
+        few = None if position_bias is not None else queries  # a bias computed from queries needs all of them
         q, k, v = self.project(z, few)
         q, k, bias = self.place(q, k, places, position_bias)
         if few is not queries:
@@ -271,7 +272,7 @@ class Attention(nn.Module):
 
 
 def split_lines(z: Tensor, grid: Pair, *, columns: bool) -> Tensor:
-    """Every row of the grid, or column, as a sequence of its own: [B, N, D] -> [B·rows, columns, D]."""
+    """Splits the grid into one sequence per row, or per column: [B, N, D] -> [B·rows, columns, D]."""
     z = z.unflatten(1, grid)
     return (z.transpose(1, 2) if columns else z).flatten(0, 1)
 
@@ -282,8 +283,8 @@ def merge_lines(z: Tensor, grid: Pair, *, columns: bool) -> Tensor:
 
 
 def expand_line_weights(weights: Tensor, grid: Pair, *, columns: bool) -> Tensor:
-    """Weights within rows as weights over all tokens, zero between rows: [B·rows, X, columns, columns] -> [B, X, N, N]
-    for X heads. The same of columns."""
+    """Expands weights within rows to all tokens, with zeros between rows: [B·rows, X, columns, columns] -> [B, X, N, N]
+    for X heads; likewise for columns."""
     own = weights.unflatten(0, (-1, grid[1 if columns else 0])).movedim(1, 2)  # [B, X, rows, columns, columns]
     whole = weights.new_zeros(*own.shape[:2], *grid, *grid)
     each, every = torch.arange(grid[1 if columns else 0], device=weights.device), slice(None)
@@ -293,14 +294,14 @@ def expand_line_weights(weights: Tensor, grid: Pair, *, columns: bool) -> Tensor
 
 
 def count_windows(grid: Pair, size: int) -> Pair:
-    """Rows and columns of windows, the last ones perhaps padded. No number is below 0: runtimes round those otherwise
-    than Python."""
+    """Counts the rows and columns of windows, the last of which may be padded. The division avoids negative numbers,
+    which other runtimes round differently from Python."""
     return (grid[0] + size - 1) // size, (grid[1] + size - 1) // size
 
 
 def split_windows(z: Tensor, grid: Pair, size: int) -> Tensor:
-    """Every window of the grid as a sequence of its own, the last ones padded with zeros: [B, N, D] -> [B·windows,
-    size·size, D]."""
+    """Splits the grid into one sequence per window, the last ones padded with zeros:
+    [B, N, D] -> [B·windows, size·size, D]."""
     rows, columns = count_windows(grid, size)
     z = F.pad(z.unflatten(1, grid), (0, 0, 0, columns * size - grid[1], 0, rows * size - grid[0]))
     z = z.unflatten(2, (-1, size)).unflatten(1, (-1, size))  # [B, rows, size, columns, size, D]
@@ -314,8 +315,8 @@ def merge_windows(z: Tensor, grid: Pair, size: int) -> Tensor:
 
 
 def expand_window_weights(weights: Tensor, grid: Pair, size: int) -> Tensor:
-    """Weights within windows as weights over all tokens, zero between windows: [B·windows, X, size², size²] -> [B, X,
-    N, N] for X heads. What padding got is left out."""
+    """Expands weights within windows to all tokens, with zeros between windows:
+    [B·windows, X, size², size²] -> [B, X, N, N] for X heads. The weights of padding are left out."""
     rows, columns = count_windows(grid, size)
     windows = torch.arange(rows * columns, device=weights.device)
     heads, inside = weights.shape[1], size * size

@@ -1,9 +1,9 @@
 """The interface of networks of any family: images in; logits, features or maps out.
 
-Intermediates of a forward pass are collected by `Taps`; a pass without taps pays nothing. A fused kernel never holds
-the attention weights. On request they are computed next to it; `explicit` replaces the kernel, so that gradients reach
-them. Memory is the caller's to bound: `ViT.forward_blocks` runs any range of layers, so that the weights [B, k, T, T]
-of one layer at a time are enough.
+`Taps` collect intermediates of a forward pass; a pass without taps pays nothing. A fused kernel never stores the
+attention weights. On request they are computed in addition; `explicit` computes the output from them instead, so that
+gradients reach them. The caller bounds the memory: `ViT.forward_blocks` runs any range of layers, so it suffices to
+hold the weights [B, k, T, T] of one layer at a time.
 """
 
 import contextlib
@@ -21,13 +21,13 @@ from vitrail.models.family import ModelConfig
 from vitrail.models.resampling.patch_kernels import adapt_channels
 from vitrail.models.vit_config import Numerics
 
-Layers: TypeAlias = int | list[int] | tuple[int, ...] | None  # how many of the last, or which; none for all
+Layers: TypeAlias = int | list[int] | tuple[int, ...] | None  # number of last layers, or a list of layers; None for all
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionTap:
-    """Inside one attention: q, k, v [S, k, t, D_h] and the weights [S, k, t, t] of S sequences whose tokens see each
-    other. Those are the images, or each row, column (D.6) or window of them."""
+    """The intermediates of one attention: q, k, v [S, k, t, D_h] and the weights [S, k, t, t] of S sequences whose
+    tokens attend to each other. The sequences are the images, or each of their rows, columns (D.6) or windows."""
 
     q: Tensor
     k: Tensor
@@ -37,8 +37,8 @@ class AttentionTap:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerTap:
-    """One layer at work. `before` is what its first norm reads, positions included; `after` is what it hands on. An
-    axial block is two layers."""
+    """The intermediates of one layer. `before` is the input of its first norm, positions included; `after` is its
+    output. An axial block counts as two layers."""
 
     layer: int
     before: Tensor  # [B, T, D]
@@ -48,7 +48,8 @@ class LayerTap:
 
     @property
     def attention(self) -> Tensor:
-        """A of all heads over all tokens (Eq. 6), zero between two that do not see each other: [B, k, T, T]."""
+        """A of all heads over all tokens (Eq. 6), zero between tokens that do not attend to each other:
+        [B, k, T, T]."""
         return self.spread(self.weights)
 
     @property
@@ -66,13 +67,13 @@ class LayerTap:
 
 @dataclass(slots=True, eq=False)
 class Taps:
-    """What to collect in a forward pass, and the result: a LayerTap for each layer that ran, in order."""
+    """Options of what to collect in a forward pass, and the result: a LayerTap for each layer that ran, in order."""
 
     attention: bool = False
     explicit: bool = False  # the output is computed from the weights, not by the fused kernel
     first: int = 0  # the number of the first layer that runs
     layers: list[LayerTap] = field(default_factory=list)  # torch.compile cannot trace list[LayerTap]
-    inside: AttentionTap | None = None  # of the layer that runs just now
+    inside: AttentionTap | None = None  # of the layer that is running
 
     def take_layer(self, before: Tensor, after: Tensor, spread: Callable[[Tensor], Tensor]) -> None:
         self.layers.append(LayerTap(self.first + len(self.layers), before, after, self.inside, spread))
@@ -81,18 +82,18 @@ class Taps:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Intermediates:
-    """What `forward_intermediates` found after each of the layers it was asked for, in the order they were given."""
+    """The result of `forward_intermediates` after each of the requested layers, in the order of the request."""
 
     layers: tuple[int, ...]
     tokens: tuple[Tensor, ...]  # [B, T, D]; without the prefix tokens [B, N, D]
     maps: tuple[Tensor, ...]  # the patch tokens on their grid, [B, D, rows, columns]
-    attention: tuple[Tensor, ...] = ()  # [B, k, T, T] where it was asked for
-    qkv: tuple[tuple[Tensor, Tensor, Tensor], ...] = ()  # [B, k, T, D_h] thrice where they were asked for
+    attention: tuple[Tensor, ...] = ()  # [B, k, T, T], if requested
+    qkv: tuple[tuple[Tensor, Tensor, Tensor], ...] = ()  # [B, k, T, D_h] each, if requested
 
 
 def resolve_layers(layers: Layers, depth: int) -> tuple[int, ...]:
-    """The layers that are meant, counted from 0: all, the last so many, or those in a list, whose negative numbers
-    count from the end."""
+    """Resolves layers to indices from 0: None means all, a number the last ones, and negative numbers in a list count
+    from the end."""
     if layers is None:
         return tuple(range(depth))
     if isinstance(layers, int):
@@ -110,25 +111,26 @@ class Backbone(nn.Module, ABC):
 
     config_class: ClassVar[type[ModelConfig]]  # what describes a network of this family
     config: ModelConfig
-    blocks: nn.ModuleList  # what layers are counted by, for freezing and decay of the rate: blocks, or stages
-    card: Any = None  # what travels with the weights, set by the checkpoint layer: a checkpoint.bundle.Card
-    grad_checkpointing: bool = False  # whether blocks are computed again in the backward pass
+    blocks: nn.ModuleList  # the units that freezing and layer-wise rate decay count as layers: blocks, or stages
+    card: Any = None  # metadata stored with the weights, set by the checkpoint layer: a checkpoint.bundle.Card
+    grad_checkpointing: bool = False  # whether blocks are recomputed in the backward pass
     float8: bool = False  # whether the products of the layers run in fp8, where the kernels support it
-    # Whether the last layer computes the class token alone where the head reads no other: 7 % less work at depth 12. By
-    # itself so in inference, unless a hook looks into that layer. vitrail's own training asks for it.
+    # Whether the last layer computes only the class token if the head reads no other: 7 % less work at depth 12. By
+    # default this is so in inference, unless that layer has a hook. vitrail's own training turns it on.
     class_token_only: bool | None = None
-    open_size: bool = False  # for export: a graph in which the image size is open, so nothing may be compared with it
+    open_size: bool = False  # for export: the image size stays open in the graph, so nothing may be compared with it
 
     @classmethod
     @abstractmethod
     def from_config(cls, config: ModelConfig) -> Self:
-        """The network that a config of this family describes, with whatever values torch gives it."""
+        """Builds the network that a config of this family describes. Its weights are those of torch's constructors."""
 
     @classmethod
     def resize_tensors(
         cls, tensors: dict[str, Tensor], old: ModelConfig, new: ModelConfig, numerics: Numerics | None = None
     ) -> dict[str, Tensor]:
-        """Its tensors for another image size (3.2), patch size or number of channels (resampling/patch_kernels.py)."""
+        """Resizes tensors to another image size (3.2), patch size or number of channels
+        (resampling/patch_kernels.py)."""
         if old.tied_to_size and new.image != old.image:
             raise ConfigError(f"{old.tied_to_size}; keep image_size={format_size(old.image)}")
         if old.channels == new.channels:
@@ -138,31 +140,31 @@ class Backbone(nn.Module, ABC):
 
     @classmethod
     def first_layer(cls, config: ModelConfig) -> str:
-        """The name, among the tensors, of the layer that sees the image."""
-        raise ConfigError(f"{config.title} is for images of {config.channels} channels alone")
+        """The name of the layer that reads the image, as in the names of its tensors."""
+        raise ConfigError(f"{config.title} takes only images of {config.channels} channels")
 
     @classmethod
     def redraw_positions(
         cls, tensors: dict[str, Tensor], drawn: Mapping[str, Tensor], config: ModelConfig
     ) -> dict[str, Tensor]:
-        """Its tensors with the positions of the grid that a fresh network of the same config has drawn."""
+        """Replaces the grid's positions in tensors by `drawn` ones, those of a fresh network of the same config."""
         del drawn, config
         return tensors
 
     def units(self) -> list[nn.Module]:
-        """All blocks one by one, whatever stages they are in."""
+        """All blocks in one list, across stages."""
         return list(self.blocks)
 
     # Images to something.
 
     @abstractmethod
     def features(self, images: Tensor) -> Tensor:
-        """What the last layer of a classifier reads: [B, C, H, W] -> [B, D]. Of a ViT the representation y (Eq. 4),
-        through the hidden layer where there is one; of a ResNet the mean of its map."""
+        """Computes the input of a classifier's last layer: [B, C, H, W] -> [B, D]. For a ViT this is the representation
+        y (Eq. 4), passed through the hidden layer if there is one; for a ResNet it is the mean of its map."""
 
     @abstractmethod
     def patch_map(self, images: Tensor) -> Tensor:
-        """A vector for each patch, behind the last norm: [B, C, H, W] -> [B, D, rows, columns]."""
+        """Computes a vector for each patch, after the last norm: [B, C, H, W] -> [B, D, rows, columns]."""
 
     def forward_intermediates(
         self,
@@ -174,47 +176,47 @@ class Backbone(nn.Module, ABC):
         attention: bool = False,
         qkv: bool = False,
     ) -> tuple[Tensor, Intermediates]:
-        """The output of `forward_features`, and what each of some layers made of the images.
+        """Returns the output of `forward_features` and the outputs of some layers.
 
-        `layers` are counted from 0, negative ones from the end; a single number means the last so many, none means all.
-        `norm` puts the network's last norm behind each, `prefix` keeps class token and registers in the token
-        sequences. `attention` and `qkv` add those of each layer."""
+        `layers` are counted from 0, negative ones from the end; a single number means that many last layers, None means
+        all. `norm` applies the network's last norm to each output, `prefix` keeps class token and registers in the
+        token sequences. `attention` and `qkv` add those of each layer."""
         return self.run_layers(images, layers, norm=norm, prefix=prefix, attention=attention, qkv=qkv)
 
     @abstractmethod
     def run_layers(
         self, images: Tensor, layers: Layers, *, norm: bool, prefix: bool, attention: bool, qkv: bool
     ) -> tuple[Tensor, Intermediates]:
-        """What `forward_intermediates` gives."""
+        """Implements `forward_intermediates`."""
 
     @abstractmethod
     def forward_features(self, images: Tensor) -> Tensor:
-        """What the last layer of the encoder gives, behind the last norm."""
+        """Computes the output of the encoder's last layer, after the last norm."""
 
     @abstractmethod
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
-        """The output of `forward_features` to logits, or to what the last layer reads."""
+        """Turns the output of `forward_features` into logits, or into the last layer's input with `pre_logits`."""
 
     @property
     @abstractmethod
     def kernel(self) -> Tensor:
-        """The filters that see the image: [D, C, P, P]."""
+        """The filters that read the image: [D, C, P, P]."""
 
     # The head.
 
     @abstractmethod
     def get_classifier(self) -> nn.Module:
-        """The last layer, from features to logits; an identity where there is none."""
+        """The last layer, from features to logits; an identity if there is none."""
 
     @abstractmethod
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A new zero-initialised linear head in place of the whole old one (3.2); 0 leaves none."""
+        """Replaces the whole head by a new zero-initialised linear one (3.2); 0 leaves none."""
 
     def forget_labels(self, *, keep_task: bool = False) -> None:
-        """For a new head: the class names of the old one go, and the task where the kind of head changes."""
+        """Drops the class names of a replaced head, and resets the task to classification unless `keep_task`."""
         self.card = None if self.card is None else self.card.without_labels(keep_task=keep_task)
 
-    # What people have in their fingers from timm.
+    # Names that users know from timm.
 
     @property
     def num_features(self) -> int:
@@ -231,22 +233,22 @@ class Backbone(nn.Module, ABC):
 
     @property
     def num_prefix_tokens(self) -> int:
-        """Class token and registers."""
+        """The number of class tokens and registers."""
         return self.config.prefix
 
     @property
     def has_class_token(self) -> bool:
-        """Whether the first of its tokens stands for the whole image."""
+        """Whether the first token is a class token."""
         return False
 
     def set_patch(self, patch: int | Pair | None) -> None:
-        """Runs the network at another patch size from now on, or at its own again: kernel and positions are resized in
-        every pass, with gradients, and the stored ones stay."""
+        """Runs the network at another patch size from now on, or at its own again with None. Kernel and positions are
+        resized in every pass, with gradients; the stored ones are unchanged."""
         if patch is not None:
             raise ConfigError(f"patch={patch}: {self.config.title} has no patches of another size")
 
     def list_kernels(self, device: torch.device) -> list[str]:
-        """What of its training step in bfloat16 runs in vitrail's own kernels on a device."""
+        """Lists the operations of a training step in bfloat16 that run in vitrail's own kernels on a device."""
         del device
         return []
 
@@ -255,12 +257,12 @@ class Backbone(nn.Module, ABC):
         return "only plain ViTs support it"
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Whether training computes each block again in the backward pass, for less memory."""
+        """Sets whether training recomputes each block in the backward pass, to save memory."""
         self.grad_checkpointing = enable
 
     @abstractmethod
     def no_weight_decay(self) -> set[str]:
-        """Parameters that are no kernels, biases or norms, and should not decay: tokens and positions."""
+        """Names the parameters other than kernels, biases and norms that should not decay: tokens and positions."""
 
     def get_intermediate_layers(
         self,
@@ -272,13 +274,13 @@ class Backbone(nn.Module, ABC):
         *,
         return_prefix_tokens: bool = False,
     ) -> tuple[Any, ...]:
-        """As in DINO's code: patch tokens [B, N, D] of the last n layers, or of a list of them; on their grid with
-        `reshape` [B, D, rows, columns], and each with its class token [B, D] if asked, or, as in timm, with all tokens
-        in front of the patches [B, prefix, D]."""
+        """Returns, as in DINO's code, patch tokens [B, N, D] of the last n layers, or of a list of layers; with
+        `reshape` on their grid [B, D, rows, columns]. On request each comes with its class token [B, D] or, as in timm,
+        with all tokens before the patches [B, prefix, D]."""
         if return_class_token and return_prefix_tokens:
             raise ConfigError("set return_class_token or timm's return_prefix_tokens, not both")
         if return_class_token and not self.has_class_token:
-            raise ConfigError(f"{self.config.title} has no class token to return; take its patches alone")
+            raise ConfigError(f"{self.config.title} has no class token to return; set return_class_token=False")
         layers = n if isinstance(n, int) else tuple(n)
         _, found = self.forward_intermediates(x, layers, norm=norm)
         skip = self.num_prefix_tokens
@@ -290,7 +292,7 @@ class Backbone(nn.Module, ABC):
 
 
 def unwrap_backbone(module: nn.Module) -> Backbone:
-    """The network inside a module; compiled and parallel wrappers are looked through."""
+    """Returns the network inside a module, through compiled and parallel wrappers."""
     inner = module
     while not isinstance(inner, Backbone):
         wrapped = getattr(inner, "_orig_mod", None) or getattr(inner, "module", None)
@@ -302,8 +304,8 @@ def unwrap_backbone(module: nn.Module) -> Backbone:
 
 @contextlib.contextmanager
 def eval_mode(model: nn.Module) -> Generator[None]:
-    """In evaluation mode; every part goes back to the mode it was in. Part by part: a run may hold frozen layers in
-    evaluation mode while the rest trains."""
+    """Puts a model in evaluation mode, and every module back into its own mode afterwards, because a run may keep
+    frozen layers in evaluation mode while the rest trains."""
     modes = [(part, part.training) for part in model.modules()]
     try:
         for part, _ in modes:
@@ -315,5 +317,5 @@ def eval_mode(model: nn.Module) -> Generator[None]:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether somebody looks at what a module, or a part of it, reads or returns."""
+    """Whether a module, or a part of it, has forward hooks."""
     return any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())  # pyright: ignore[reportPrivateUsage]

@@ -33,11 +33,11 @@ RESIDUAL: Final = "residual sums with norms"  # in lists of kernels
 class Block(nn.Module):
     """One encoder layer, pre-norm (Eqs. 2 and 3): [B, T, D] -> [B, T, D].
 
-    With `queries` only the first so many tokens come out, [B, queries, D]. They see all others, so they are what they
-    would be in the whole, but nothing is computed that only the others need. Given a stream it returns one.
+    With `queries` it returns only the first tokens, [B, queries, D]. They attend to all others, so their values are the
+    same, but nothing is computed that only the others need. Given a stream it returns one.
     """
 
-    recomputed: bool = False  # in the backward pass, for which less has to be kept of a sum than of its parts
+    recomputed: bool = False  # in the backward pass; storing the sum of a stream then takes less than storing its parts
 
     def __init__(self, config: ViTConfig, layer: int):
         super().__init__()
@@ -68,8 +68,8 @@ class Block(nn.Module):
         return LayerScale(config.width, config.layer_scale) if config.layer_scale else nn.Identity()
 
     def can_fuse(self, z: Tensor | TensorFacts) -> bool:
-        """Whether it may be given a stream: its parts are the plain ones, nobody looks into them, and in training what
-        is added is a product and a bias alone."""
+        """Whether the block accepts a stream: its parts are the standard ones without hooks, and in training its
+        branches add only a product and a bias."""
         attention, mlp = self.attention, self.mlp
         if (type(self), type(attention), type(mlp)) != (Block, Attention, MLP) or self.recomputed:
             return False
@@ -81,7 +81,7 @@ class Block(nn.Module):
         return not (dropped or scaled) if torch.is_grad_enabled() else not self.training
 
     def list_kernels(self, z: TensorFacts) -> list[str]:
-        """What of a training step with such tokens runs in vitrail's own kernels."""
+        """Lists the operations of a training step with such tokens that run in vitrail's own kernels."""
         found: list[str] = []
         if (type(self), type(self.attention), type(self.mlp)) == (Block, Attention, MLP):
             found += ["GELU"] if self.mlp.fuses(z) else []
@@ -135,13 +135,13 @@ class Block(nn.Module):
         return self.mlp(z)
 
     def expand_weights(self, weights: Tensor, grid: Pair) -> Tensor:
-        """Attention weights as those over all tokens of an image, which here they are."""
+        """Expands attention weights to all tokens of an image; here they already cover them."""
         del grid
         return weights
 
 
 class PostNormBlock(Block):
-    """A layer that normalises what its branches give, in place of what they read (EVA-02's E)."""
+    """A layer that normalises the outputs of its branches instead of their inputs (EVA-02's E)."""
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride] - never given a stream
         self, z: Tensor, places: Places | None = None, queries: int | None = None, taps: Taps | None = None
@@ -156,8 +156,8 @@ class PostNormBlock(Block):
 
 
 class WindowBlock(Block):
-    """A layer whose tokens see their own window of the grid alone (ViTDet, SAM). Tokens ahead of the image's are in
-    every window, and take the mean of what they find in each."""
+    """A layer whose tokens attend only to their own window of the grid (ViTDet, SAM). Leading tokens without a place in
+    the image are in every window, and take the mean of their results."""
 
     def __init__(self, config: ViTConfig, layer: int):
         super().__init__(config, layer)
@@ -185,7 +185,7 @@ class WindowBlock(Block):
 
 
 class RowBlock(Block):
-    """A layer whose tokens see their own row of the grid alone (D.6)."""
+    """A layer whose tokens attend only to their own row of the grid (D.6)."""
 
     columns: bool = False
 
@@ -198,13 +198,13 @@ class RowBlock(Block):
 
 
 class ColumnBlock(RowBlock):
-    """A layer whose tokens see their own column of the grid alone (D.6)."""
+    """A layer whose tokens attend only to their own column of the grid (D.6)."""
 
     columns: bool = True
 
 
 class AxialBlock(nn.Module):
-    """Row attention and MLP, then column attention and MLP: two layers, each blind to the other axis (D.6)."""
+    """Row attention and MLP, then column attention and MLP: two layers, each along one axis (D.6)."""
 
     def __init__(self, config: ViTConfig, layer: int):
         super().__init__()

@@ -1,9 +1,9 @@
 """Building blocks of the networks: initialisation, norms, stochastic depth, LayerScale, MLPs, weight-standardised
 convolutions, and heads.
 
-Every module initialises itself in `initialise`, as in the reference code. Stochastic depth (Huang et al. 2016) is
-torchvision's; its package would import torch's compiler as well. A head reads pooled tokens (Eq. 4, D.3): none, a
-linear layer, or a hidden tanh layer for pre-training; or it reads every patch token, for logits per pixel.
+Every module initialises itself in `initialise`, as in the reference code. Stochastic depth (Huang et al. 2016) matches
+torchvision's, whose package would also import torch's compiler. A head reads pooled tokens (Eq. 4, D.3) with no layer,
+a linear layer, or a hidden tanh layer for pre-training; or it reads every patch token, for logits per pixel.
 """
 
 import math
@@ -20,18 +20,18 @@ from vitrail.models.kernels.fused_ops import TensorFacts, can_fuse_gelu, can_fus
 from vitrail.models.resnet_config import ResNetConfig, same_widths
 from vitrail.models.vit_config import ViTConfig
 
-TRUNCATED_STD = 0.87962566103423978  # of a standard normal cut off at two standard deviations
+TRUNCATED_STD = 0.87962566103423978  # standard deviation of a standard normal truncated at two standard deviations
 
 
 def lecun_normal_(weight: Tensor) -> Tensor:
-    """Truncated normal of variance 1/fan_in, for [out, in, ...] weights."""
+    """Fills [out, in, ...] weights from a truncated normal of variance 1/fan_in."""
     std = math.sqrt(1 / weight[0].numel()) / TRUNCATED_STD
     return nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
 
 
 @torch.no_grad()
 def initialise(network: nn.Module) -> None:
-    """Fresh weights from torch's current seed. Norms first, so that a module can set its own norms otherwise."""
+    """Draws fresh weights from torch's current seed. Norms come first, so that a module can override its own."""
     for module in network.modules():
         if isinstance(module, nn.LayerNorm | nn.GroupNorm | nn.RMSNorm):
             module.reset_parameters()
@@ -59,14 +59,14 @@ class StochasticDepth(nn.Module):
 
 
 class RMSNorm(nn.RMSNorm):
-    """x / √(mean x² + ε), times a weight, in the weight's type: under autocast float32, as torch does for LN alone."""
+    """x / √(mean x² + ε), times a weight, in the weight's type: float32 under autocast, as torch does only for LN."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.to(self.weight.dtype))
 
 
 def make_norm(config: ViTConfig, width: int) -> nn.Module:
-    """LN over the last dimension, or RMSNorm, which neither centres nor shifts."""
+    """Makes a LayerNorm over the last dimension, or an RMSNorm, which neither centres nor shifts."""
     return (nn.LayerNorm if config.norm == "layer" else RMSNorm)(width, eps=config.norm_eps)
 
 
@@ -86,8 +86,8 @@ class LayerScale(nn.Module):
 
 
 class MLP(nn.Module):
-    """Dense, GELU, Dense, with dropout behind each. A gated one has silu(gate) times value in place of GELU; `expand`
-    gives both, stacked in that order."""
+    """Dense, GELU, Dense, with dropout after each dense layer. A gated MLP has silu(gate) times value instead of GELU;
+    `expand` computes both, stacked in that order."""
 
     def __init__(self, config: ViTConfig, hidden: int = 0):
         super().__init__()
@@ -111,7 +111,7 @@ class MLP(nn.Module):
         return self.dropout(self.contract(self._hide(z)))
 
     def hide(self, z: Tensor | Float8) -> Tensor | Float8:
-        """Everything before the last product, in fp8 if the input is: [..., D] -> [..., M]."""
+        """Computes everything before the last product, in fp8 if the input is: [..., D] -> [..., M]."""
         if not isinstance(z, Float8):
             return self._hide(z)
         if not self.gated and not self.quick and self.norm is None and self.expand.bias is not None:
@@ -123,11 +123,11 @@ class MLP(nn.Module):
         return hidden if self.norm is None else self.norm(hidden)
 
     def fuses(self, z: Tensor | TensorFacts) -> bool:
-        """Whether GELU and its gradient take one pass each."""
+        """Whether GELU and its gradient run as one fused pass each."""
         return not self.gated and not self.quick and can_fuse_linear(z, self.expand)
 
     def activate(self, z: Tensor | Float8) -> Tensor:
-        """The hidden layer: [..., D] -> [..., M]."""
+        """Computes the hidden layer: [..., D] -> [..., M]."""
         if isinstance(z, Tensor) and self.fuses(z):
             return fused_gelu_linear(z, self.expand, self.tanh)
         plain = not self.gated and not self.quick
@@ -144,13 +144,13 @@ class MLP(nn.Module):
 
 
 class AttentionPool(nn.Module):
-    """Multi-head attention of one learned query over all tokens, or over the patches alone, then an MLP with a residual
-    (SigLIP); in AIMv2's style the query is used as it is, and nothing follows. [B, T, D] -> [B, D]."""
+    """Multi-head attention of one learned query over all tokens, or only over the patches, then an MLP with a residual
+    (SigLIP). In AIMv2's style the query is not projected, and no MLP follows. [B, T, D] -> [B, D]."""
 
     def __init__(self, config: ViTConfig):
         super().__init__()
         width, self.heads = config.width, config.map_heads or config.heads
-        self.skipped = 0 if config.map_prefix else config.prefix  # tokens in front that it does not read
+        self.skipped = 0 if config.map_prefix else config.prefix  # leading tokens that it does not read
         full = config.map_style == "siglip"
         self.query = nn.Parameter(torch.empty(1, 1, width))
         self.q = nn.Linear(width, width) if full else None
@@ -174,14 +174,14 @@ class AttentionPool(nn.Module):
         return y if self.mlp is None or self.norm is None else y + self.mlp(self.norm(y))
 
     def project_tokens(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q [B, k, 1, D_h] of the query, k and v [B, k, T, D_h] of the tokens that it reads."""
+        """Computes q [B, k, 1, D_h] of the query, and k and v [B, k, T, D_h] of the tokens that it reads."""
         query, both = self.query if self.q is None else self.q(self.query), self.kv(z[:, self.skipped :])
         parts = (query.to(both.dtype).expand(z.shape[0], -1, -1), *both.chunk(2, dim=-1))
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
         return q, k, v
 
     def weights(self, z: Tensor) -> Tensor:
-        """How much of each token every head takes, for inspection: [B, T, D] -> [B, k, T]."""
+        """Computes the weight of each token in every head, for inspection: [B, T, D] -> [B, k, T]."""
         q, k, _ = self.project_tokens(z)
         return F.pad((q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1)).softmax(dim=-1)[:, :, 0], (self.skipped, 0))
 
@@ -194,7 +194,7 @@ class ChannelNorm(nn.LayerNorm):
 
 
 class Neck(nn.Module):
-    """SAM's two convolutions behind the last block, each with a norm: [B, D, H, W] -> [B, C, H, W]."""
+    """SAM's two convolutions after the last block, each with a norm: [B, D, H, W] -> [B, C, H, W]."""
 
     def __init__(self, width: int, channels: int):
         super().__init__()
@@ -208,13 +208,13 @@ class Neck(nn.Module):
         lecun_normal_(self.smooth.weight)
 
     def forward(self, patches: Tensor) -> Tensor:
-        # As a product: the gradient of a 1x1 convolution is not always laid out as its weight, which DDP warns of.
+        # As a product: the gradient of a 1x1 convolution may have another memory layout than its weight, and DDP warns.
         narrow = F.linear(patches.movedim(1, -1), self.reduce.weight.flatten(1)).movedim(-1, 1)
         return self.norm_smooth(self.smooth(self.norm_reduce(narrow)))
 
 
 class StandardisedConv(nn.Conv2d):
-    """A convolution whose kernel is shifted and scaled to mean 0 and deviation 1 for each output channel."""
+    """A convolution whose kernel is standardised to mean 0 and standard deviation 1 for each output channel."""
 
     def __init__(self, config: ResNetConfig, channels: int, out: int, side: int, stride: int = 1):
         symmetric = config.padding == "symmetric"
@@ -229,9 +229,9 @@ class StandardisedConv(nn.Conv2d):
     def standardise_kernel(self) -> Tensor:
         if self.form == "std+eps":
             variance, mean = torch.var_mean(self.weight, dim=(1, 2, 3), correction=0, keepdim=True)
-            # Below the smallest normal number nothing changes but the root's gradient, which at 0 would be infinite.
+            # The clamp changes only variances below the smallest normal number: the root's gradient at 0 is infinite.
             return (self.weight - mean) / (variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt() + self.eps)
-        # Batch norm over [1, out, rest] is this very formula, in one pass instead of five.
+        # Batch norm over [1, out, rest] computes the same formula in one pass instead of five.
         flat = self.weight.flatten(1)[None]
         return F.batch_norm(flat, None, None, training=True, eps=self.eps).view_as(self.weight)
 
@@ -242,15 +242,15 @@ class StandardisedConv(nn.Conv2d):
 
 
 def pad_same(x: Tensor, side: int, stride: int, value: float = 0.0, *, open_size: bool = False) -> Tensor:
-    """TensorFlow's SAME rule. An open size is a multiple of every stride, so the widths are the same for all."""
+    """Pads by TensorFlow's SAME rule. An open size is a multiple of every stride, so its widths are constant."""
     sizes = (stride, stride) if open_size else (x.shape[3], x.shape[2])
     widths = [width for size in sizes for width in same_widths(size, side, stride)]
     return F.pad(x, widths, value=value) if any(widths) else x
 
 
 class RootPool(nn.Module):
-    """The root's 3x3 max-pool, which export replaces by one that survives other runtimes. No ReLU stands before BiT's,
-    so padding by zero and by minus infinity differ there."""
+    """The root's 3x3 max-pool, which export replaces by one that other runtimes support. BiT has no ReLU before it, so
+    padding by zero and by minus infinity differ there."""
 
     def __init__(self, config: ResNetConfig):
         super().__init__()
@@ -266,8 +266,8 @@ class RootPool(nn.Module):
 
 
 def pool(z: Tensor, config: ViTConfig) -> Tensor:
-    """The class token's row, the mean over the patches, or both side by side: [B, T, D] -> [B, D] or [B, 2D]. A
-    distilled head reads two rows: [B, 2, D]."""
+    """Pools tokens: the class token, the mean over the patches, or both concatenated: [B, T, D] -> [B, D] or [B, 2D].
+    For a distilled head, the class and distillation tokens: [B, 2, D]."""
     if config.pool == "mean":
         return z[:, config.prefix :].mean(dim=1)
     if config.head == "distilled":
@@ -277,7 +277,7 @@ def pool(z: Tensor, config: ViTConfig) -> Tensor:
 
 
 class ClassificationHead(nn.Module):
-    """Representation to logits. The last layer starts at zero (3.2), so that a fresh head says nothing."""
+    """Representation to logits. The last layer starts at zero (3.2), so that a fresh head prefers no class."""
 
     def __init__(self, config: ViTConfig, width: int = 0):
         super().__init__()
@@ -302,8 +302,8 @@ class ClassificationHead(nn.Module):
 
 
 class DistilledHead(ClassificationHead):
-    """Two layers, on the class token and on the distillation token, whose logits are averaged (DeiT): [B, 2, D] -> [B,
-    K]. An image's features are the mean of both tokens."""
+    """Two linear layers, on the class token and on the distillation token, whose logits are averaged (DeiT):
+    [B, 2, D] -> [B, K]. The features of an image are the mean of both tokens."""
 
     def __init__(self, config: ViTConfig):
         super().__init__(config)
@@ -323,8 +323,8 @@ class DistilledHead(ClassificationHead):
 
 
 class LinearPatchHead(ClassificationHead):
-    """Patch tokens to logits per pixel: one linear layer, which starts at zero, on each of them. What it reads is
-    `patch_map`; an image's features are its representation as it is."""
+    """Patch tokens to logits per pixel: one linear layer, which starts at zero, on every token of `patch_map`. The
+    features of an image are its representation, unchanged."""
 
     def __init__(self, config: ViTConfig):
         super().__init__(config, config.patch_features)

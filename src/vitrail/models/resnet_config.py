@@ -19,12 +19,12 @@ MOST_BLOCKS: Final = 1024  # of one stage
 @register_config
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResNetConfig(ModelConfig):
-    """A BiT ResNet: width factor, blocks a stage, GroupNorm and weight-standardised convolutions.
+    """A BiT ResNet: width factor, blocks per stage, GroupNorm and weight-standardised convolutions.
 
     `unit="preactivation"` is the ResNet-v2 of the BiT baselines; `"postactivation"` is the hybrid's backbone. The 3x3
-    root has no max-pool and stride 1: it is for 28 to 64 px images. `mixing="axial"` puts row and column attention in
-    the place of each 3x3 convolution (AxialResNet, D.6); its tables of relative positions tie it to `image`. A hybrid's
-    backbone may have no blocks at all: the root alone (R+ViT-Ti/16).
+    root has stride 1 and no max-pool: it is for images of 28 to 64 pixels. `mixing="axial"` replaces each 3x3
+    convolution by row and column attention (AxialResNet, D.6), whose tables of relative positions tie it to `image`. A
+    hybrid's backbone may consist of the root alone, without blocks (R+ViT-Ti/16).
     """
 
     family: ClassVar[str] = "resnet"
@@ -56,8 +56,8 @@ class ResNetConfig(ModelConfig):
         if self.classes < 0:
             raise ConfigError(f"classes={self.classes} must be 0 (no head) or more")
         if self.unit == "postactivation" and self.pool_padding == "zero":
-            # Behind a ReLU the two are equal; one spelling keeps configs comparable.
-            raise ConfigError("pool_padding='zero' says nothing behind a ReLU; postactivation takes 'infinity'")
+            # After a ReLU the two are equal; allowing only one keeps configs comparable.
+            raise ConfigError("pool_padding='zero' has no effect after a ReLU; with postactivation use 'infinity'")
         widths = [self.bottleneck(stage) for stage in range(len(self.blocks))]
         for channels in (self.root_width, *widths):
             if channels % self.groups:
@@ -84,12 +84,12 @@ class ResNetConfig(ModelConfig):
 
     @property
     def stride(self) -> int:
-        """Pixels of the image to one of the last feature map, along a side."""
+        """Pixels of the image per pixel of the last feature map, along a side."""
         return (4 if self.root == "7x7" else 1) * 2 ** max(len(self.blocks) - 1, 0)
 
     @property
     def grid(self) -> Pair:
-        """The feature map behind the last stage."""
+        """The size of the feature map after the last stage."""
         grid = self.pooled
         for stage in range(len(self.blocks)):
             grid = self.stage_grid(grid, stage)
@@ -97,7 +97,7 @@ class ResNetConfig(ModelConfig):
 
     @property
     def pooled(self) -> Pair:
-        """The feature map behind the root and its max-pool."""
+        """The size of the feature map after the root and its max-pool."""
         return self.image if self.root == "3x3" else shrink(shrink(self.image, 2), 2)
 
     def stage_grid(self, grid: Pair, stage: int) -> Pair:
@@ -150,7 +150,7 @@ class ResNetConfig(ModelConfig):
             yield CostStep("head: logits", (k,), f * k + k, f * k)
 
     def activation_bytes(self, width: int, *, recompute: bool) -> int:
-        """About four times what each unit gives."""
+        """Estimates the memory of activations as four times the outputs of all units."""
         return 4 * width * sum(math.prod(step.shape) for step in self.walk())
 
     @property
@@ -168,13 +168,13 @@ class ResNetConfig(ModelConfig):
 
 
 def shrink(size: Pair, stride: int) -> Pair:
-    """The size behind a strided convolution under either padding rule: rounded up."""
+    """Returns the size after a strided convolution, which rounds up under either padding rule."""
     return (-(-size[0] // stride), -(-size[1] // stride))
 
 
 def same_widths(size: int, side: int, stride: int) -> Pair:
-    """Padding before and behind a line under TensorFlow's SAME rule: as many outputs as strides fit, the odd pixel
-    behind."""
+    """Returns the padding before and after a line by TensorFlow's SAME rule: ceil(size / stride) outputs, with the odd
+    pixel after."""
     total = max((-(-size // stride) - 1) * stride + side - size, 0)
     return total // 2, total - total // 2
 
@@ -215,7 +215,7 @@ def _unit(c: ResNetConfig, name: str, grid: Pair, out: Pair, width: int, inner: 
 
 
 def _on_padding(config: ResNetConfig, size: Pair, side: int, stride: int) -> int:
-    """Taps of a convolution over a plane that lie outside of it."""
+    """Counts the taps of a convolution over a plane that fall on padding."""
     outputs = math.prod(shrink(size, stride))
     inside = 1
     for length in size:

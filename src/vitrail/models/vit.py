@@ -5,7 +5,7 @@
     z_l  = MLP(LN(z'_l)) + z'_l                              (3)
     y    = LN(z_L^0)                                         (4)
 
-A hybrid differs in `embedding` alone (patch_embedding.py), an Axial-ViT in `blocks` (D.6).
+A hybrid differs only in `embedding` (patch_embedding.py), an Axial-ViT only in `blocks` (D.6).
 
 There is one forward pass, `encode`: `embed`, with options for a subset of the tokens (`keep`) and masked tokens, then
 `forward_blocks`, with options for the first tokens of the last layer only (`queries`) and intermediates (`taps`).
@@ -82,7 +82,7 @@ class ViT(Backbone):
         self.head = self.make_head(config)
 
     def make_head(self, config: ViTConfig) -> ClassificationHead | LinearPatchHead:
-        """What reads the tokens. A family whose head differs overrides this."""
+        """Makes the head. A family whose head differs overrides this."""
         return build_head(config)
 
     def _build_projection(self, config: ViTConfig) -> nn.Linear | None:
@@ -90,7 +90,7 @@ class ViT(Backbone):
         return nn.Linear(read, config.projection, bias=False) if config.projection else None
 
     def make_block(self, config: ViTConfig, layer: int) -> nn.Module:
-        """A layer of the encoder. A family whose blocks differ overrides this, and `ViTConfig.walk` for their cost."""
+        """Makes an encoder layer. A family whose blocks differ overrides this, and `ViTConfig.walk` for their cost."""
         if config.attention == "axial":
             return AxialBlock(config, layer)
         if config.window_of(layer):
@@ -110,7 +110,7 @@ class ViT(Backbone):
         self._check(images)
         patches = self.embedding(images)
         patches = self.norm_stem(patches) if self.config.norm_stem == "patches" else patches
-        # The class token is added here, in front of registers and patches (Eq. 1).
+        # The class token comes first, before registers and patches (Eq. 1).
         first = [token for token in (self.class_token, self.registers) if token is not None]
         prefix = [token.expand(patches.shape[0], -1, -1) for token in first]
         return torch.cat([*prefix, patches], dim=1) if prefix else patches
@@ -124,9 +124,9 @@ class ViT(Backbone):
         mask_token: Tensor | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """z_0 (Eq. 1): [B, C, H, W] -> [B, T, D]. `masked` patches [B, N] give way to the `mask_token` [1, 1, D] before
-        positions are added; those not in `keep` [B, M] are dropped after that, so that T is prefix + M. `positions`
-        [1, T, D] are added in place of the network's own."""
+        """z_0 (Eq. 1): [B, C, H, W] -> [B, T, D]. `masked` patches [B, N] are replaced by the `mask_token` [1, 1, D]
+        before positions are added. Patches not in `keep` [B, M] are dropped after that, so that T is prefix + M.
+        `positions` [1, T, D] are added instead of the network's own."""
         z, prefix = self.tokens(images), self.config.prefix
         if masked is not None:
             assert mask_token is not None
@@ -142,8 +142,9 @@ class ViT(Backbone):
     def encode(
         self, images: Tensor, positions: Tensor | None = None, queries: int | None = None, taps: Taps | None = None
     ) -> Tensor:
-        """z_L, before the last norm: [B, C, H, W] -> [B, T, D], or the first `queries` tokens of it. Images may be of
-        another size than the network's own; `positions` are for `embed`. `taps` collect what each layer does."""
+        """z_L, before the last norm: [B, C, H, W] -> [B, T, D], or its first `queries` tokens. Images may have another
+        size than the network's own; `positions` are passed to `embed`. `taps` collect the intermediates of each
+        layer."""
         z = self.embed(images, positions=positions)
         return self.forward_blocks(z, self._other_grid(images), queries=queries, taps=taps)
 
@@ -161,10 +162,10 @@ class ViT(Backbone):
         ahead: int = 0,
         hidden: Tensor | None = None,
     ) -> Tensor:
-        """z_0, positions included, through all layers to z_L, or from z_first to z_last: [B, T, D] -> [B, T, D], or the
-        first `queries` tokens of it. Where positions enter at the stem alone, T may be any number; rotary ones have to
-        know which patches there are, the `keep` of `embed`. `grid` is that of images of another size. Calls that share
-        out the layers of a pass share its `rotation`, too. For `ahead` and `hidden`, see Places."""
+        """Runs z_0, positions included, through all layers to z_L, or from z_first to z_last: [B, T, D] -> [B, T, D],
+        or its first `queries` tokens. If positions enter only at the stem, T may be any number; rotary positions need
+        to know which patches are present, the `keep` of `embed`. `grid` is that of images of another size. Calls that
+        split the layers of one pass share its `rotation`. For `ahead` and `hidden`, see Places."""
         recompute = self.grad_checkpointing and self.training and torch.is_grad_enabled()
         rotation = self.compute_rotation(z, grid, keep) if rotation is None else rotation
         last = self.config.depth if last is None else last
@@ -205,25 +206,25 @@ class ViT(Backbone):
     def _make_stream(self, z: Tensor) -> AnyStream:
         if self.float8:
             return Float8Stream(z)
-        # In inference branches are added in place, to a copy that belongs to the layers.
+        # In inference branches are added in place, so the layers get their own copy.
         return TrainedStream(z) if torch.is_grad_enabled() else Stream(z.clone())
 
     def _fuses(self, z: Tensor, layers: range) -> bool:
-        """Whether the layers hand on the residual stream as one."""
+        """Whether all these layers pass on the residual as a stream."""
         blocks = [self.blocks[layer] for layer in layers]
         return self._once and all(isinstance(block, Block) and block.can_fuse(z) for block in blocks)
 
     @property
     def _once(self) -> bool:
-        """Whether positions are added to the tokens in front of the first layer alone."""
+        """Whether positions are added to the tokens only before the first layer."""
         return self.config.placement in (None, "stem")
 
     def compute_rotation(self, z: Tensor, grid: Pair | None = None, keep: Tensor | None = None) -> Tensor | None:
-        """What rotary positions are for the layers of one pass."""
+        """Computes the rotary positions for the layers of one pass; None if there are none."""
         return None if self.rotary is None else self.rotary(grid or self.config.grid, z, keep)
 
     def _places(self, layer: int, z: Tensor, grid: Pair | None, rotation: Tensor | None) -> Places:
-        """What a layer's attention knows of where its tokens are."""
+        """Collects what a layer's attention knows about the positions of its tokens."""
         grid = grid or self.config.grid
         bias = None if self.position_bias is None else self.position_bias(z, grid)
         if rotation is not None and self.rotary is not None and self.rotary.frequencies is not None:
@@ -231,7 +232,7 @@ class ViT(Backbone):
         return Places(grid, self.position.offsets(layer), rotation, bias)
 
     def _check(self, images: Tensor) -> None:
-        """Channels must be the network's; so must the size where positions or attention are tied to it."""
+        """Checks the channels of images and, if positions or attention are tied to it, their size."""
         config = self.config
         if self.open_size or tuple(images.shape[1:]) == (config.channels, *config.image):
             return
@@ -243,7 +244,7 @@ class ViT(Backbone):
             raise ImageSizeError(f"images of {shape} do not fit a network for {own}{more}")
 
     def _other_grid(self, images: Tensor) -> Pair | None:
-        """The grid of images of another size, or cut into other patches, than the network's own."""
+        """Returns the grid of images whose size or patches differ from the network's own, else None."""
         fixed = self.embedding.resize is None and not self.open_size
         if fixed and tuple(images.shape[2:]) == self.config.image:
             return None
@@ -257,7 +258,7 @@ class ViT(Backbone):
 
     @property
     def queries(self) -> int | None:
-        """How many tokens the last layer has to compute; none for all of them. Eq. 4 reads the class token alone."""
+        """How many tokens the last layer has to compute; None for all of them. Eq. 4 reads only the class token."""
         c, asked = self.config, self.class_token_only
         if c.pool != "token" or asked is False:
             return None
@@ -272,14 +273,14 @@ class ViT(Backbone):
         return self.read(self.encode(images, positions=positions, queries=self.queries))
 
     def read(self, z: Tensor) -> Tensor:
-        """What the head reads of z_L (Eq. 4): [B, T, D] -> [B, D]. LN works on each token by itself, so where one token
-        is read the others can stay out."""
+        """What the head reads of z_L (Eq. 4): [B, T, D] -> [B, D]. LN works on each token separately, so if only one
+        token is read, only that one is normalised."""
         if self.config.norm_after_pool or (self.config.pool == "token" and self.config.class_tokens == 1):
             return self.project(self.norm(pool(z, self.config)))
         return self.pool(self.norm(z))
 
     def pool(self, z: Tensor) -> Tensor:
-        """What the head reads of tokens behind the last norm: [B, T, D] -> [B, D]."""
+        """What the head reads of tokens after the last norm: [B, T, D] -> [B, D]."""
         return self.project(pool(z, self.config) if self.map_pool is None else self.map_pool(z))
 
     def project(self, y: Tensor) -> Tensor:
@@ -344,7 +345,7 @@ class ViT(Backbone):
         config = self.config
         wanted = config.patch if patch is None else pair(patch)
         if wanted != config.patch:
-            other = replace(config, patch=wanted)  # refuses what leaves pixels over
+            other = replace(config, patch=wanted)  # refuses a patch that leaves pixels over
             if config.backbone is not None or other.open_sizes.step is None:
                 why = other.open_sizes.why or "a hybrid's patches are those of its feature map"
                 raise ConfigError(f"patch={format_size(wanted)}: {why}; keep {format_size(config.patch)}")
@@ -375,17 +376,17 @@ class ViT(Backbone):
         return self.config.depth * (2 if self.config.attention == "axial" else 1)
 
     def get_classifier(self) -> nn.Module:
-        """The last layer, from features to logits; an identity where there is none."""
+        """The last layer, from features to logits; an identity if there is none."""
         return nn.Identity() if self.head.classifier is None else self.head.classifier
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """All tokens behind the last norm: [B, C, H, W] -> [B, T, D]."""
+        """All tokens after the last norm: [B, C, H, W] -> [B, T, D]."""
         z = self.encode(images)
         return z if self.config.norm_after_pool else self.norm(z)
 
     def forward_head(self, features: Tensor, pre_logits: bool = False, image_size: Pair | None = None) -> Tensor:
-        """Tokens of `forward_features` to logits, or to the image's features. A neck and a head of patches have to know
-        the size of the images, which tokens do not tell: `image_size`, or the network's own where it is not given."""
+        """Tokens of `forward_features` to logits, or to the image's features. A neck and a patch head need the size of
+        the images, which tokens do not contain: `image_size`, by default the network's own."""
         c = self.config
         if self.neck is not None or (isinstance(self.head, LinearPatchHead) and not pre_logits):
             size, patches = image_size or c.image, features[:, c.prefix :]
@@ -406,9 +407,9 @@ class ViT(Backbone):
         return self.head.features(y) if pre_logits else self.head(y)
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A new zero-initialised linear head in place of the whole old one (3.2), a projection included; 0 leaves none.
-        `global_pool` is what it reads, in timm's words ("token", "avg", "map"); as before where it is not given, so a
-        head of patches remains one."""
+        """Replaces the whole head, including a projection, by a new zero-initialised linear one (3.2); 0 leaves none.
+        `global_pool` says what it reads, in timm's terms ("token", "avg", "map"). By default this stays the same, so a
+        patch head remains one."""
         pools: dict[str | None, Pool] = {None: self.config.pool, "token": "token", "avg": "mean", "mean": "mean"}
         pools["token+mean"] = "token+mean"
         if self.map_pool is not None:

@@ -33,8 +33,8 @@ class ViTConfig(ModelConfig):
     position of its own (the original code) or none (big_vision). `norm_after_pool` is timm's order for average pooling;
     the reference normalises every token first.
 
-    From `head_width` on, fields are what later families of weights have and the paper's networks do not; 0 stands for
-    "as in the paper". docs/models.md says which family has which.
+    The fields from `head_width` on belong to later families of weights, and the paper's networks do not use them; 0
+    means "as in the paper". docs/models.md lists which family uses which.
     """
 
     family: ClassVar[str] = "vit"
@@ -65,35 +65,35 @@ class ViTConfig(ModelConfig):
     norm_eps: float = 1e-6
     norm_after_pool: bool = False
 
-    head_width: int = 0  # of each head of attention; 0: width / heads
-    class_tokens: int = 1  # how many, where there is one; pooling takes their mean
-    register_positions: bool = False  # registers have rows in the position table, behind the class token's
-    position_grid: Pair | None = None  # of the learned table, where it is not the image's: it is resampled every time
+    head_width: int = 0  # of each attention head; 0: width / heads
+    class_tokens: int = 1  # their number, if class_token is set; pooling takes their mean
+    register_positions: bool = False  # registers have rows in the position table, after the class token's
+    position_grid: Pair | None = None  # of the learned table, if not the image's: it is resampled in every pass
     position_resample: Numerics = "reference"  # for images of other sizes
-    position_bias: Literal["none", "table", "shared-table", "decomposed"] = "none"  # added to the logits of attention
+    position_bias: Literal["none", "table", "shared-table", "decomposed"] = "none"  # added to the attention logits
     rotary: Rotary | None = None
     windows: Windows | None = None
-    gated: bool = False  # SwiGLU: silu(gate) times value, each of mlp_width, in place of GELU
-    layer_scale: float = 0.0  # a factor for each channel of a residual branch, and where it starts; 0: none
+    gated: bool = False  # SwiGLU: silu(gate) times value, each of mlp_width, instead of GELU
+    layer_scale: float = 0.0  # initial factor for each channel of a residual branch; 0: no LayerScale
     norm: Literal["layer", "rms"] = "layer"
     norm_order: Literal["pre", "res-post"] = "pre"  # res-post: z + LN(f(z))
-    norm_stem: Literal["none", "patches", "tokens"] = "none"  # of patch embeddings, or of all tokens with positions
+    norm_stem: Literal["none", "patches", "tokens"] = "none"  # of patch embeddings, or of tokens with positions
     norm_final: bool = True
-    norm_qk: bool = False  # queries and keys, head by head
-    norm_inner_attention: bool = False  # what the heads give, before `out`
-    norm_inner_mlp: bool = False  # the hidden layer, before `contract`
-    key_bias: bool = True  # with qkv_bias, whether keys have one, too
+    norm_qk: bool = False  # normalises queries and keys, head by head
+    norm_inner_attention: bool = False  # normalises the output of the heads, before `out`
+    norm_inner_mlp: bool = False  # normalises the hidden layer, before `contract`
+    key_bias: bool = True  # with qkv_bias, whether keys have a bias, too
     out_bias: bool = True
     mlp_bias: bool = True
     patch_bias: bool = True
     map_heads: int = 0  # of pool="map"; 0: as many as the blocks
     map_mlp_width: int = 0  # 0: as in the blocks
-    map_style: Literal["siglip", "aimv2"] = "siglip"  # aimv2: the query as it is, and nothing behind `out`
-    map_prefix: bool = True  # whether it reads the tokens in front of the patches, too
-    projection: int = 0  # the length of features behind a matrix without bias, as CLIP has it
-    neck: int = 0  # channels of SAM's convolutions behind the last block
+    map_style: Literal["siglip", "aimv2"] = "siglip"  # aimv2: the query is not projected, and nothing follows `out`
+    map_prefix: bool = True  # whether pooling also reads the tokens before the patches
+    projection: int = 0  # width of the features after a projection without bias, as in CLIP
+    neck: int = 0  # channels of SAM's convolutions after the last block
 
-    # Fields that the paper's networks leave at their defaults: files of those do not mention them.
+    # Fields that the paper's networks leave at their defaults, so that their files do not contain them.
     parts: ClassVar[tuple[str, ...]] = (
         "head_width", "class_tokens", "register_positions", "position_grid", "position_resample", "position_bias",
         "rotary", "windows", "gated", "layer_scale", "norm", "norm_order", "norm_stem", "norm_final", "norm_qk",
@@ -133,9 +133,9 @@ class ViTConfig(ModelConfig):
         if self.pool == "map" and self.width % (self.map_heads or self.heads):
             raise ConfigError(f"map_heads={self.map_heads or self.heads} does not divide width={self.width}")
         if self.head == "patches" and (self.pool == "map" or self.projection):
-            raise ConfigError("head='patches' reads patches by themselves; set pool='mean', projection=0")
+            raise ConfigError("head='patches' reads each patch separately; set pool='mean', projection=0")
         if self.neck and self.pool != "mean":
-            raise ConfigError(f"neck={self.neck} gives a map; set pool='mean'")
+            raise ConfigError(f"neck={self.neck} outputs a feature map; set pool='mean'")
 
     def _check_positions(self) -> None:
         if self.position == "none" and self.placement not in (None, "stem"):
@@ -151,7 +151,7 @@ class ViTConfig(ModelConfig):
         if self.rotary is not None and self.head_size % 4:
             raise ConfigError(f"rotary positions need heads of a width divisible by 4, not {self.head_size}")
         if self.position_bias == "decomposed" and self.prefix:
-            raise ConfigError("position_bias='decomposed' is for patches alone: set class_token=False, registers=0")
+            raise ConfigError("position_bias='decomposed' supports only patches; set class_token=False, registers=0")
         if "table" in self.position_bias and (self.registers or self.class_tokens > 1):
             raise ConfigError(f"position_bias={self.position_bias!r} has no place for registers or more class tokens")
 
@@ -205,12 +205,12 @@ class ViTConfig(ModelConfig):
 
     @property
     def prefix(self) -> int:
-        """Tokens in front of the patches: class tokens, then registers."""
+        """The number of tokens before the patches: class tokens, then registers."""
         return self.class_tokens * self.class_token + self.registers
 
     @property
     def position_rows(self) -> int:
-        """Tokens in front of the patches that have positions of their own."""
+        """The number of tokens before the patches that have their own positions."""
         classes = self.class_tokens if self.class_token and self.position_prefix else 0
         return classes + self.registers * self.register_positions
 
@@ -226,11 +226,11 @@ class ViTConfig(ModelConfig):
 
     @property
     def attention_width(self) -> int:
-        """Of all heads together."""
+        """The width of all heads together."""
         return self.heads * self.head_size
 
     def window_of(self, layer: int) -> int:
-        """The side of the window that a layer sees, in patches; 0 where it sees all tokens."""
+        """The side of a layer's attention windows, in patches; 0 if it sees all tokens."""
         return 0 if self.windows is None or layer in self.windows.whole else self.windows.size
 
     @property
@@ -246,7 +246,7 @@ class ViTConfig(ModelConfig):
 
     @property
     def entry(self) -> Placement:
-        """Where positions enter, with the paper's way filled in."""
+        """Where positions enter: `placement`, or the paper's choice."""
         return self.placement or ("every" if self.position == "relative" else "stem")
 
     @property
@@ -303,7 +303,7 @@ class ViTConfig(ModelConfig):
         return *sizes, *self._parts_of_shape()
 
     def _parts_of_shape(self) -> Iterator[tuple[str, object]]:
-        """What differs from the paper's networks in the blocks and the stem, whatever the head, size and training."""
+        """How blocks and stem differ from the paper's networks, regardless of head, size and training."""
         for name in self.parts:
             value, default = getattr(self, name), type(self).__dataclass_fields__[name].default
             if (
@@ -330,7 +330,8 @@ class ViTConfig(ModelConfig):
         return 0 if self.backbone is None else self.backbone.padding_macs
 
     def settle(self, changes: dict[str, Any]) -> None:
-        """No classes means no head and the other way round; the backbone sees the network's image and channels."""
+        """Makes changes consistent: no classes means no head and vice versa, and the backbone gets the network's image
+        and channels."""
         if "head" not in changes:
             if changes.get("classes") == 0:
                 changes["head"] = "none"
@@ -346,7 +347,8 @@ class ViTConfig(ModelConfig):
             changes["backbone"] = replace(inner, image=image, channels=channels)
 
     def configure_like(self, old: ModelConfig) -> ModelConfig:
-        """Where both are ViTs, also with the same head, pooling, positions and regularisers: a name means a shape."""
+        """Between two ViTs, also keeps the old head, pooling, positions and regularisers, because a name fixes only a
+        shape."""
         if not isinstance(old, ViTConfig):
             return super(ViTConfig, self).configure_like(old)
         names = ("width", "depth", "mlp_width", "heads", "patch", *self.parts)
@@ -354,7 +356,7 @@ class ViTConfig(ModelConfig):
         return replace(old, **{name: getattr(self, name) for name in names}, backbone=stem)
 
     def without_parts(self, *kept: str) -> "ViTConfig":
-        """The same network without what later families have, apart from the fields that are kept."""
+        """Returns the network with the fields of later families at their defaults, except for those in `kept`."""
         names = [name for name in self.parts if name not in kept]
         return replace(self, **{name: self.__dataclass_fields__[name].default for name in names})
 
@@ -382,7 +384,8 @@ class ViTConfig(ModelConfig):
 
 
 def vit_config(config: ModelConfig | None, what: str = "this") -> ViTConfig:
-    """The config of a ViT or hybrid, for what asks for one by its nature; other networks are refused by name."""
+    """Returns the config if it is that of a ViT or hybrid. Raises ConfigError for other networks; `what` names the
+    feature that needs a ViT."""
     if not isinstance(config, ViTConfig):
         title = "missing" if config is None else config.title
         raise ConfigError(f"{what} needs a ViT, and the model is {title}")

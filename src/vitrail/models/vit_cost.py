@@ -1,5 +1,5 @@
-"""What a Vision Transformer costs, in closed form: steps with parameters and multiply-accumulates, and the memory that
-its activations take. No torch."""
+"""The cost of a Vision Transformer in closed form: steps with parameters and multiply-accumulates, and the memory of
+its activations. No torch."""
 
 import math
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def walk_vit(c: "ViTConfig") -> Iterator[CostStep]:
-    """The steps of one image from pixels to logits."""
+    """Yields the steps of one image from pixels to logits."""
     yield from walk_stem(c)
     for layer in range(1, c.depth + 1):
         yield from walk_block(c, layer)
@@ -22,7 +22,7 @@ def walk_vit(c: "ViTConfig") -> Iterator[CostStep]:
 
 
 def walk_stem(c: "ViTConfig") -> Iterator[CostStep]:
-    """The steps from pixels to what the first block reads."""
+    """Yields the steps from pixels to the input of the first block."""
     n, t, d, channels = c.patches, c.tokens, c.width, c.channels
     yield CostStep("image", (*c.image, channels))
     if c.backbone is not None:
@@ -52,11 +52,13 @@ def walk_stem(c: "ViTConfig") -> Iterator[CostStep]:
 
 
 def vit_activation_bytes(c: "ViTConfig", width: int, *, recompute: bool) -> int:
-    """A token of a block: the inputs of both norms and their outputs (4D), q, k and v (3D), what attention gives (D),
-    and the MLP's inside before and after GELU (2M); a gated MLP has four tensors of M inside, quick GELU three,
-    LayerScale and norms inside keep their inputs, rotated q and k stay, and so does a bias that queries make, for all
-    pairs of tokens. With recomputation only the inputs of the blocks stay, and what one
-    block needs at its peak (10D + 3M)."""
+    """Estimates the memory of activations kept for the backward pass, in bytes.
+
+    A block keeps for each token: the inputs and outputs of both norms (4D), q, k and v (3D), the output of attention
+    (D), and the hidden layer of the MLP before and after GELU (2M). A gated MLP has four hidden tensors, quick GELU
+    three. LayerScale and inner norms keep their inputs; rotated q and k are kept, too, and so is a bias computed from
+    queries, for all pairs of tokens. With recomputation only the inputs of the blocks and the peak of one block
+    (10D + 3M) are kept."""
     tokens, d, m = c.tokens, c.width, c.mlp_width
     layers, inside = c.depth * (2 if c.attention == "axial" else 1), kept_by_block(c)
     kept = tokens * (layers * d + inside + 2 * d + m) if recompute else tokens * layers * inside
@@ -64,14 +66,14 @@ def vit_activation_bytes(c: "ViTConfig", width: int, *, recompute: bool) -> int:
         pairs = [c.heads * q * k for layer in range(1, c.depth + 1) for _, q, k in _sequences(c, layer)]
         kept += max(pairs) if recompute else sum(pairs)
     stem = 0 if c.backbone is None else c.backbone.activation_bytes(1, recompute=recompute)
-    # Logits as floats and their gradient; where each pixel has some, what the head gives before that, too.
+    # Logits and their gradient in float32; with logits per pixel, also the head's output before that.
     pixels = math.prod(c.image)
     logits = 8 * pixels + width * (pixels + c.patches) if c.has_patch_head else 8
     return width * (kept + stem + 4 * tokens * d) + c.classes * logits
 
 
 def kept_by_block(c: "ViTConfig") -> int:
-    """How many values of each token a block keeps for the backward pass."""
+    """Counts the values that a block keeps per token for the backward pass."""
     d, a, m = c.width, c.attention_width, c.mlp_width
     a_extra = (2 if c.rotary else 0) + (2 if c.norm_qk else 0) + (1 if c.norm_inner_attention else 0)
     m_extra = (2 if c.gated else c.gelu == "quick") + (1 if c.norm_inner_mlp else 0)
@@ -133,7 +135,7 @@ def _map_pool(c: "ViTConfig") -> Iterator[CostStep]:
 
 
 def walk_block(c: "ViTConfig", layer: int, ahead: int = 0) -> Iterator[CostStep]:
-    """The steps of a block, counted from 1; `ahead` tokens that stand nowhere in the image are in front."""
+    """Yields the steps of a block, counted from 1. `ahead` counts leading tokens that have no place in the image."""
     t, d, a, m, inner = c.tokens + ahead, c.width, c.attention_width, c.mlp_width, c.head_size
     if c.position not in ("none", "relative") and c.entry == "every":
         yield CostStep(f"block {layer}: positions ({c.position})", (t, d), _table_parameters(c), _resample_macs(c))
@@ -163,8 +165,9 @@ def walk_block(c: "ViTConfig", layer: int, ahead: int = 0) -> Iterator[CostStep]
 
 
 def _sequences(c: "ViTConfig", layer: int, ahead: int = 0) -> list[tuple[str, int, int]]:
-    """The sub-blocks of a block: name, queries, and how many tokens one of them sees. That is all, a window, which may
-    hold padding, or its row and then its column (D.6). Tokens `ahead` of the image's are in every window."""
+    """Lists the sub-blocks of a block: name, number of queries, and the number of tokens that a query sees: all tokens,
+    its window, which may contain padding, or its row and then its column (D.6). The `ahead` tokens are in every
+    window."""
     if c.attention == "axial":
         return [("row ", c.tokens, c.grid[1]), ("column ", c.tokens, c.grid[0])]
     if side := c.window_of(layer - 1):
@@ -174,7 +177,7 @@ def _sequences(c: "ViTConfig", layer: int, ahead: int = 0) -> list[tuple[str, in
 
 
 def _table_parameters(c: "ViTConfig") -> int:
-    """Parameters of one position table (D.4)."""
+    """Counts the parameters of one position table (D.4)."""
     if c.position == "relative":
         return (2 * c.tokens - 1) * c.head_size
     sides, prefix = sum(c.grid), c.position_rows * c.width
@@ -187,13 +190,13 @@ def _table_parameters(c: "ViTConfig") -> int:
 
 
 def _resample_macs(c: "ViTConfig") -> int:
-    """Work on a table whose grid is not the image's: along the rows, then along the columns."""
+    """Counts the multiply-accumulates that resample a table whose grid is not the image's, one axis after the other."""
     (rows, columns), (tall, wide) = c.table_grid, c.grid
     return 0 if c.table_grid == c.grid else tall * columns * (rows + wide) * c.width
 
 
 def _bias_parameters(c: "ViTConfig", layer: int) -> int:
-    """Parameters of one position bias."""
+    """Counts the parameters of one position bias."""
     side = c.window_of(layer)
     rows, columns = (2 * length - 1 for length in ((side, side) if side else c.grid))
     if c.position_bias == "decomposed":

@@ -9,16 +9,16 @@ from vitrail.core.text import Pair
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rotary:
-    """Rotary positions: queries and keys of patches are turned by angles that grow with their place in the grid.
+    """Rotary positions: queries and keys of patches are rotated by angles proportional to their grid coordinates.
 
-    Half of a head's pairs go to each axis, at frequencies base^(-4i/D_h); `mixed` learns two frequencies, one for each
-    axis, for every pair, head and layer. Coordinates are the `index` of row and column, plus `offset` and scaled from
-    the grid at hand to a `reference` grid where there is one, or `unit`: 2π times the centre of the patch in [-1, 1].
-    `layout` says which numbers of a head are turned together, i and i + D_h/2 (halves) or 2i and 2i + 1 (pairs);
-    `order` says which axis comes first.
+    Each axis gets half of a head's pairs, at frequencies base^(-4i/D_h); `mixed` learns two frequencies, one per axis,
+    for every pair, head and layer. Coordinates are the `index` of row and column, plus `offset` and scaled from the
+    current grid to a `reference` grid if there is one, or `unit`: 2π times the centre of the patch in [-1, 1]. `layout`
+    says which numbers of a head are rotated together, i and i + D_h/2 (halves) or 2i and 2i + 1 (pairs); `order` says
+    which axis comes first.
 
-    The last three vary unit coordinates in training, as DINOv3 does: each axis is moved by up to `shift` and stretched
-    by a factor of up to `jitter`, both by one of up to `rescale`. 0 is none.
+    The last three fields vary unit coordinates in training, as in DINOv3: each axis is moved by up to `shift` and
+    stretched by a factor of up to `jitter`, and both axes by a common factor of up to `rescale`. 0 turns each off.
     """
 
     mixed: bool = False
@@ -45,13 +45,13 @@ class Rotary:
         if self.coordinates == "unit" and (self.offset or self.reference):
             raise ConfigError("rotary coordinates='unit' have no offset and no reference grid")
         if self.coordinates == "index" and (self.shift or self.jitter or self.rescale):
-            raise ConfigError("rotary shift, jitter and rescale vary coordinates='unit' alone")
+            raise ConfigError("rotary shift, jitter and rescale require coordinates='unit'")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Windows:
-    """Attention within windows of `size` x `size` patches, padded where the grid is not a multiple; layers in `whole`,
-    counted from 0, see all patches."""
+    """Attention within windows of `size` x `size` patches, padded if the grid is not a multiple. Layers in `whole`,
+    counted from 0, attend to all patches."""
 
     size: int
     whole: tuple[int, ...] = ()

@@ -1,8 +1,8 @@
 """Decides whether two thumbnails show the same image: one is shifted and stretched onto the other, then correlated.
 
-The perceptual hash proposes pairs; this decides. Both thumbnails are band-passed first (smooth gradients are similar in
-most images, and detail finer than two pixels is noise), then a few Gauss-Newton steps find the window of one that the
-other shows. Each pair is computed independently, so that the result does not depend on the batch.
+The perceptual hash proposes pairs, and this module decides. Both thumbnails are band-passed first, because smooth
+gradients are similar in most images and detail finer than two pixels is noise. A few Gauss-Newton steps then find the
+window of one that the other shows. Each pair is computed independently, so the result does not depend on the batch.
 """
 
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class Thumbnails:
 
 @lru_cache(maxsize=1)
 def blur_matrices() -> tuple[Floats, Floats]:
-    """A narrow and a wide blur, as matrices [32, 32] that act on rows."""
+    """Returns a narrow and a wide blur, as matrices [32, 32] that act on rows."""
     fine, wide = np.zeros((SIDE, SIDE)), np.zeros((SIDE, SIDE))
     for i in range(SIDE):
         for shift, weight in ((-1, 0.25), (0, 0.5), (1, 0.25)):
@@ -55,7 +55,7 @@ def blur_matrices() -> tuple[Floats, Floats]:
 
 
 def band_pass(pixels: Floats) -> Floats:
-    """Thumbnails [N, 32, 32] without what is too smooth or too fine to compare."""
+    """Removes frequencies too low or too high to compare from thumbnails [N, 32, 32]."""
     fine, wide = blur_matrices()
     blurred = fine @ pixels @ fine.T
     return blurred - wide @ blurred @ wide.T
@@ -67,7 +67,7 @@ def measure_contrast(thumbs: NDArray[np.uint8]) -> Floats:
 
 
 def cubic_weights(start: Floats, size: Floats, side: int) -> Floats:
-    """[N, side, side]: rows of weights that sample the part from `start` on, by the Catmull-Rom cubic."""
+    """Computes the Catmull-Rom weights [N, side, side] that resample the interval of length `size` from `start`."""
     at = (start[:, None] + (np.arange(side) + 0.5) / side * size[:, None]) * side - 0.5
     base = np.floor(at).astype(np.int64)
     far = at - base
@@ -81,7 +81,7 @@ def cubic_weights(start: Floats, size: Floats, side: int) -> Floats:
 
 
 def warp(pixels: Floats, window: Floats) -> Floats:
-    """The window (top, height, left, width: fractions, [N, 4]) of each image [N, S, S], as large as the image."""
+    """Resamples a window (top, height, left, width: fractions, [N, 4]) of each image [N, S, S] to the image's size."""
     side = pixels.shape[1]
     rows, columns = (cubic_weights(window[:, at], window[:, at + 1], side) for at in (0, 2))
     return rows @ pixels @ columns.transpose(0, 2, 1)
@@ -92,7 +92,7 @@ def sum_squares(pixels: Floats) -> Floats:
 
 
 def refine_window(moved: Floats, goal: Floats, window: Floats) -> Floats:
-    """One Gauss-Newton step towards the window that matches the goal best."""
+    """Takes one Gauss-Newton step towards the window that matches the goal best."""
     place = (np.arange(SIDE) + 0.5) / SIDE
     down, across = np.gradient(moved, axis=1) * SIDE, np.gradient(moved, axis=2) * SIDE
     slopes = np.stack([down, down * place[None, :, None], across, across * place[None, None, :]], axis=-1)
@@ -111,8 +111,8 @@ def refine_window(moved: Floats, goal: Floats, window: Floats) -> Floats:
 
 
 def align(whole: Floats, part: Floats, window: Floats, steps: int) -> tuple[Floats, Floats]:
-    """The distance [N] of `part` to the window of `whole` that it matches best, and that window [N, 4]; the search
-    starts at `window`. The distance is 1 - correlation."""
+    """Finds the window [N, 4] of `whole` that `part` matches best, starting the search at `window`. Returns the
+    distance [N], which is 1 - correlation, and the window."""
     goal = band_pass(part)
     best, kept = np.full(len(part), -1.0), window
     for step in range(steps + 1):
@@ -127,8 +127,8 @@ def align(whole: Floats, part: Floats, window: Floats, steps: int) -> tuple[Floa
 
 
 def measure_distances(whole: Thumbnails, part: Thumbnails, window: Floats) -> Floats:
-    """1 - correlation of each pair [N] after the best shift and stretch, starting at `window` [N, 4]; infinite where
-    contrast, brightness or colour rule out a copy."""
+    """Computes 1 - correlation of each pair [N] after the best shift and stretch, starting at `window` [N, 4]. The
+    distance is infinite where contrast, brightness or colour rule out a copy."""
     cuts = [slice(i, i + BATCH) for i in range(0, len(window), BATCH)]
     return np.concatenate([np.zeros(0), *(measure_batch(whole[cut], part[cut], window[cut]) for cut in cuts)])
 
@@ -154,7 +154,7 @@ def measure_batch(whole: Thumbnails, part: Thumbnails, window: Floats) -> Floats
 
 
 def is_plausible(whole: Thumbnails, part: Thumbnails, window: Floats) -> NDArray[np.bool_]:
-    """Whether contrast, brightness and colour are those of a copy [N], once the images are aligned."""
+    """Whether contrast, brightness and colour are close enough for a copy [N], once the images are aligned."""
     moved, theirs = warp(whole.grey.astype(np.float64), window), part.grey.astype(np.float64)
     gain = np.sqrt(sum_squares(band_pass(theirs)) / sum_squares(band_pass(moved)))
     fair = (gain < GAIN) & (gain > 1 / GAIN)

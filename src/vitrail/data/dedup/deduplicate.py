@@ -1,5 +1,5 @@
-"""Compares a training set with test sets: fingerprints, search, and what comes out of it: the record (dedup.json), the
-selection to drop, every pair, and a page of pairs to look at.
+"""Compares a training set with test sets by their fingerprints, and writes the results: the record (dedup.json), the
+selection of images to drop, all pairs, and a page that shows them.
 
     result = deduplicate(DedupJob(train=train, tests={"pets": pets}, out=Path("runs/dedup"), workers=2))
     clean = result.selection.apply(train)
@@ -40,27 +40,27 @@ BLOCK: Final = 2048  # images
 LISTED: Final = 100  # unreadable images that the record lists, per set
 DEFAULT: Final = MatchRule()
 
-BlockTask = tuple[Literal["fingerprint", "search"], int, int]  # what to do, number of the source, block
-Progress = Callable[[str, int, int], None]  # what is being done, how much of it is done, of how much
+BlockTask = tuple[Literal["fingerprint", "search"], int, int]  # action, index of the source, block
+Progress = Callable[[str, int, int], None]  # stage, tasks done, tasks in total
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class DedupJob:
-    """What to compare, how, and which share of it. `embed` maps B images to B vectors and is called in this process;
-    `method.embedding` is its name."""
+    """What to compare, how, and which share of the work is this rank's. `embed` maps B images to B vectors and is
+    called in this process; `method.embedding` is its name."""
 
     train: ImageDataset
     tests: Mapping[str, ImageDataset]
     out: Path
     called: str = "train"
     method: MatchRule = DEFAULT
-    within: bool = False  # compare the training set with itself, too
+    within: bool = False  # also compare the training set with itself
     embed: Embed | None = None
-    workers: int = 0  # processes; with none the work is done here
+    workers: int = 0  # processes; 0 works in this one
     rank: int = 0
     world: int = 1
     block: int = BLOCK
-    cache: Path | None = None  # of fingerprints; ranks share the output folder instead, unless one is given
+    cache: Path | None = None  # of fingerprints; by default the user's cache, or the output folder if there are ranks
     progress: Progress = lambda stage, done, total: None
 
     def __post_init__(self) -> None:
@@ -86,14 +86,14 @@ class DedupJob:
         return [self.train, *self.tests.values()]
 
     def share(self, blocks: BlockFiles) -> list[int]:
-        """The missing blocks that this rank computes."""
+        """Returns the missing blocks that this rank computes."""
         return [block for block in blocks.missing() if block % self.world == self.rank]
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedSet:
-    """One set that the training set was compared with (itself, where `within`), and how many of its images are in the
-    training set: in all, and by the most certain kind. `dropped` counts the training images that go because of it."""
+    """A set that the training set was compared with (itself if `within`), and how many of its images are in the
+    training set: in total, and by their most certain kind. `dropped` counts the training images that it removes."""
 
     name: str
     fingerprint: str
@@ -107,8 +107,8 @@ class ComparedSet:
 
 @dataclass(frozen=True, slots=True)
 class DedupRecord:
-    """The contents of dedup.json. `filtered` is the fingerprint of the training set without what the selection drops.
-    On disk the number of images is called "pictures"."""
+    """The contents of dedup.json. `filtered` is the fingerprint of the training set after the selection is dropped. In
+    the file, the number of images is called "pictures"."""
 
     train: str
     fingerprint: str
@@ -134,7 +134,7 @@ class DedupRecord:
         try:
             body = rename_key(json.loads(path.read_text("utf-8")), "pictures", "images")
             if body.pop("kind") != FORMAT:
-                raise ValueError("it is of another kind")
+                raise ValueError("it has another format")
             body["checked"] = tuple(ComparedSet(**rename_key(one, "pictures", "images")) for one in body["checked"])
             body["method"] = MatchRule(**body["method"])
             body["bad"] = {name: tuple(reasons) for name, reasons in body["bad"].items()}
@@ -145,7 +145,8 @@ class DedupRecord:
             raise DataError(f"{path} is not a record of a de-duplication: {error}") from None
 
     def rows(self) -> list[tuple[str, ...]]:
-        """The table, under COLUMNS: one row per pair of sets, as BiT counts them; a dash for kinds not searched for."""
+        """Returns the table rows for COLUMNS: one per pair of sets, counted as in BiT, with a dash for kinds that were
+        not searched for."""
         rule = self.method
         searched = {"exact": rule.exact, "near": rule.near, "flipped": rule.near, "embedding": bool(rule.embedding)}
         rows: list[tuple[str, ...]] = []
@@ -169,12 +170,12 @@ class DedupResult(NamedTuple):
     pairs: PairArray
 
 
-# What each worker process needs: data sets, their fingerprints, the files of pairs, and how to compare.
+# What each worker process needs: data sets, their fingerprints, the files of pairs, the rule, and `within`.
 SharedWork: TypeAlias = tuple[Sequence[ImageDataset], Sequence[BlockFiles], BlockFiles, MatchRule, bool]
 
 
 def run_task(work: SharedWork, task: BlockTask) -> None:
-    """Computes one block; the result is a file."""
+    """Computes one block and writes the result to a file."""
     (sources, prints, parts, method, within), (kind, source, block) = work, task
     path = prints[source].path(block)
     if kind == "fingerprint":
@@ -189,8 +190,8 @@ def run_task(work: SharedWork, task: BlockTask) -> None:
 
 
 def deduplicate(job: DedupJob) -> DedupResult:
-    """Compares, and writes dedup.json, drop.json (the selection), pairs.csv and parts/ into the output folder (rank 0
-    does). `parts` and fingerprints of an interrupted run are reused."""
+    """Runs the comparison. Rank 0 writes dedup.json, drop.json (the selection) and pairs.csv to the output folder. The
+    fingerprints and parts/ of an interrupted run are reused."""
     folders = [job.store / f"{fp.hash_source(source)[:32]}-{VERSION}-{job.block}" for source in job.sources]
     pairs_of = zip(folders, job.sources, strict=True)
     prints = [BlockFiles(folder=folder, length=len(source), size=job.block) for folder, source in pairs_of]
@@ -222,7 +223,7 @@ def run_tasks(job: DedupJob, work: SharedWork, stage: str, tasks: list[BlockTask
 
 
 def compare_embeddings(job: DedupJob, embed: Embed, prints: list[BlockFiles], parts: BlockFiles) -> list[PairArray]:
-    """Compares vectors, in this process, where the network is."""
+    """Compares embeddings, in this process, because the network is here."""
     name = sha256(job.method.embedding.encode()).hexdigest()[:12]
     blocks = [replace(one, folder=job.out / "embeddings" / f"{one.folder.name}-{name}") for one in prints]
     tasks = [(s, b) for s in [*range(1, len(blocks)), 0] for b in job.share(blocks[s])]
@@ -246,7 +247,7 @@ def conclude(job: DedupJob, prints: list[BlockFiles], pairs: PairArray) -> Dedup
     """Counts, chooses what to drop, and writes the files."""
     sets = [*([WITHIN] if job.within else []), *range(len(job.tests))]
     dropped: dict[int, NDArray[np.int64]] = {}
-    for where in sets:  # all that are in a test set; within the training set, all but the first of each group
+    for where in sets:  # drops all images in a test set, and all but the first of each group of duplicates within train
         mine = pairs[pairs["set"] == where]
         first = match.find_groups(len(job.train), mine["train"], mine["test"]) if where == WITHIN else None
         dropped[where] = np.unique(mine["train"]) if first is None else np.flatnonzero(first != np.arange(len(first)))
@@ -275,7 +276,7 @@ def conclude(job: DedupJob, prints: list[BlockFiles], pairs: PairArray) -> Dedup
 
 
 def write_csv(path: Path, job: DedupJob, pairs: PairArray) -> None:
-    """Every pair with its names, for a spreadsheet."""
+    """Writes every pair with its names, for a spreadsheet."""
     text = io.StringIO(newline="")
     table = csv.writer(text)
     table.writerow(["compared with", "kind", "distance", "train index", "train name", "index", "name"])
@@ -288,8 +289,8 @@ def write_csv(path: Path, job: DedupJob, pairs: PairArray) -> None:
 
 
 def count_duplicates(pairs: PairArray, where: int, dropped: NDArray[np.int64]) -> tuple[int, dict[str, int]]:
-    """The images of the set `where` with a duplicate in the training set, and these by their most certain kind. Within
-    the training set the `dropped` ones count, which are all but the first of each group."""
+    """Counts the images of the set `where` with a duplicate in the training set, in total and by their most certain
+    kind. Within the training set only the `dropped` ones count: all but the first of each group."""
     mine = pairs[pairs["set"] == where]
     numbers, kinds = mine["test"], mine["kind"].astype(np.int64)
     if where == WITHIN:
@@ -311,8 +312,8 @@ def write_page(
     *,
     shown: int = PAIRS_SHOWN,
 ) -> None:
-    """The table, then the pairs side by side, the most distant first within each kind: those are the ones to doubt.
-    Each set has an equal share of the `shown` pairs, spread over the full range where there are more."""
+    """Writes the page: the table, then the pairs side by side, the most distant, and so most doubtful, first within
+    each kind. Each set gets an equal share of the `shown` pairs, evenly spaced over the full range if it has more."""
     titles = {WITHIN: record.train, **dict(enumerate(tests))}
     sources = {WITHIN: train, **dict(enumerate(tests.values()))}
     present = [where for where in titles if (pairs["set"] == where).any()]
@@ -320,7 +321,7 @@ def write_page(
     for where in present:
         mine = pairs[pairs["set"] == where]
         most, kind = max(1, shown // len(present)), -mine["kind"].astype(np.int64)
-        # The least certain kind first, the most distant first; at most so many, evenly spaced.
+        # The least certain kind first, and within it the most distant pair first.
         chosen = mine[np.lexsort((mine["test"], mine["train"], -mine["distance"], kind))]
         chosen = chosen if len(chosen) <= most else chosen[np.arange(most) * len(chosen) // most]
         left, sides = len(mine) - len(chosen), (record.train, titles[where])
@@ -355,6 +356,6 @@ def show_pair(row: Sequence[float], train: ImageDataset, other: ImageDataset) ->
 def show_image(source: ImageDataset, index: int) -> report.Shot:
     try:
         uri = report.to_data_uri(fp.decode(source, index))
-    except BadImage:  # it was readable when it was compared; the page shows that it no longer is
+    except BadImage:  # the file changed since the comparison; the page shows a blank
         uri = ""
     return report.Shot(caption=source.name(index), picture=uri)

@@ -1,13 +1,12 @@
 """Fingerprints of images: a hash of the pixels, perceptual hashes and a thumbnail, about 1.3 kB per image.
 
-The hash of the decoded pixels finds the same image in another file. The perceptual hash has 63 bits: an image becomes a
-grey thumbnail of 32 x 32, and the signs of its lowest 8 x 8 cosine coefficients, without the first, are the hash. The
-same is computed for nine windows of 0.9 of each side (so that a cropped copy still matches one of them) and for the
-mirror image. All sums are of integers that float64 holds exactly: the bits are the same on any machine and in any
-batch.
+The hash of the decoded pixels finds the same image in another file. The perceptual hash has 63 bits: the signs of the
+lowest 8 x 8 cosine coefficients, without the first, of a grey thumbnail of 32 x 32. It is also computed for nine
+windows of 0.9 of each side, so that a cropped copy still matches one of them, and for the mirror image. All sums are of
+integers that float64 represents exactly, so the bits are the same on any machine and in any batch.
 
-The fingerprints of a data set lie in block files in a folder that is named after the content, so that a second run, or
-one that was interrupted, reuses them. Several processes, or ranks on one file system, may fill the same folder.
+The fingerprints of a data set are stored in block files, in a folder named after the content, so that a repeated or
+interrupted run reuses them. Several processes, or ranks on one file system, may fill the same folder.
 """
 
 import json
@@ -29,32 +28,32 @@ from vitrail.core.errors import BadImage, DataError, describe_error
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.dedup.align_pair import SIDE, Thumbnails, measure_contrast
 
-VERSION: Final = 1  # of the fingerprints and of the rules for pairs: another number, another cache
+VERSION: Final = 1  # of the fingerprints and the pair rules; a new number starts a new cache
 DIGEST_BYTES: Final = 16
 LOW: Final = 8  # coefficients per side
 SHRINK: Final = 0.9  # size of the windows relative to the side
 OFFSETS: Final = (0.0, 0.05, 0.1)
 WINDOWS: Final = ((0.0, 1.0, 0.0, 1.0), *((y, SHRINK, x, SHRINK) for y in OFFSETS for x in OFFSETS))  # top, height, ...
-VIEWS: Final = len(WINDOWS)  # hashes of an image; there are as many of its mirror image
+VIEWS: Final = len(WINDOWS)  # hashes of an image; its mirror image has as many
 SCALE: Final = 128.0  # of the cosines, before they are rounded to integers
 CROWD: Final = 1_000_000  # candidates per pair of blocks, beyond which the images are not photographs
 CELLS: Final = 8  # per side, of the chroma
-FLAT: Final = 1.5  # levels of contrast below which a perceptual hash means nothing
-SMALL: Final = 16  # pixels per side below which it means nothing either
-READ, PLAIN, UNREADABLE = 0, 1, 2  # PLAIN: blank or tiny, compared exactly only
+FLAT: Final = 1.5  # levels of contrast below which a perceptual hash is meaningless
+SMALL: Final = 16  # pixels per side below which it is meaningless, too
+READ, PLAIN, UNREADABLE = 0, 1, 2  # PLAIN: blank or tiny, compared by exact pixels only
 PROBES: Final = 32
-PATIENCE_S: Final = 1800.0  # time in which another rank should write something
+PATIENCE_S: Final = 1800.0  # time within which another rank should write something
 
 
 def hash_pixels(image: Image.Image) -> bytes:
-    """16 bytes from the size and the RGB pixels."""
+    """Hashes the size and the RGB pixels to 16 bytes."""
     size = f"{image.height}x{image.width}:"
     return blake2b(size.encode() + image.tobytes(), digest_size=DIGEST_BYTES).digest()
 
 
 def find_equal(train: NDArray[np.void], test: NDArray[np.void]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Each train digest that is also in test, and the first such test digest. Not every pair: a thousand blank images
-    in both sets would make a million."""
+    """Finds each train digest that is also in test, and the first such test digest. It does not list every pair: a
+    thousand blank images in both sets would make a million."""
     known, first = np.unique(test, return_index=True)
     place = np.searchsorted(known, train).clip(0, len(known) - 1)
     hit = np.flatnonzero(known[place] == train) if len(known) else np.zeros(0, np.int64)
@@ -62,7 +61,8 @@ def find_equal(train: NDArray[np.void], test: NDArray[np.void]) -> tuple[NDArray
 
 
 def cosine_rows(low: float, size: float) -> NDArray[np.float64]:
-    """[8, 32]: maps a row of pixels to the lowest coefficients of the part that begins at `low`, in integers."""
+    """Returns the integer matrix [8, 32] that maps a row of pixels to the lowest cosine coefficients of the interval of
+    length `size` from `low`."""
     at = np.clip((low + (np.arange(SIDE) + 0.5) / SIDE * size) * SIDE - 0.5, 0, SIDE - 1)
     left = np.minimum(np.floor(at).astype(np.int64), SIDE - 2)
     part = at - left
@@ -75,19 +75,19 @@ def cosine_rows(low: float, size: float) -> NDArray[np.float64]:
 
 @lru_cache(maxsize=1)
 def cosine_operator() -> NDArray[np.float64]:
-    """[4 * 8, 32]: the full side and the three positions of the window, stacked."""
+    """Stacks the matrices of the full side and of the three positions of the window: [4 * 8, 32]."""
     return np.concatenate([cosine_rows(0.0, 1.0), *(cosine_rows(low, SHRINK) for low in OFFSETS)])
 
 
 def hash_thumbnails(thumbs: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    """Thumbnails [N, 32, 32] to hashes [N, 20]: the image and its windows, then those of its mirror image."""
+    """Hashes thumbnails [N, 32, 32] to [N, 20]: the image and its windows, then those of its mirror image."""
     centred = thumbs.astype(np.float64)
     centred -= np.floor(centred.mean((1, 2), keepdims=True))
     return np.concatenate([hash_views(centred), hash_views(centred[:, :, ::-1])], axis=1)
 
 
 def hash_views(pixels: NDArray[np.float64]) -> NDArray[np.uint64]:
-    """[N, 10]: one two-sided product holds the coefficients of all windows, as blocks of 8 x 8."""
+    """Hashes the image and its windows to [N, 10]. One two-sided product holds all coefficients, in blocks of 8 x 8."""
     along = cosine_operator()
     blocks = (along @ pixels @ along.T).reshape(-1, 1 + len(OFFSETS), LOW, 1 + len(OFFSETS), LOW) > 0
     places = [(0, 0), *((y, x) for y in range(1, 4) for x in range(1, 4))]
@@ -99,14 +99,14 @@ def hash_views(pixels: NDArray[np.float64]) -> NDArray[np.uint64]:
 def find_similar(
     train: NDArray[np.uint64], test: NDArray[np.uint64], most: int, *, step: int = 512, crowd: int = CROWD
 ) -> NDArray[np.int64]:
-    """Every (train, test) whose hashes differ in at most `most` bits in some view: rows of train, test, view, mirrored
-    and bits [5, M], at most one per pair and mirroring. A view v < 10 is a window of the train image that matches the
-    test image, 10 + v a window of the test image that matches the train image."""
+    """Finds every (train, test) whose hashes differ in at most `most` bits in some view: rows of train, test, view,
+    mirrored and bits [5, M], at most one per pair and mirroring. A view v < 10 is a window of the train image that
+    matches the test image, and 10 + v a window of the test image that matches the train image."""
     found, count = [np.zeros((5, 0), np.int64)], 0
     for a in range(0, len(train), step):
         for b in range(0, len(test), step):
             rows = compare_views(train[a : a + step], test[b : b + step], most)
-            # Of several views of one pair and mirroring the one with the fewest bits counts, then the lowest.
+            # For each pair and mirroring, keep the view with the fewest differing bits; the lowest view breaks ties.
             rows = rows[:, np.lexsort((rows[2], rows[4], rows[3], rows[1], rows[0]))]
             rows = rows[:, is_first(rows[[0, 1, 3]])]
             found.append(rows + np.array([[a], [b], [0], [0], [0]]))
@@ -118,14 +118,14 @@ def find_similar(
 
 
 def is_first(columns: "NDArray[np.int64]") -> NDArray[np.bool_]:
-    """Whether a column of sorted ones [R, M] differs from the one before it [M]."""
+    """Whether each of the sorted columns [R, M] differs from the one before it [M]."""
     first = np.ones(columns.shape[1], bool)
     first[1:] = (columns[:, 1:] != columns[:, :-1]).any(0)
     return first
 
 
 def compare_views(train: NDArray[np.uint64], test: NDArray[np.uint64], most: int) -> NDArray[np.int64]:
-    """Two blocks, all views: rows of train, test, view, mirrored and bits [5, M]. This is the inner loop."""
+    """Compares two blocks in all views: rows of train, test, view, mirrored and bits [5, M]. This is the inner loop."""
     bits = np.empty((len(train), len(test)), np.uint64)
     count, near = np.empty(bits.shape, np.uint8), np.empty(bits.shape, bool)
     out: list[NDArray[np.int64]] = [np.zeros((5, 0), np.int64)]
@@ -145,7 +145,7 @@ def compare_views(train: NDArray[np.uint64], test: NDArray[np.uint64], most: int
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fingerprints:
-    """Those of a block of N images. `bad` has the unreadable ones, by number in the data set, with the reason."""
+    """The fingerprints of a block of N images. `bad` maps the index of each unreadable image to the reason."""
 
     digests: NDArray[np.void]  # [N] of 16 bytes
     hashes: NDArray[np.uint64]  # [N, 20]
@@ -155,7 +155,7 @@ class Fingerprints:
 
     @property
     def comparable(self) -> NDArray[np.int64]:
-        """The images whose perceptual hash means something."""
+        """The images whose perceptual hash is meaningful."""
         return np.flatnonzero(self.state == READ)
 
 
@@ -183,7 +183,7 @@ def compute_fingerprints(source: ImageDataset, start: int, stop: int) -> Fingerp
 
 
 def decode(source: ImageDataset, index: int) -> Image.Image:
-    """One image at full size. BadImage names the sample, whether its header or its pixels are at fault."""
+    """Decodes one image at full size. BadImage names the sample, for errors in the header and in the pixels."""
     image = source.open_image(index)
     try:
         return image.rgb()
@@ -192,14 +192,15 @@ def decode(source: ImageDataset, index: int) -> Image.Image:
 
 
 def make_thumbnail(image: Image.Image) -> NDArray[np.uint8]:
-    """[32, 32, 3], grey and two of chroma; without the aspect ratio, so that a copy squeezed to a square is found."""
+    """Makes a thumbnail [32, 32, 3], one channel of luma and two of chroma. It ignores the aspect ratio, so that a copy
+    squeezed to a square is found."""
     small = image.resize((SIDE, SIDE), Image.Resampling.BILINEAR, reducing_gap=2.0)
     return np.asarray(small.convert("YCbCr"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockFiles:
-    """One file per block of a data set, in one folder: block b holds the images from b * size on."""
+    """One file per block of a data set, in one folder. Block b starts at image b * size."""
 
     folder: Path
     length: int
@@ -218,8 +219,8 @@ class BlockFiles:
         return [block for block in range(len(self)) if not self.path(block).is_file()]
 
     def wait(self, patience: float = PATIENCE_S, pause: Callable[[float], None] = time.sleep) -> list[Path]:
-        """All paths, once all files exist: other ranks may still be writing some. DataError where the folder does not
-        change for as long as the patience lasts."""
+        """Waits for the files that other ranks still write, and returns all paths. DataError if the folder does not
+        change for `patience` seconds."""
         waited, seen = 0.0, -1
         while missing := self.missing():
             files = sum(1 for _ in self.folder.glob("*")) if self.folder.is_dir() else 0
@@ -250,7 +251,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def save_fingerprints(path: Path, prints: Fingerprints) -> None:
-    bad = json.dumps(prints.bad).encode("utf-8", "surrogatepass")  # names that are not UTF-8 hold surrogates
+    bad = json.dumps(prints.bad).encode("utf-8", "surrogatepass")  # names that are not UTF-8 contain surrogates
     digests = prints.digests.view(np.uint8).reshape(-1, DIGEST_BYTES)
     arrays: dict[str, NDArray[Any]] = {"digests": digests, "hashes": prints.hashes, "state": prints.state}
     arrays |= {"grey": prints.small.grey, "chroma": prints.small.chroma, "bad": np.frombuffer(bad, np.uint8)}
@@ -258,7 +259,7 @@ def save_fingerprints(path: Path, prints: Fingerprints) -> None:
 
 
 def load_fingerprints(path: Path) -> Fingerprints:
-    """One block. DataError where the file is damaged or has other contents."""
+    """Loads one block. DataError if the file is damaged or has other contents."""
     arrays = read_arrays(path)
     try:
         names = json.loads(arrays["bad"].tobytes().decode("utf-8", "surrogatepass"))
@@ -270,8 +271,8 @@ def load_fingerprints(path: Path) -> Fingerprints:
 
 
 def hash_source(source: ImageDataset) -> str:
-    """A hash of a data set's fingerprint, which covers names and sizes, and of a few samples; of all of them where the
-    sizes are unknown, because other images could then have the same fingerprint."""
+    """Hashes a data set's fingerprint, which covers names and sizes, and a few samples. If the sizes are unknown, it
+    hashes all samples, because other images could then have the same fingerprint."""
     digest, count = sha256(source.fingerprint.encode()), len(source)
     few = sorted({count * i // PROBES for i in range(PROBES)}) if source.sizes() is not None and count else None
     for index in few or range(count):

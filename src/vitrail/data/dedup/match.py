@@ -1,5 +1,5 @@
-"""Pairs of images that are the same: one block of the training set against a block of another set or of its own, by
-pixels, by perceptual hash and thumbnail, or by embeddings."""
+"""Finds pairs of equal images, block by block: the training set against another set or itself, by pixels, by perceptual
+hash and thumbnail, or by embeddings."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from vitrail.data.dedup.fingerprints import UNREADABLE, VIEWS, WINDOWS, BlockFil
 
 KINDS: Final = ("exact", "near", "flipped", "embedding")  # the most certain first
 EXACT, NEAR, FLIPPED, EMBEDDING = range(4)
-WITHIN: Final = -1  # number of the set where both images are of the training set
+WITHIN: Final = -1  # number of the set if both images are from the training set
 PAIR: Final = np.dtype([("set", "<i4"), ("train", "<i8"), ("test", "<i8"), ("kind", "u1"), ("distance", "<f4")])
 EMBED_BATCH: Final = 64  # images per call
 SLACK: Final = 1e-4  # matrix products round differently per block, so borderline cosines are recomputed
@@ -32,11 +32,11 @@ class MatchRule:
     """What counts as the same image. The defaults miss few copies and, on photographs, have no false positives."""
 
     exact: bool = True  # the same decoded pixels
-    near: bool = True  # by perceptual hash: re-encoded, resized, mirrored, with up to a tenth of a side cut away
-    bits: int = 13  # of 63: how far hashes may differ for two images to be compared
-    distance: float = 0.04  # 1 - correlation of the thumbnails, up to which they are the same
-    cosine: float = 0.95  # of embeddings, from which on they are the same
-    embedding: str = ""  # what computed the embeddings, where there are any
+    near: bool = True  # by perceptual hash: re-encoded, resized, mirrored, or with up to a tenth of a side cropped
+    bits: int = 13  # of 63: by how many the hashes of two images may differ for them to be compared
+    distance: float = 0.04  # 1 - correlation of the thumbnails: the most that counts as the same image
+    cosine: float = 0.95  # of embeddings: the least that counts as the same image
+    embedding: str = ""  # what computed the embeddings, if any
 
     def __post_init__(self) -> None:
         if not (0 <= self.bits < 32 and 0 < self.distance < 1 and 0 < self.cosine <= 1):
@@ -49,14 +49,14 @@ class MatchRule:
 def make_pairs(
     where: int, train: NDArray[np.int64], test: NDArray[np.int64], kind: "int | NDArray[np.int64]", distance: object
 ) -> PairArray:
-    """One array from its columns."""
+    """Builds an array of pairs from its columns."""
     pairs = np.zeros(len(train), PAIR)
     pairs["set"], pairs["train"], pairs["test"], pairs["kind"], pairs["distance"] = where, train, test, kind, distance
     return pairs
 
 
 def merge_pairs(parts: Sequence[PairArray]) -> PairArray:
-    """All pairs in one order, each once: its most certain kind, then its smallest distance."""
+    """Sorts all pairs and keeps each once, with its most certain kind, then its smallest distance."""
     pairs = np.concatenate([np.zeros(0, PAIR), *parts])
     order = ("distance", "kind", "test", "train", "set")  # the last key is the primary one
     pairs = pairs[np.lexsort([pairs[name] for name in order])]
@@ -64,7 +64,7 @@ def merge_pairs(parts: Sequence[PairArray]) -> PairArray:
 
 
 def find_groups(length: int, one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.int64]:
-    """For each of `length` items the lowest number in its group, where each (one, other) is in one group [N]."""
+    """Finds the lowest number in the group of each of `length` items [N]. Each (one, other) is in one group."""
     root = np.arange(length)
     while True:
         low, new = np.minimum(root[one], root[other]), root.copy()
@@ -78,15 +78,15 @@ def find_groups(length: int, one: NDArray[np.int64], other: NDArray[np.int64]) -
 def match_all(
     block: int, blocks: Sequence[BlockFiles], within: bool, match: Callable[[int, int, int], PairArray]
 ) -> PairArray:
-    """One block of the training set, which is source 0, against all blocks of the other sources and, with `within`,
-    the earlier ones and itself. `match` takes the source, the block and the number of the set."""
+    """Matches one block of the training set, source 0, against all blocks of the other sources and, with `within`,
+    against its earlier blocks and itself. `match` takes the source, the block and the number of the set."""
     others = [(s, b, s - 1) for s in range(1, len(blocks)) for b in range(len(blocks[s]))]
     others += [(0, b, WITHIN) for b in range(block + 1)] if within else []
     return merge_pairs([shift_pairs(match(s, b, where), block, b, blocks[0].size) for s, b, where in others])
 
 
 def shift_pairs(pairs: PairArray, train: int, test: int, size: int) -> PairArray:
-    """Counts images from the beginning of the sets instead of the blocks. Within one set the later image is train."""
+    """Changes indices within blocks to indices within sets, in place. Within one set the later image is train."""
     pairs["train"] += train * size
     pairs["test"] += test * size
     inner = pairs["set"] == WITHIN
@@ -96,7 +96,7 @@ def shift_pairs(pairs: PairArray, train: int, test: int, size: int) -> PairArray
 
 
 def match_blocks(train: Fingerprints, test: Fingerprints, rule: MatchRule, where: int) -> PairArray:
-    """The pairs of two blocks; images are counted from the beginning of the blocks."""
+    """Finds the pairs of two blocks, as indices within the blocks."""
     found: list[PairArray] = []
     if rule.exact:
         mine, theirs = (np.flatnonzero(prints.state != UNREADABLE) for prints in (train, test))
@@ -110,7 +110,7 @@ def match_blocks(train: Fingerprints, test: Fingerprints, rule: MatchRule, where
 
 
 def match_near(train: Fingerprints, test: Fingerprints, rule: MatchRule, where: int) -> PairArray:
-    """Hashes propose, thumbnails decide. Of images with the same pixels one represents all."""
+    """Finds near pairs: hashes propose, thumbnails decide. One image represents all with the same pixels."""
     mine, theirs = find_representatives(train), find_representatives(test)
     i, j, *views = fp.find_similar(train.hashes[mine], test.hashes[theirs], rule.bits)
     found = np.stack([mine[i], theirs[j], *views])
@@ -126,14 +126,14 @@ def match_near(train: Fingerprints, test: Fingerprints, rule: MatchRule, where: 
 
 
 def find_representatives(prints: Fingerprints) -> NDArray[np.int64]:
-    """The comparable images, without those whose pixels occurred earlier in the block."""
+    """Returns the comparable images, without those whose pixels occur earlier in the block."""
     comparable = prints.comparable
     _, first = np.unique(prints.digests[comparable], return_index=True)
     return comparable[np.sort(first)]
 
 
 def copy_to_equals(found: PairArray, side: str, prints: Fingerprints, chosen: NDArray[np.int64]) -> PairArray:
-    """The same pairs for the images with the same pixels as the representative."""
+    """Repeats the pairs of each representative for the images with the same pixels."""
     others = np.setdiff1d(prints.comparable, chosen)
     if not (len(others) and len(found)):
         return found[:0]
@@ -146,8 +146,8 @@ def copy_to_equals(found: PairArray, side: str, prints: Fingerprints, chosen: ND
 
 
 def measure_candidates(train: Fingerprints, test: Fingerprints, found: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The distance of the candidates once one is aligned with the window of the other that the hash found. Where the
-    hash saw no window, either may turn out to be a part of the other."""
+    """Measures the distance of each candidate after aligning one image with the window of the other that the hash
+    found. If the whole images matched, both directions are tried, because either may be a part of the other."""
     i, j, view, mirrored, _ = found
     out, windows = np.full(len(i), np.inf), np.array(WINDOWS)
     for flip in (0, 1):
@@ -161,7 +161,7 @@ def measure_candidates(train: Fingerprints, test: Fingerprints, found: NDArray[n
 
 
 def write_embeddings(source: ImageDataset, embed: Embed, blocks: BlockFiles, block: int) -> None:
-    """Embeds a block: unit vectors [N, D]; a row of zeros, which is similar to nothing, for an unreadable image."""
+    """Writes the embeddings of a block as unit vectors [N, D]. An unreadable image gets zeros, which match nothing."""
     start, stop = blocks.span(block)
     vectors = np.zeros((stop - start, 0), np.float32)
     for low in range(start, stop, EMBED_BATCH):
@@ -189,7 +189,7 @@ def load_vectors(blocks: BlockFiles, block: int) -> NDArray[np.float32]:
 def match_embeddings(
     train: NDArray[np.float32], test: NDArray[np.float32], cosine: float, where: int, *, step: int = 2048
 ) -> PairArray:
-    """The pairs of two blocks whose cosine is at least `cosine`; the distance is 1 - cosine."""
+    """Finds the pairs of two blocks whose cosine is at least `cosine`. Their distance is 1 - cosine."""
     found: list[PairArray] = []
     if not (train.shape[1] and test.shape[1]):  # no image of the block is readable
         return merge_pairs(found)

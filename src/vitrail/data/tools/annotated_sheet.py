@@ -1,4 +1,4 @@
-"""The contact sheet of a split whose images are annotated: some of them, with their segments or masks drawn in."""
+"""Contact sheets of annotated splits: some of the images, with their segments or masks drawn on them."""
 
 from typing import TYPE_CHECKING, Final
 
@@ -17,13 +17,13 @@ PLAIN: Final = frozenset({"background", "other", "void", "unlabelled", "unlabele
 
 
 def has_annotations(source: ImageDataset) -> bool:
-    """Whether an image shows more with its segments, or with its mask, than with its class."""
+    """Whether a sheet shows segments or masks instead of classes: there are segments, or masks and no classes."""
     return bool(source.segment_classes or (source.pixel_classes and not source.classes))
 
 
 def draw_annotations(source: ImageDataset, index: int, image: "Image") -> "Image":
-    """A sample's image, or a copy of it at another size, with what is annotated: segments, or the classes of its mask.
-    Raises BadImage or OSError."""
+    """Draws a sample's segments, or the classes of its mask, on `image`, which may be the sample's image at another
+    size. Raises BadImage or OSError."""
     from vitrail.report.segment_drawing import choose_segment_colours, draw_segments
 
     if not source.segment_classes:
@@ -38,7 +38,7 @@ def draw_annotations(source: ImageDataset, index: int, image: "Image") -> "Image
 
 
 def draw_mask(source: ImageDataset, index: int, image: "Image") -> "Image":
-    """The classes of pixels of a sample, but for those that stand for nothing in particular."""
+    """Draws the classes of a sample's mask, except for those such as background in PLAIN."""
     from vitrail.report.segment_drawing import draw_segments, pick_class_colour
 
     mask = read_mask(source.mask(index))
@@ -49,7 +49,7 @@ def draw_mask(source: ImageDataset, index: int, image: "Image") -> "Image":
 
 
 def load_annotated(source: ImageDataset, index: int, size: tuple[int, int]) -> "Image | None":
-    """A sample with its annotations, at a size (width, height); None where it is unreadable."""
+    """Loads a sample at a size (width, height) and draws its annotations. None if it is unreadable."""
     from PIL import Image
 
     try:
@@ -62,7 +62,7 @@ def load_annotated(source: ImageDataset, index: int, size: tuple[int, int]) -> "
 
 
 def make_annotated_sheet(source: ImageDataset, title: str, subtitle: str, chosen: list[int]) -> "Image":
-    """The sheet of some samples, in rows of one height each."""
+    """Draws the sheet of the chosen samples, in rows of equal height."""
     from vitrail.report.contact_sheet import arrange_rows, draw_gallery
 
     aspects = [read_aspect(source, index) for index in chosen]
@@ -73,7 +73,7 @@ def make_annotated_sheet(source: ImageDataset, title: str, subtitle: str, chosen
 
 
 def read_aspect(source: ImageDataset, index: int) -> float:
-    """Width over height; 1 where the image is unreadable."""
+    """Returns width over height, or 1 if the image is unreadable."""
     try:
         height, width = source.open_image(index).size
         return width / height

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 CHUNK: Final = 32  # samples per task
-FEW: Final = 256  # samples that are not worth starting processes for
+FEW: Final = 256  # samples up to which starting processes is not worthwhile
 SAMPLE: Final = 1000  # headers read per split, unless all are asked for
-GENERATED: Final = 100  # samples per split whose segments are drawn, where sizes are known without
+GENERATED: Final = 100  # samples per split of a generated set whose segments are computed
 SEED: Final = 20
 MOST_CLASSES: Final = 60  # on one sheet ...
-MOST_IMAGES: Final = 144  # ... or this many images, where classes have one or two
+MOST_IMAGES: Final = 144  # ... or this many images, if classes have one or two
 UNLABELLED: Final = 96
 ANNOTATED: Final = 24
 TILE_SIDE: Final = 208  # pixels
@@ -66,7 +66,7 @@ def inspect_sample(source: ImageDataset, index: int, *, decode: bool) -> SampleI
 
 
 def read_segments(source: ImageDataset, index: int, size: Pair) -> ImageSegments:
-    """What the summary counts. BadImage where they are of another image size."""
+    """Measures the segments of a sample for the summary. BadImage if they are for an image of another size."""
     return measure_segments(read_sized_segments(source, index, size))
 
 
@@ -104,7 +104,7 @@ def inspect_samples(
 
 
 def describe_generated(source: ImageDataset, indices: Sequence[int], size: Pair) -> Iterator[SampleInfo]:
-    """Samples of a known size, none of which is drawn but some for their segments, evenly spaced."""
+    """Describes samples of a known size without drawing them. Segments are read for some samples, evenly spaced."""
     step = max(1, -(-len(indices) // GENERATED))
     for at, index in enumerate(indices):
         segments = read_segments(source, index, size) if source.segment_classes and at % step == 0 else None
@@ -120,15 +120,15 @@ class SplitSummary:
     classes: tuple[str, ...]
     counts: NDArray[np.int64]  # [K] images of each class
     labelled: int
-    labels: int  # in all; more than `labelled` where an image has several
+    labels: int  # in total; more than `labelled` if an image has several
     multiple: bool
     looked: int
-    decoded: bool  # all of it, or headers only
+    decoded: bool  # whether all pixels were decoded, or only headers read
     sizes: NDArray[np.int64]  # [readable, 2] height and width
     formats: dict[str, int]
     bytes: int  # of the inspected samples
     unreadable: tuple[tuple[str, str], ...]  # name and reason
-    segments: SegmentSummary | None = None  # of the inspected samples, or of some, where they have any
+    segments: SegmentSummary | None = None  # of the inspected samples, or of some of them; None without segments
 
     @property
     def median(self) -> tuple[int, int] | None:
@@ -144,7 +144,7 @@ class SplitSummary:
 
     @property
     def all_bytes(self) -> int:
-        """Bytes of the split; an estimate where not all samples were inspected."""
+        """Bytes of the split, estimated if not all samples were inspected."""
         return self.bytes if self.looked == self.images else round(self.bytes / max(1, self.looked) * self.images)
 
     def to_dict(self) -> dict[str, Any]:
@@ -171,9 +171,9 @@ def summarise(
     workers: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, SplitSummary]:
-    """A summary of every split. With `check` every sample is decoded, else the headers of up to `sample` are read; the
+    """Summarises every split. With `check` every sample is decoded, else the headers of up to `sample` are read; the
     images of a generated set, whose size is known, are not drawn. With `strict` the first unreadable file raises
-    BadImage. `progress` is called with the number of newly done samples."""
+    BadImage. `progress` is called with the number of newly finished samples."""
     out: dict[str, SplitSummary] = {}
     for split, source in collection.splits.items():
         chosen = range(len(source)) if check else choose_samples(len(source), sample)
@@ -183,7 +183,7 @@ def summarise(
 
 
 def choose_samples(count: int, sample: int) -> list[int]:
-    """All samples, or a random choice that is always the same."""
+    """Chooses all samples, or `sample` random ones, always the same."""
     if count <= sample:
         return list(range(count))
     return np.sort(EpochOrder(count, SEED)(0, np.arange(sample, dtype=np.int64))).tolist()
@@ -226,8 +226,8 @@ def summarise_split(source: ImageDataset, samples: Iterable[SampleInfo], decoded
 
 
 def make_sheet(collection: Collection, split: str) -> "Image":
-    """The contact sheet of one split: some samples of every class, or of all where there are no classes, in a random
-    choice that is always the same."""
+    """Draws the contact sheet of one split: some samples of each class, or of the whole split if it has no classes.
+    The choice is random but always the same."""
     from vitrail.report.contact_sheet import SheetGroup, choose_layout, draw_contact_sheet, draw_mosaic
 
     source = collection.split(split)
@@ -246,7 +246,7 @@ def make_sheet(collection: Collection, split: str) -> "Image":
         return draw_mosaic(title, subtitle, [load_tile(source, int(i)) for i in chosen])
     counts = source.labels.counts(len(classes))
     present = np.flatnonzero(counts)
-    most = int(np.median(counts[present]))  # images per class; a few larger classes do not make room for all
+    most = int(np.median(counts[present]))  # images per class, so that a few larger classes do not set the layout
     chosen = space_evenly(present, MOST_CLASSES if most >= 3 else MOST_IMAGES // most)
     members = pick_samples(source.labels, chosen, choose_layout(len(chosen), most)[1])
     tiles = [[load_tile(source, int(i)) for i in members[int(k)]] for k in chosen]
@@ -259,7 +259,7 @@ def make_sheet(collection: Collection, split: str) -> "Image":
 
 
 def printable_name(text: str) -> str:
-    """A name that can be printed: bytes that are not UTF-8 are marked."""
+    """Makes a name printable: bytes that are not UTF-8 become replacement characters."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
@@ -268,12 +268,12 @@ def shuffle(indices: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def space_evenly(values: NDArray[np.int64], most: int) -> NDArray[np.int64]:
-    """At most `most` of the values, evenly spaced."""
+    """Takes at most `most` of the values, evenly spaced."""
     return values[np.rint(np.linspace(0, len(values) - 1, min(most, len(values)))).astype(np.int64)]
 
 
 def pick_samples(labels: Labels, classes: NDArray[np.int64], most: int) -> dict[int, NDArray[np.int64]]:
-    """A few random samples of each class."""
+    """Picks up to `most` random samples of each class."""
     values = np.asarray(labels.values)
     owner = np.arange(len(labels))
     owner = owner if labels.starts is None else np.repeat(owner, np.diff(labels.starts))
@@ -284,7 +284,7 @@ def pick_samples(labels: Labels, classes: NDArray[np.int64], most: int) -> dict[
 
 
 def load_tile(source: ImageDataset, index: int) -> NDArray[np.uint8] | None:
-    """A sample at about the size that a tile needs; None where it is unreadable."""
+    """Loads a sample at about the size that a tile needs. None if it is unreadable."""
     try:
         encoded = source.open_image(index)
         short = min(encoded.size)

@@ -52,7 +52,7 @@ class PackReport:
     shards: int
     kept: int  # shards from an earlier, interrupted pack
     bytes: int
-    reencoded: int  # images that were made smaller
+    reencoded: int  # images that were shrunk
     unreadable: int  # samples skipped; see unreadable.jsonl
     seconds: float
 
@@ -70,11 +70,11 @@ def pack(
 ) -> PackReport:
     """Writes the splits of a source as tar shards of at most `shard_size` bytes, with their index, into `out`.
 
-    With `max_side`, images whose longer side exceeds it are made smaller, upright RGB: as JPEG of that `quality`, or as
-    PNG if they were lossless, and their masks and segments with them. All others keep their bytes. Pixels become PNG.
-    Other parts of a sample (a text, say) are not packed. Every image, and what is annotated in it, is decoded once: an
-    unreadable one is skipped, listed in unreadable.jsonl and counted, or, with `strict`, ends the pack. Every shard is
-    read back and its checksum and headers compared before it gets its name. `workers` is the number of processes, by
+    With `max_side`, images whose longer side exceeds it are shrunk to upright RGB, as JPEG of the given `quality`, or
+    as PNG if they were lossless; their masks and segments shrink with them. All others keep their bytes. Pixels become
+    PNG. Other parts of a sample, such as text, are not packed. Every image and its annotations are decoded once: an
+    unreadable sample is skipped, listed in unreadable.jsonl and counted, or, with `strict`, ends the pack. Every shard
+    is read back and its checksum and headers compared before it gets its name. `workers` is the number of processes, by
     default one per core. `progress` is called with the number of finished samples and the total.
     """
     began, out = time.monotonic(), Path(out)
@@ -130,7 +130,7 @@ def check_options(splits: Mapping[str, ImageDataset], shard_size: int, max_side:
 
 
 def make_plan(splits: Mapping[str, ImageDataset], options: dict[str, Any]) -> dict[str, Any]:
-    """What determines the contents of a pack."""
+    """Describes everything that determines the contents of a pack."""
     sources = {name: {"fingerprint": source.fingerprint, "samples": len(source)} for name, source in splits.items()}
     classes = next((list(source.classes) for source in splits.values() if source.classes), [])
     plan = {"kind": KIND, "options": options, "sources": sources, "classes": classes}
@@ -144,8 +144,8 @@ def make_plan(splits: Mapping[str, ImageDataset], options: dict[str, Any]) -> di
 
 
 def read_finished(out: Path, plan: dict[str, Any]) -> list[ShardInfo] | None:
-    """The shards of an identical pack that is complete; None for a new or interrupted one. Refuses a folder with other
-    contents."""
+    """Returns the shards of an identical, complete pack, or None for a new or interrupted one. Refuses a folder with
+    other contents."""
     try:
         there = {name for name in os.listdir(out) if not re.fullmatch(r"\.vitrail-.*\.tmp", name)}
     except FileNotFoundError:
@@ -167,7 +167,8 @@ def read_finished(out: Path, plan: dict[str, Any]) -> list[ShardInfo] | None:
 
 @contextmanager
 def open_journal(out: Path, plan: dict[str, Any]) -> Generator[tuple[IO[bytes], list[ShardInfo]]]:
-    """The open list of finished shards, and the shards of an earlier run. Only one process at a time may write here."""
+    """Opens the journal of finished shards and yields it with the shards of an earlier run. Locks the folder, so that
+    only one process at a time writes to it."""
     out.mkdir(parents=True, exist_ok=True)
     path = out / JOURNAL
     with open(path, "ab+") as file:
@@ -192,7 +193,7 @@ def append(file: IO[bytes], text: bytes) -> None:
 
 
 def read_journal(out: Path, file: IO[bytes], plan: dict[str, Any]) -> list[ShardInfo]:
-    """The shards to keep: those of each split that are intact, from its start on."""
+    """Reads the shards to keep: of each split, the intact ones up to the first gap."""
     file.seek(0)
     lines = file.read().split(b"\n")[:-1]  # an incomplete line has no end
     if not lines:
@@ -215,7 +216,7 @@ def read_journal(out: Path, file: IO[bytes], plan: dict[str, Any]) -> list[Shard
 
 
 def write_description(out: Path, plan: dict[str, Any], shards: list[ShardInfo]) -> None:
-    """The files that describe the pack; pack.json last, because it marks the pack as complete."""
+    """Writes the files that describe the pack, pack.json last, because it marks the pack as complete."""
     missing = [{"split": shard.split, **asdict(skipped)} for shard in shards for skipped in shard.unreadable]
     description = {
         **plan,

@@ -1,4 +1,4 @@
-"""What the annotated segments of a split are like: how many of which class, how large, how many to an image."""
+"""Statistics of the annotated segments of a split: number by class, sizes, and segments per image."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,21 +9,21 @@ from numpy.typing import NDArray
 
 from vitrail.data.annotations.segments import SegmentClass, Segments
 
-SIZES: Final = (32**2, 96**2)  # pixels from which COCO calls an object medium, and large
+SIZES: Final = (32**2, 96**2)  # pixels at which COCO's medium and large objects begin
 SIZE_NAMES: Final = ("small", "medium", "large")
 
 
 class ImageSegments(NamedTuple):
-    """The segments of one image as the overview counts them, whose masks are not kept."""
+    """What the overview counts of the segments of one image, without their masks."""
 
     pixels: int  # of the image
     classes: NDArray[np.int64]  # [N]
-    areas: NDArray[np.float64]  # [N], of masks, or of boxes where there are no masks
+    areas: NDArray[np.float64]  # [N], of masks, or of boxes if there are no masks
     crowd: NDArray[np.bool_]  # [N]
 
 
 def measure_segments(found: Segments) -> ImageSegments:
-    """The counts of one image."""
+    """Measures the segments of one image."""
     boxes = found.boxes
     areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
     if found.masks is not None:
@@ -33,7 +33,7 @@ def measure_segments(found: Segments) -> ImageSegments:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SegmentSummary:
-    """The segments of the images that were looked at. Those of a crowd are counted apart from all others."""
+    """Counts of the segments of the inspected images. Crowd segments are counted separately."""
 
     classes: tuple[SegmentClass, ...]
     boxes_only: bool

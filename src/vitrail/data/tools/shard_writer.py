@@ -48,7 +48,7 @@ class PackedSample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SkippedSample:
-    """An unreadable sample, and why it is."""
+    """An unreadable sample, with the reason."""
 
     index: int
     name: str
@@ -60,15 +60,16 @@ Sample: TypeAlias = PackedSample | SkippedSample
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleEncoder:
-    """Encodes samples. Images beyond `max_side` are made smaller, JPEGs among them with this quality; `strict` stops at
-    the first unreadable one."""
+    """Encodes samples. Images beyond `max_side` are shrunk, and encoded with this quality if they become JPEGs.
+    `strict` stops at the first unreadable one."""
 
     max_side: int | None
     quality: int
     strict: bool
 
     def __call__(self, source: ImageDataset, index: int) -> Sample:
-        """Decodes every image and its mask, whether they change or not, so that a pack is known to be readable."""
+        """Encodes one sample. It decodes the image and its mask even if they stay unchanged, so that the pack is known
+        to be readable."""
         try:
             content = source.read(index)
             suffix, data, changed = self.encode_image(content)
@@ -85,7 +86,7 @@ class SampleEncoder:
         return PackedSample(index=index, key=make_key(index, source.name(index)), members=members, reencoded=changed)
 
     def encode_image(self, data: "bytes | NDArray[np.uint8]") -> tuple[str, bytes, bool]:
-        """Suffix, bytes, and whether the image was made smaller. Pixels become PNG."""
+        """Returns the suffix, the bytes, and whether the image was shrunk. Pixels become PNG."""
         image = EncodedImage(data)
         longest = max(image.size)
         small = self.max_side is None or longest <= self.max_side
@@ -93,7 +94,7 @@ class SampleEncoder:
             return ("png", encode(Image.fromarray(data), "png"), False) if small else self.shrink(image, "png")
         suffix = next((suffix for start, suffix in SUFFIXES.items() if data.startswith(start)), None)
         if small:
-            if suffix is None:  # a format without a suffix here
+            if suffix is None:  # a format that is not in SUFFIXES
                 return "png", encode(image.rgb(), "png"), False
             image.rgb(scale=8)  # decoding a JPEG at 1/8 reads it to its end in a third of the time
             return suffix, data, False
@@ -101,7 +102,7 @@ class SampleEncoder:
         return self.shrink(image, "jpg" if lossy else "png")
 
     def encode_mask(self, source: ImageDataset, index: int, size: Pair, packed: bytes) -> bytes:
-        """The mask of a sample, whose image had `size`, as PNG: unchanged, or made smaller with the image."""
+        """Encodes the mask of a sample, whose image had `size`, as PNG: unchanged, or shrunk with the image."""
         indices = MaskTargets().read(source, index, size).numpy()
         height, width = EncodedImage(packed).size
         if indices.shape != (height, width):
@@ -110,7 +111,7 @@ class SampleEncoder:
         return data if isinstance(data, bytes) else encode(Image.fromarray(data), "png")
 
     def shrink(self, image: EncodedImage, suffix: str) -> tuple[str, bytes, bool]:
-        """Upright RGB with its longer side at the limit. Lossless images stay lossless."""
+        """Shrinks an image to upright RGB with its longer side at the limit, and encodes it."""
         assert self.max_side is not None
         longest = max(image.size)
         scale = next((scale for scale in (8, 4, 2) if longest >= 2 * scale * self.max_side), 1)
@@ -120,14 +121,13 @@ class SampleEncoder:
 
 
 def encode_segments(source: ImageDataset, index: int, size: Pair, packed: Pair) -> bytes:
-    """The segments of a sample, whose image had `size`, at the size that it is packed in."""
+    """Encodes the segments of a sample, whose image had `size`, at the size `packed` of the packed image."""
     found = SegmentTargets().read(source, index, size)
     return format_segments(found if packed == size else resize_segments(found, packed)).encode()
 
 
 def resize_segments(found: Segments, size: Pair) -> Segments:
-    """Segments at another size: of each pixel those that are nearest to its centre. Masks that have no pixel left are
-    dropped."""
+    """Resizes segments, with nearest-neighbour sampling of masks. Drops segments whose masks become empty."""
     down, across = (new / old for new, old in zip(size, found.size, strict=True))
     boxes = found.boxes * np.array([across, down, across, down])
     if found.masks is None:
@@ -141,12 +141,12 @@ def resize_segments(found: Segments, size: Pair) -> Segments:
 
 def encode(pixels: Image.Image, suffix: str, quality: int = 0) -> bytes:
     buffer = io.BytesIO()
-    pixels.save(buffer, "JPEG" if suffix == "jpg" else "PNG", quality=quality)  # which PNG ignores
+    pixels.save(buffer, "JPEG" if suffix == "jpg" else "PNG", quality=quality)  # PNG ignores the quality
     return buffer.getvalue()
 
 
 def encode_labels(source: ImageDataset, index: int) -> tuple[tuple[str, bytes], ...]:
-    """The labels: a number in KEY.cls, or a list in KEY.json where samples may have several."""
+    """Encodes the labels: a number in KEY.cls, or a list in KEY.json if samples may have several."""
     labels = source.labels[index]
     if source.labels.multiple:
         return (("json", json.dumps({"labels": list(labels)}).encode()),)
@@ -154,9 +154,9 @@ def encode_labels(source: ImageDataset, index: int) -> tuple[tuple[str, bytes], 
 
 
 def make_key(index: int, name: str) -> str:
-    """000000123-cat_12: the index in the data set, and the part of the name that a person knows it by.
+    """Makes a key such as 000000123-cat_12 from the index in the data set and the recognisable end of the name.
 
-    Under 100 bytes, so that it fits every kind of tar file; without dots, which would end the key.
+    A key has under 100 bytes, so that it fits every kind of tar file, and no dots, which would end it.
     """
     parts = [part for part in re.split(r"[/\\]", name.rpartition(":")[2])[-2:] if part not in ("", ".", "..")]
     words = re.sub(r"\.\w{2,4}$", "", re.sub(r"^\d{9}-", "", "_".join(parts)))
@@ -188,7 +188,7 @@ class ShardInfo:
         return cls(**row)
 
     def is_intact(self, folder: Path) -> bool:
-        """Whether the file has the bytes that were written."""
+        """Whether the file still has the bytes that were written."""
         try:
             return (folder / self.name).stat().st_size == self.bytes and hash_file(folder / self.name) == self.sha256
         except OSError:
@@ -204,7 +204,7 @@ class TarWriter:
         self.reencoded = 0
 
     def size_with(self, sample: PackedSample) -> int:
-        """The size of the file if this sample were its last."""
+        """Returns the size of the file if this sample were its last."""
         return self.size + sum(BLOCK + pad(len(data)) for _, data in sample.members) + len(END)
 
     def add(self, sample: PackedSample) -> None:
@@ -223,11 +223,12 @@ class TarWriter:
         self.size += len(data)
 
     def finish(self) -> str:
-        """Ends the file, syncs it to disk and reads it back: the same bytes, and the same images by its headers."""
+        """Ends the file, syncs it to disk and reads it back, to verify its bytes and the images in its headers. Returns
+        the checksum."""
         self.write(END)
         self.file.flush()
         os.fsync(self.file.fileno())
-        if hasattr(os, "posix_fadvise"):  # so that it is read from the disk
+        if hasattr(os, "posix_fadvise"):  # drops the page cache, so that the file is read from disk
             os.posix_fadvise(self.file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         path = Path(self.file.name)
         rows = scan_shard(path)
@@ -241,8 +242,7 @@ class TarWriter:
 def write_shards(
     folder: Path, split: str, number: int, first: int, stop: int, samples: Iterator[Sample], shard_size: int
 ) -> Iterator[ShardInfo]:
-    """Writes one shard after the other, from sample `first` on; each ends where the next sample would make the file too
-    large."""
+    """Writes shards one by one, from sample `first` on. Each ends where the next sample would make it too large."""
     sample = next(samples, None)
     while sample is not None:
         name, skipped = f"{split}-{number:05d}.tar", list[SkippedSample]()
@@ -282,8 +282,8 @@ def encode_chunk(shared: tuple[ImageDataset, SampleEncoder], first: int) -> list
 def encode_samples(
     source: ImageDataset, start: int, encode: SampleEncoder, workers: int | None, heard: Callable[[int], object]
 ) -> Iterator[Sample]:
-    """Samples from `start` on, in order, encoded by several processes; with one worker, here. `heard` is called with
-    the index of each."""
+    """Encodes the samples from `start` on, in order, in several processes, or in this one with one worker. `heard` is
+    called with the index of each."""
     workers = available_cores() if workers is None else workers
 
     def describe_loss(firsts: Sequence[int]) -> str:

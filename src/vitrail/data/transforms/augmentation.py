@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RandomErasing:
-    """With a probability, a rectangle of random area and aspect becomes noise, or one level of grey where `fill` is a
-    number. Its distribution is that of torchvision's RandomErasing."""
+    """Replaces, with a probability, a rectangle of random area and aspect by noise, or by one level of grey if `fill`
+    is a number. The distribution is that of torchvision's RandomErasing."""
 
     probability: float = 0.25
     area: Range = (0.02, 1 / 3)
@@ -46,11 +46,11 @@ class RandomErasing:
             raise ConfigError(f"fill={self.fill} must be a level from 0 to 255, or None for noise")
 
     def chooses(self, draws: CounterRng) -> NDArray[np.bool_]:
-        """Which of the B samples are erased, if a rectangle fits [B]."""
+        """Chooses which of the B samples are erased, if a rectangle fits [B]."""
         return draws.uniform("erase or not")[:, 0] < self.probability
 
     def boxes(self, draws: CounterRng, height: int, width: int) -> NDArray[np.int64]:
-        """Top, left, height and width per sample [B, 4]; all zero where nothing is erased."""
+        """Draws top, left, height and width per sample [B, 4]; height and width are 0 if nothing is erased."""
         on = self.chooses(draws)
         drawn = draws.uniform("erase", 2 * TRIES + 2)
         rows, columns = rectangles(drawn, np.array([[height * width]]), self.area, self.aspect)
@@ -63,7 +63,7 @@ class RandomErasing:
         return np.stack([top, left, h, w], axis=1).astype(np.int64)
 
     def __call__(self, pixels: Tensor, draws: CounterRng) -> Tensor:
-        """One image [3, H, W], uint8, erased; the input is not modified."""
+        """Erases a rectangle of one image [3, H, W], uint8. The input is not modified."""
         top, left, height, width = self.boxes(draws, *pixels.shape[-2:])[0].tolist()
         if not height or not width:
             return pixels
@@ -78,20 +78,20 @@ class RandomErasing:
 
 
 def noise_keys(draws: CounterRng) -> NDArray[np.int64]:
-    """The key of each sample's noise [B, 1, 1]."""
+    """Returns the key of each sample's noise [B, 1, 1]."""
     return draws.bits("erase noise").view(np.int64)[:, :, None]
 
 
 def make_noise(keys: Tensor, place: Tensor) -> Tensor:
-    """Noise bytes [B, 3, H, W]: a hash of the keys [B, 1, 1] and the position of each pixel [H, W]."""
+    """Makes noise bytes [B, 3, H, W] by hashing the keys [B, 1, 1] and the position of each pixel [H, W]."""
     bits = splitmix64_tensor(place * as_int64(int(GOLDEN)) + keys)  # [B, H, W]
     return bits.view(torch.uint8).unflatten(-1, (-1, 8))[..., 1:4].movedim(-1, 1)  # low bytes come first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Augmentation:
-    """The parts are applied in the order of the fields. Tasks whose targets a crop or a flip would change use `Squash`
-    or flip=0 (VTAB)."""
+    """The augmentation of one view, applied in the order of the fields. Tasks whose targets a crop or a flip would
+    change use `Squash` or flip=0 (VTAB)."""
 
     crop: Crop
     flip: float = 0.5
@@ -106,21 +106,22 @@ class Augmentation:
         return self.crop.size
 
     def flips(self, draws: CounterRng) -> NDArray[np.bool_]:
-        """Which of the B samples are mirrored [B]."""
+        """Chooses which of the B samples are mirrored [B]."""
         return draws.uniform("flip")[:, 0] < self.flip
 
     def geometry(self, whole: Pair, draws: CounterRng) -> Geometry:
-        """Where the pixels of a view come from in an upright image of size `whole`. The same draws give the same crop
-        and flip as `__call__`. A policy that moves pixels has no geometry: see `check_geometries`."""
+        """Returns where the pixels of a view come from in an upright image of size `whole`. The same draws give the
+        same crop and flip as in `__call__`. A policy that moves pixels has no geometry: see `check_geometries`."""
         cut = self.crop.cut(whole, draws)
         return Geometry(whole=whole, box=cut.box, inner=cut.inner, pad=cut.pad, flip=bool(self.flips(draws)[0]))
 
     def __call__(self, encoded: EncodedImage, draws: CounterRng) -> Tensor:
-        """One image to pixels [3, H, W], uint8; `draws` belong to one sample and view."""
+        """Augments one image to pixels [3, H, W], uint8; `draws` belong to one sample and view."""
         return TrainViews((self,))(encoded, [draws])[0]
 
     def finish(self, image: "Image", whole: Pair, cut: Cut, draws: CounterRng) -> Tensor:
-        """Everything after decoding. `whole` is the full size of the image, which may be decoded at a smaller scale."""
+        """Does everything after decoding. `whole` is the full size of the image, which may be decoded at a smaller
+        scale."""
         seen, pad = np.asarray(cut(image, whole)), cut.pad  # [H, W, 3]
         if self.flips(draws)[0]:
             seen, pad = seen[:, ::-1], (pad[2], pad[1], pad[0], pad[3])
@@ -136,7 +137,7 @@ Augmentations: TypeAlias = Augmentation | Sequence[Augmentation]  # one for each
 
 @dataclass(frozen=True, slots=True)
 class TrainViews:
-    """The views of training; the image is decoded once, at the scale that the most demanding view needs."""
+    """The training views of an image, which is decoded once, at the scale that the most demanding view needs."""
 
     augmentations: tuple[Augmentation, ...]
 
@@ -168,12 +169,13 @@ def inception(size: int | Pair) -> Augmentation:
 
 
 def reference_inception(size: int | Pair) -> Augmentation:
-    """The same with the boxes of the paper's own pipeline: TensorFlow's sampler and its default aspect of 1.33."""
+    """Inception crop and flip with the boxes of the paper's own pipeline: TensorFlow's sampler and its default aspect
+    of 1.33."""
     return Augmentation(crop=InceptionCrop(size=pair(size), aspect=(0.75, 1.33), sampler="tensorflow"))
 
 
 def bit(resize: int = 448, crop: int = 384) -> Augmentation:
-    """BiT's augmentation, which the paper fine-tunes with: resize to a square, random crop, flip."""
+    """BiT's augmentation, with which the paper fine-tunes: resize to a square, random crop, flip."""
     return Augmentation(crop=ResizeCrop(size=pair(crop), resize=pair(resize)))
 
 
@@ -183,7 +185,7 @@ def cifar(size: int | Pair = 32, padding: int = 4) -> Augmentation:
 
 
 class Mixing(NamedTuple):
-    """What was drawn for one step. With a box (top, left, bottom, right), that box is copied from the partner;
+    """The mixing drawn for one step. If there is a box (top, left, bottom, right), it is copied from the partner;
     `weight` is the share of the sample itself."""
 
     weight: float = 1.0
@@ -192,9 +194,9 @@ class Mixing(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mix:
-    """`mixup` and `cutmix` are the alphas of their Beta distributions; 0 disables one. A step is mixed with
-    `probability`; if both are enabled, it uses CutMix with probability `switch`. With repeated augmentation `stride` is
-    the number of repeats, so that no sample is mixed with itself."""
+    """Mixup and CutMix. `mixup` and `cutmix` are the alphas of their Beta distributions; 0 disables one. A step is
+    mixed with `probability`; if both are enabled, it uses CutMix with probability `switch`. With repeated augmentation,
+    `stride` is the number of repeats, so that no sample is mixed with itself."""
 
     mixup: float = 0.0
     cutmix: float = 0.0
@@ -211,7 +213,7 @@ class Mix:
             raise ConfigError(f"stride={self.stride} must be at least 1")
 
     def draw(self, seed: int, step: int, size: Pair) -> Mixing:
-        """The mixing of one step, for images of this size."""
+        """Draws the mixing of one step, for images of this size."""
         if not (self.mixup or self.cutmix):
             return Mixing()
         draws = CounterRng(hash_keys(hash_word("mix"), seed, step))
@@ -256,7 +258,7 @@ class Mix:
         return pixels, torch.where(whole[:, None], mixed_targets, targets)
 
     def partners(self, batch: Tensor) -> Tensor:
-        """Each sample replaced by its partner: neighbours swap places, in runs of `stride`."""
+        """Replaces each sample by its partner: neighbours swap places, in runs of `stride`."""
         if len(batch) % (2 * self.stride):
             pairs = f"pairs of {self.stride}; use a multiple of {2 * self.stride}"
             raise ConfigError(f"a batch of {len(batch)} on a process does not split into {pairs}")
@@ -264,8 +266,8 @@ class Mix:
 
 
 def one_hot(labels: Tensor, classes: int, smoothing: float = 0.0) -> Tensor:
-    """Targets [B, K], float32, from labels [B], or [B, M] padded with -1 for samples with several labels, each of
-    which gets a 1. Smoothing pulls them towards 1 / K. A sample without a label is all zeros."""
+    """Encodes labels as targets [B, K], float32. Labels are [B], or [B, M] padded with -1 if samples have several, and
+    each of them gets a 1. Smoothing pulls targets towards 1 / K. A sample without a label is all zeros."""
     if not 0 <= smoothing < 1:
         raise ConfigError(f"smoothing={smoothing} must be at least 0 and below 1")
     rows = labels if labels.ndim == 2 else labels[:, None]

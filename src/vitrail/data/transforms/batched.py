@@ -1,15 +1,15 @@
-"""Augmentation of whole batches where they lie, for sets that live on the accelerator.
+"""Augments whole batches on their device, for data sets that are kept on the accelerator.
 
     augment = BatchedAugmentation(inception(32))
     pixels = augment(pixels, CounterRng.for_samples(seed=0, epoch=epochs, sample=samples))  # uint8 [B, 3, h, w]
 
-The parameters are drawn on the host by the very functions that a loader process uses, and sent along in one piece; the
-host never waits for the device. Drawing them needs no pixels, and can be done beforehand, in another thread:
+The host draws the parameters, with the same functions as a loader process, and sends them in one copy; it never waits
+for the device. Drawing them needs no pixels, so it can be done in advance, in another thread:
 
     plan = augment.plan(draws, (32, 32))
     pixels = augment.apply(plan, pixels)
 
-Masks of whole batches, moved where they lie: a gather of the pixels that `Geometry.mask` takes, for B samples.
+Masks are also transformed on the device: a gather reads the pixels that `Geometry.mask` would, for B samples.
 """
 
 import math
@@ -34,21 +34,21 @@ from vitrail.data.transforms.batched_ops import SORTED, BatchStage, column, plan
 from vitrail.data.transforms.crop import Crop, InceptionCrop, ResizeCrop, ScaleJitter
 from vitrail.data.transforms.policy import operations_of
 
-UNIT: Final = 2.0**15  # of weights: times 255 it leaves a bit of float32's 24, which negative weights may need
+UNIT: Final = 2.0**15  # weight of 1: times 255 it fits in 23 of float32's 24 bits; negative weights may need the last
 
 
 class PackedArrays:
     """Arrays in one buffer, for one copy to a device. Packing needs no device and works in any thread."""
 
     def __init__(self, arrays: Sequence[NDArray[Any]]) -> None:
-        self.order = sorted(range(len(arrays)), key=lambda place: -arrays[place].itemsize)  # so that all are aligned
+        self.order = sorted(range(len(arrays)), key=lambda place: -arrays[place].itemsize)  # keeps all arrays aligned
         some = [np.ascontiguousarray(arrays[place]).reshape(-1).view(np.uint8) for place in self.order]
         self.bytes: NDArray[np.uint8] = np.concatenate([np.empty(0, np.uint8), *some])
         self.forms = [(torch.from_numpy(np.empty(0, array.dtype)).dtype, array.shape) for array in arrays]
         self.lengths = [len(piece) for piece in some]
 
     def to_device(self, device: torch.device) -> list[Tensor]:
-        """The arrays as tensors on the device, in their original order, without waiting for the copy."""
+        """Copies the arrays to the device as tensors, in their original order, without waiting for the copy."""
         whole = torch.from_numpy(self.bytes)
         there = (whole.pin_memory() if device.type == "cuda" else whole).to(device, non_blocking=True)
         pieces = dict(zip(self.order, there.split_with_sizes(self.lengths), strict=True))
@@ -56,7 +56,7 @@ class PackedArrays:
 
 
 def find_unsupported(augmentation: Augmentation) -> str | None:
-    """Why an augmentation has no batched form; None where it has one."""
+    """Why an augmentation has no batched form; None if it has one."""
     policy = augmentation.policy
     missing = [] if policy is None else sorted(name for name in operations_of(policy) if name not in SORTED)
     if not missing:
@@ -66,7 +66,7 @@ def find_unsupported(augmentation: Augmentation) -> str | None:
 
 
 class BatchPlan(NamedTuple):
-    """What was drawn for a batch of B images of one size, and what it takes to do it. Has no part on a device."""
+    """The stages of an augmentation, with their parameters, for B images of one size. All of it is on the host."""
 
     images: int
     size: Pair
@@ -80,7 +80,7 @@ class BatchPlan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BatchedAugmentation:
-    """An augmentation for uint8 pixels [B, 3, H, W] on any device. What it has no batched form of is refused here."""
+    """An augmentation for uint8 pixels [B, 3, H, W] on any device. Raises ConfigError if it has no batched form."""
 
     augmentation: Augmentation
 
@@ -93,13 +93,13 @@ class BatchedAugmentation:
         return self.augmentation.size
 
     def __call__(self, pixels: Tensor, draws: CounterRng) -> Tensor:
-        """`draws` are those of the B samples, in the same order."""
+        """Augments a batch. `draws` are those of its B samples, in the same order."""
         if len(pixels) != len(draws):
             raise ConfigError(f"{len(draws)} draws for {len(pixels)} images")
         return self.apply(self.plan(draws, (pixels.shape[-2], pixels.shape[-1])), pixels)
 
     def plan(self, draws: CounterRng, size: Pair) -> BatchPlan:
-        """The host's part, for images of this size: arrays only, the same in any thread."""
+        """Does the host's part for images of this size: it draws arrays, with the same result in any thread."""
         augmentation = self.augmentation
         crop, flips = augmentation.crop, augmentation.flips(draws)
         works = plan_crop(crop, flips, draws, size)
@@ -127,7 +127,7 @@ class BatchedAugmentation:
 
 
 def plan_crop(crop: Crop, flips: NDArray[np.bool_], draws: CounterRng, whole: Pair) -> list[BatchStage]:
-    """The crop and the flip of images of one size."""
+    """Plans the crop and the flip of images of one size."""
     height, width = whole
     mirror = lambda pixels, sent: torch.where(sent[0], pixels.flip(-1), pixels)  # noqa: E731
     flipped = BatchStage((column(flips),), mirror)
@@ -136,10 +136,10 @@ def plan_crop(crop: Crop, flips: NDArray[np.bool_], draws: CounterRng, whole: Pa
         windows = crop.windows(draws, whole)
         if resized == whole:
             return [plan_windows(crop, windows, flips)]
-        if crop.padding:  # which lies around the resized image
+        if crop.padding:  # it surrounds the resized image, so that is made first
             return [*plan_squash(len(draws), whole, resized, crop.interpolation), plan_windows(crop, windows, flips)]
         scale = np.array([height / resized[0], width / resized[1]])
-        # A window of the resized image is a box of this one, and what lies outside the box may shine in.
+        # A window of the resized image is a box of this one, and the filter may read pixels outside the box.
         boxes = np.concatenate([windows * scale, np.broadcast_to(np.array(crop.size) * scale, windows.shape)], 1)
         return [plan_resampling(boxes, whole, crop.size, crop.interpolation, tight=False), flipped]
     if isinstance(crop, ScaleJitter):
@@ -151,7 +151,7 @@ def plan_crop(crop: Crop, flips: NDArray[np.bool_], draws: CounterRng, whole: Pa
 
 
 def plan_jitter(crop: ScaleJitter, draws: CounterRng, whole: Pair) -> list[BatchStage]:
-    """Images at scales of their own, as if they went on beyond their edges; then black where they do not."""
+    """Plans a scale jitter: images are resampled each at its own scale, and pixels beyond their edges become black."""
     found = crop.windows(draws, whole)
     resized, corner = found[:, :2], found[:, 2:]
     scale = np.array(whole) / resized
@@ -161,21 +161,21 @@ def plan_jitter(crop: ScaleJitter, draws: CounterRng, whole: Pair) -> list[Batch
 
 
 def plan_borders(inner: NDArray[np.int64], flips: NDArray[np.bool_], size: Pair) -> BatchStage:
-    """Black where pictures of so many rows and columns [B, 2] do not reach, at the right, at the left of what is
-    mirrored, and at the bottom."""
+    """Plans black borders around pictures of `inner` rows and columns [B, 2]: at the bottom and on the right, or on the
+    left of mirrored ones."""
     left = np.where(flips, size[1] - inner[:, 1], 0)
     edges = map(column, (inner[:, 0], left, left + inner[:, 1]))
     return BatchStage((*edges, np.arange(size[0])[:, None], np.arange(size[1])), apply_borders)
 
 
 def apply_borders(pixels: Tensor, arrays: Sequence[Tensor]) -> Tensor:
-    """In place: the pixels are those of the step before."""
+    """Draws the borders, in place, because the pixels belong to the stage before."""
     height, left, right, row, across = arrays
     return pixels.masked_fill_((row >= height) | (across < left) | (across >= right), 0)
 
 
 def plan_squash(count: int, whole: Pair, size: Pair, interpolation: Interpolation) -> list[BatchStage]:
-    """So many whole images brought to a size."""
+    """Plans the resize of `count` whole images to a size."""
     if size == whole:
         return []
     boxes = np.broadcast_to(np.array([0, 0, *whole]), (count, 4))
@@ -183,7 +183,7 @@ def plan_squash(count: int, whole: Pair, size: Pair, interpolation: Interpolatio
 
 
 def plan_windows(crop: ResizeCrop, windows: NDArray[np.int64], flips: NDArray[np.bool_]) -> BatchStage:
-    """From each padded image its own window, from the left or from the right."""
+    """Plans a window for each padded image, read from the left, or from the right for mirrored ones."""
     height, width = crop.size
     left = np.where(flips, windows[:, 1] + width - 1, windows[:, 1])
     every, top, left, sense = map(column, (np.arange(len(windows)), windows[:, 0], left, np.where(flips, -1, 1)))
@@ -202,8 +202,8 @@ def apply_windows(crop: ResizeCrop, pixels: Tensor, arrays: Sequence[Tensor]) ->
 def plan_resampling(
     boxes: NDArray[Any], whole: Pair, size: Pair, interpolation: Interpolation, *, tight: bool
 ) -> BatchStage:
-    """A box of each image at one size, with the filters of Pillow, as two matrix products. Where the two axes are
-    alike, their weights are computed together."""
+    """Plans the resize of a box of each image to one size, with Pillow's filters, as two matrix products. For square
+    images and outputs, the weights of both axes are computed together."""
     sides = boxes.astype(np.float32)
     square = whole[0] == whole[1] and size[0] == size[1]
     axes = [(0, 1)] if square else [(0,), (1,)]
@@ -223,21 +223,21 @@ def apply_resampling(interpolation: Interpolation, tight: bool, pixels: Tensor, 
     down, across = several if len(several) == 2 else several[0].split(len(pixels))  # [B, h, H] and [B, w, W]
     (count, tall, high), wide = down.shape, across.shape[1]
     rows = pixels.transpose(1, 2).to(torch.float32, memory_format=torch.contiguous_format)  # [B, H, 3, W]
-    narrow = round_levels(rows.view(count, high * 3, -1) @ across.transpose(1, 2))  # Pillow too rounds in between
+    narrow = round_levels(rows.view(count, high * 3, -1) @ across.transpose(1, 2))  # Pillow also rounds in between
     del rows
     done = round_levels(down @ narrow.view(count, high, 3 * wide)).view(count, tall, 3, wide)
     return done.transpose(1, 2).to(torch.uint8, memory_format=torch.contiguous_format)
 
 
 def round_levels(levels: Tensor) -> Tensor:
-    """From sums by `weights` to 0 to 255, halves upwards."""
+    """Rounds sums of weighted levels to whole levels from 0 to 255, halves upwards."""
     return levels.mul_(1 / UNIT).add_(0.5).floor_().clamp_(0, 255)
 
 
 def resampling_weights(arrays: Sequence[Tensor], interpolation: Interpolation, tight: bool) -> Tensor:
-    """How much of each of `side` pixels goes into each of `out`, for B boxes [B, out, side], of UNIT. Where pixels get
-    fewer, the filter is as wide as what becomes one of them, so nothing is lost. They are whole numbers, so that
-    sums of levels times weights are exact in float32, in whatever order a product of matrices takes them."""
+    """Computes the weights of `side` input pixels for each of `out` output pixels, for B boxes: [B, out, side], in
+    units of 1 / UNIT. When shrinking, the filter widens with the scale, as in Pillow. Weights are whole numbers, so
+    that sums of levels times weights are exact in float32, in any order of summation."""
     first, last, scale, reach, out, at = arrays
     away = (at - (out * scale).add_(first)).abs_().div_(reach)
     if interpolation == "bicubic":  # Keys' cubic with a = -1/2
@@ -249,12 +249,12 @@ def resampling_weights(arrays: Sequence[Tensor], interpolation: Interpolation, t
     if tight:
         shares.mul_((at > first) & (at < last))
     total = shares.sum(-1, keepdim=True)
-    # Zero far beyond an edge, where nothing is near: such pixels get borders.
+    # The sum is zero for pixels far beyond an edge, which borders cover later.
     return shares.div_(total.masked_fill_(total == 0, 1)).mul_(UNIT).round_()
 
 
 def plan_erasing(erase: RandomErasing, draws: CounterRng, size: Pair) -> list[BatchStage]:
-    """The holes of those that have one."""
+    """Plans the erased rectangles of the samples that have one."""
     height, width = size
     some = np.flatnonzero(erase.chooses(draws))
     if not some.size:
@@ -267,7 +267,7 @@ def plan_erasing(erase: RandomErasing, draws: CounterRng, size: Pair) -> list[Ba
 
 
 def apply_erasing(fill: int | None, pixels: Tensor, arrays: Sequence[Tensor]) -> Tensor:
-    """In place: the pixels are those of the steps before."""
+    """Erases the rectangles, in place, because the pixels belong to the stages before."""
     some, top, bottom, left, right, row, column, keys = arrays
     hole = ((row >= top) & (row < bottom)) & ((column >= left) & (column < right))  # [n, 1, H, W]
     mine = pixels.index_select(0, some)
@@ -278,8 +278,8 @@ def apply_erasing(fill: int | None, pixels: Tensor, arrays: Sequence[Tensor]) ->
 
 
 def find_sources(augmentation: Augmentation, draws: CounterRng, whole: Pair) -> tuple[NDArray[np.int64], ...]:
-    """For the B samples, all of one size, the rows [B, h] and columns [B, w] of the image that the pixels of the view
-    are nearest to; -1 in its borders."""
+    """Finds, for B samples of one size, the rows [B, h] and columns [B, w] of the image nearest to the pixels of the
+    view; -1 in its borders."""
     crop, count = augmentation.crop, len(draws)
     found: list[NDArray[np.int64]] = []
     windows = crop.windows(draws, whole) if isinstance(crop, ResizeCrop) else None
@@ -303,7 +303,7 @@ def find_sources(augmentation: Augmentation, draws: CounterRng, whole: Pair) -> 
 
 
 def gather_masks(masks: Tensor, rows: Tensor, columns: Tensor, fill: int) -> Tensor:
-    """[B, ..., H, W] to [B, ..., h, w], with `fill` where a row or a column is -1."""
+    """Gathers rows and columns of masks, [B, ..., H, W] to [B, ..., h, w], with `fill` where a row or column is -1."""
     if several := masks.shape[1:-2].numel() if masks.ndim > 3 else 0:
         flat = masks.flatten(0, -3)
         rows, columns = rows.repeat_interleave(several, 0), columns.repeat_interleave(several, 0)

@@ -1,9 +1,9 @@
 """The operations of policy.py for whole batches on any device, with one level per sample.
 
 torchvision's kernels take one level per batch; these do the same arithmetic with one level per sample, in place on
-uint8 [n, 3, H, W]. Nothing here makes the host wait for the device. An image is the same to the bit whatever images
-share its batch: where a library computes a sum in an order that may depend on shapes, the terms are integers that
-float32 holds exactly.
+uint8 [n, 3, H, W]. Nothing here makes the host wait for the device. An image is bit-identical whatever images share its
+batch: where a library computes a sum in an order that may depend on shapes, the terms are integers that float32
+represents exactly.
 
 `plan_programme` sorts a batch by operation on the host, so that each operation runs once per step on neighbours: one
 gather per step and one to restore the order. It computes all parameters without torch, possibly in another thread.
@@ -23,14 +23,14 @@ from torch.nn.functional import conv2d, grid_sample, pad
 from vitrail.core.text import Pair
 from vitrail.data.transforms.policy import GEOMETRIC, NUMBER, Programme
 
-SMOOTH: Final = np.ones((1, 1, 3, 3), np.float32)  # 13 times what a pixel gets from itself and from each neighbour
+SMOOTH: Final = np.ones((1, 1, 3, 3), np.float32)  # 13 times the weights of a pixel (5) and its neighbours (1 each)
 SMOOTH[0, 0, 1, 1] = 5
 
 
 def blend(pixels: Tensor, level: Tensor, rest: Tensor, counts: Sequence[int], kernel: Tensor) -> None:
-    """`level` of each image and `rest`, 1 - level, of another: black (brightness), the image in grey (saturation),
-    its mean grey (contrast), or smooth by a kernel (sharpness). Both are [n, 1, 1, 1]; the rest may be negative.
-    `counts` says how many neighbours are blended with what, in the order of BLENDS."""
+    """Blends `level` of each image with `rest`, 1 - level, of another: black (brightness), the image in grey
+    (saturation), its mean grey (contrast), or the image smoothed by a kernel (sharpness). Both are [n, 1, 1, 1]; the
+    rest may be negative. `counts` are the numbers of consecutive images for each of BLENDS."""
     first, saturation, contrast, sharpness = counts
     last = len(pixels) - sharpness
     done = pixels * level
@@ -38,12 +38,12 @@ def blend(pixels: Tensor, level: Tensor, rest: Tensor, counts: Sequence[int], ke
         grey = grey_levels(pixels[first:last]).floor_()
         if contrast:
             flat = grey[saturation:]
-            flat.copy_(flat.mean((1, 2, 3), keepdim=True, dtype=torch.float64))  # exact, however large they are
+            flat.copy_(flat.mean((1, 2, 3), keepdim=True, dtype=torch.float64))  # exact for images of any size
         done[first:last].add_(grey.mul_(rest[first:last]))
     if not sharpness:
         pixels.copy_(done.clamp_(0, 255))
         return
-    # The border of one pixel stays as it is, as in torchvision's and Pillow's.
+    # The border of one pixel is not sharpened, as in torchvision and Pillow.
     sharp = pixels[last:]
     inside, within = sharp[:, :, 1:-1, 1:-1], done[last:, :, 1:-1, 1:-1]
     if large := min(pixels.shape[-2:]) > 2:
@@ -57,7 +57,8 @@ def blend(pixels: Tensor, level: Tensor, rest: Tensor, counts: Sequence[int], ke
 
 
 def grey_levels(pixels: Tensor) -> Tensor:
-    """[n, 1, H, W], float, not yet whole numbers. Up to the last product all is exact; one that should be whole is."""
+    """Computes grey levels [n, 1, H, W] as floats that are not rounded. All but the last product is exact, and results
+    that should be whole numbers are."""
     red, green, blue = pixels.split(1, dim=1)
     return red.mul(2989.0).add_(green, alpha=5870.0).add_(blue, alpha=1140.0).mul_(1e-4)
 
@@ -68,7 +69,7 @@ def solarise(pixels: Tensor, level: Tensor) -> None:
 
 
 def autocontrast(pixels: Tensor) -> None:
-    """The levels of each channel, spread from 0 to 255; a channel of one level stays."""
+    """Stretches the levels of each channel to 0 to 255. A channel of one level is unchanged."""
     low, high = (side[..., None] for side in pixels.flatten(2).aminmax(dim=-1, keepdim=True))
     flat = low == high
     step = ((high - low) * (1 / 255)).masked_fill_(flat, 1.0)
@@ -76,8 +77,8 @@ def autocontrast(pixels: Tensor) -> None:
 
 
 def equalise(pixels: Tensor, levels: Tensor) -> None:
-    """The levels of each channel moved apart where they are frequent, by Pillow's whole numbers; a channel with too
-    few pixels below its highest level for that stays. `levels` are 0 to 255."""
+    """Equalises the histogram of each channel in Pillow's integer arithmetic. A channel with too few pixels below its
+    highest level is unchanged. `levels` are 0 to 255."""
     planes = pixels.flatten(2)  # [n, 3, H W]
     level = planes.long()
     found = level.new_zeros((*planes.shape[:2], 256))
@@ -94,8 +95,8 @@ def grey(pixels: Tensor) -> None:
 
 
 def blur(pixels: Tensor, weights: Sequence[Tensor]) -> None:
-    """Gaussian, by weights [far + 1, n, 1, 1, 1] down and across: of the pixel itself, and of those so far on either
-    side. Taken one after the other, which is an order that does not depend on the shapes."""
+    """Applies a Gaussian blur, with weights [far + 1, n, 1, 1, 1] by distance for each axis. Terms are added one after
+    another, in an order that does not depend on the shapes."""
     rows = pixels.float()
     for bell, side in zip(weights, pixels.shape[-2:], strict=True):  # down, then across after turning
         far = min(len(bell), side) - 1
@@ -110,18 +111,18 @@ def blur(pixels: Tensor, weights: Sequence[Tensor]) -> None:
 
 
 def gaussian_kernels(sigma: NDArray[np.float64], size: Pair) -> NDArray[np.float32]:
-    """The weights of a blur with standard deviations [n], for both axes [2, far + 1, n]. It reaches three of them, or
-    to the end of a very small image; one that reaches less far than the widest has zeros there."""
+    """Computes the weights of blurs with standard deviations [n], for both axes: [2, far + 1, n]. The radius is three
+    standard deviations, at most the side of a very small image minus 1; narrower blurs are padded with zeros."""
     reach = np.minimum(np.ceil(3 * sigma), np.array(size)[:, None] - 1)[:, None]  # [2, 1, n]
     away = np.arange(int(reach.max(initial=0)) + 1)[:, None]
     shares = np.exp(-0.5 * (away / sigma) ** 2) * (away <= reach)
-    return (shares / (2 * shares.cumsum(1)[:, -1:] - 1)).astype(np.float32)  # in order: zeros must change nothing
+    return (shares / (2 * shares.cumsum(1)[:, -1:] - 1)).astype(np.float32)  # sequential, so that zeros change nothing
 
 
 def matrices(counts: Sequence[int], level: NDArray[np.float64], size: Pair) -> NDArray[np.float32]:
-    """From a place in the image that comes out, from the centre in pixels, to the place it is taken from, from the
-    centre in halves of the image: [n, 3, 2], for (x, y, 1) from the left. `counts` says how many
-    neighbours are moved in which way, in the order of GEOMETRIC."""
+    """Builds the matrices [n, 3, 2] of geometric operations, for (x, y, 1) from the left. They map a position in the
+    output, in pixels from the centre, to its source, in half image sides from the centre. `counts` are the numbers of
+    consecutive images for each of GEOMETRIC."""
     height, width = size
     out = np.zeros((len(level), 3, 2))
     out[:, 0, 0] = out[:, 1, 1] = 1
@@ -138,34 +139,34 @@ def matrices(counts: Sequence[int], level: NDArray[np.float64], size: Pair) -> N
 
 
 def warp(pixels: Tensor, matrix: Tensor, x: Tensor, y: Tensor) -> None:
-    """Moves pixels by matrices [n, 3, 2], nearest neighbours, black outside. `x` [W, 1] and `y` [H, 1, 1] are the
-    places of a row and of a column of pixels, from the centre."""
+    """Moves pixels by matrices [n, 3, 2], with nearest neighbours and black outside. `x` [W, 1] and `y` [H, 1, 1] are
+    the coordinates of columns and rows, in pixels from the centre."""
     across, down, shift = matrix[:, :, None, None].unbind(1)  # [n, 1, 1, 2] each
     grid = (across * x) + (down * y).add_(shift)  # [n, H, W, 2]
     pixels.copy_(grid_sample(pixels.float(), grid, mode="nearest", padding_mode="zeros", align_corners=False))
 
 
 class BatchStage(NamedTuple):
-    """Something to do to a batch: the arrays that are sent for it, and what takes the pixels and the arrays there."""
+    """A stage of a batch's augmentation: the arrays to send, and a function of the pixels and arrays on the device."""
 
     arrays: tuple[NDArray[Any], ...]
     stage: Callable[[Tensor, Sequence[Tensor]], Tensor]
 
 
-# The order in which a batch is sorted: those that are done together are neighbours. What stays comes last.
+# The order by which a batch is sorted, so that operations that run together are neighbours. Unchanged images come last.
 BLENDS: Final = ("brightness", "saturation", "contrast", "sharpness")
 SORTED: Final = (*GEOMETRIC, *BLENDS, "posterise", "solarise", "autocontrast", "equalise", "grey", "blur", "identity")
-MOVED, BLENDED = len(GEOMETRIC), len(GEOMETRIC) + len(BLENDS)  # where these end in it
+MOVED, BLENDED = len(GEOMETRIC), len(GEOMETRIC) + len(BLENDS)  # where these groups end in SORTED
 CONTRAST, BLURRED = SORTED.index("contrast"), SORTED.index("blur")
-# The place of each operation in that order, as small numbers, which sort quickest.
+# The place of each operation in that order, as uint8, which sorts fastest.
 PLACES: Final = np.full(len(NUMBER), len(SORTED), np.uint8)
 PLACES[[NUMBER[name] for name in SORTED]] = np.arange(len(SORTED))
 LEVELS: Final = np.arange(256)
 
 
 def plan_programme(programme: Programme, size: Pair, filled: NDArray[np.float64] | None = None) -> BatchStage:
-    """What it takes to run a programme on a batch of images of this size, of which pictures fill these shares [B]; the
-    rest is black, and not part of the mean that contrast is about."""
+    """Plans a programme for a batch of images of this size. `filled` [B] is the share of each image that its picture
+    fills; the rest is black, and left out of the mean that contrast uses."""
     places, exact = PLACES[programme.which.T], programme.level.T  # [S, B]
     order = places.argsort(axis=1, kind="stable")
     level = np.empty(exact.shape, np.float32)
@@ -195,13 +196,13 @@ def plan_programme(programme: Programme, size: Pair, filled: NDArray[np.float64]
 
 
 def column(numbers: NDArray[Any]) -> NDArray[Any]:
-    """One number for each image [..., 1, 1, 1]."""
+    """Reshapes one number per image to [..., 1, 1, 1]."""
     return numbers[..., None, None, None]
 
 
 def run_steps(steps: list[list[int]], pixels: Tensor, arrays: Sequence[Tensor]) -> Tensor:
-    """The steps of a programme, on a copy of the batch. Each step says how many images of the sorted batch go through
-    which operation."""
+    """Runs the steps of a programme on a copy of the batch. Each step has the number of images of the sorted batch for
+    each operation."""
     gathers, level, rest, kept, matrix, shares, kernel, levels, x, y = arrays
     rests = rest.split([sum(step[MOVED:BLENDED]) for step in steps])
     masks = kept.split([step[BLENDED] for step in steps])
@@ -215,7 +216,7 @@ def run_steps(steps: list[list[int]], pixels: Tensor, arrays: Sequence[Tensor]) 
         work: list[tuple[Tensor, Callable[..., object], tuple[Any, ...]]] = [
             (turned, warp, (moves[row], x, y)),
             (blended, blend, (amounts, rests[row], blends, kernel)),
-            (posterised, Tensor.bitwise_and_, (masks[row],)),  # the bits that stay
+            (posterised, Tensor.bitwise_and_, (masks[row],)),  # masks of the bits to keep
             (solarised, solarise, (thresholds,)),
             (spread, autocontrast, ()),
             (equal, equalise, (levels,)),

@@ -1,7 +1,7 @@
 """Crops: which part of an image is used, at the size that the network takes.
 
-A crop first says what it will do with an image of a given size (`cut`), before any pixel is decoded. A JPEG much
-larger than its crop needs is then decoded at a half, a quarter or an eighth of its size, which is far faster.
+A crop first decides what to do with an image of a given size (`cut`), before any pixel is decoded. A JPEG much larger
+than its crop needs is then decoded at a half, a quarter or an eighth of its size, which is far faster.
 """
 
 from dataclasses import dataclass
@@ -26,15 +26,15 @@ Sampler: TypeAlias = Literal["torchvision", "tensorflow"]
 
 TRIES: Final = 10  # torchvision's number
 ATTEMPTS: Final = 100  # TensorFlow's
-LARGEST_SCALE: Final = 16.0  # of an image that is cut from
+LARGEST_SCALE: Final = 16.0  # of an image before its window is cut out
 SCALES: Final = (8, 4, 2)  # at which a JPEG can be decoded, besides 1
 
 
 class Cut(NamedTuple):
-    """What to do with an image: a box of it (top, left, height, width, in the pixels of the whole image) becomes
-    `inner` pixels, to which `pad` (left, top, right, bottom) are added. A `tight` box of an image that came whole is
-    cut out before it is resized, so that nothing outside it shines through. What is `framed` has borders that are not
-    part of the picture: they stay black whatever is done to colours, and do not count as dark."""
+    """What to do with an image: resize a box (top, left, height, width, in the pixels of the whole image) to `inner`
+    pixels and add `pad` (left, top, right, bottom). A `tight` box of an image decoded at full size is cropped before it
+    is resized, so that no pixel outside it bleeds in. If `framed`, the borders are not part of the picture: they stay
+    black under colour operations, and are left out of the mean that contrast uses."""
 
     box: tuple[float, float, float, float]
     inner: Pair
@@ -46,7 +46,7 @@ class Cut(NamedTuple):
 
     @property
     def scale(self) -> int:
-        """The smallest fraction of the image, as 1, 2, 4 or 8, that still has as many pixels as come out."""
+        """The largest reduction, 1, 2, 4 or 8, at which the box still has as many pixels as the output."""
         (_, _, height, width), (tall, wide) = self.box, self.inner
         return next((scale for scale in SCALES if height >= scale * tall and width >= scale * wide), 1)
 
@@ -55,9 +55,9 @@ class Cut(NamedTuple):
         mode = pillow_filter(self.interpolation)
         top, left, height, width = self.box
         size = (self.inner[1], self.inner[0])
-        if self.tight and (image.height, image.width) == whole:  # what torchvision does with an image of Pillow's
+        if self.tight and (image.height, image.width) == whole:  # as torchvision does for Pillow images
             done = image.crop((int(left), int(top), int(left + width), int(top + height))).resize(size, mode)
-        else:  # with fractions of pixels, so that an image that came smaller is not shifted
+        else:  # with fractions of pixels, so that an image decoded at a smaller scale is not shifted
             down, across = image.height / whole[0], image.width / whole[1]
             bottom, right = min((top + height) * down, image.height), min((left + width) * across, image.width)
             done = image.resize(size, mode, box=(left * across, top * down, right, bottom))
@@ -65,18 +65,19 @@ class Cut(NamedTuple):
             return done
         from torchvision.transforms.v2 import functional as F  # heavy: loaded when there is something to pad
 
-        pad: Any = F.pad  # takes images too, whatever its annotation says
+        pad: Any = F.pad  # its annotation leaves out images
         return pad(done, list(self.pad), padding_mode="constant" if self.edge == "zeros" else "reflect")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InceptionCrop:
-    """A box of random area and aspect, resized: what the paper trains with (5 to 100 %, 3/4 to 4/3).
+    """A box of random area and aspect, resized: the crop that the paper trains with (5 to 100 %, 3/4 to 4/3).
 
-    `sampler` says whose distribution the boxes have. "torchvision" is that of RandomResizedCrop: areas uniform, aspects
-    log-uniform, and boxes that do not fit drawn again. "tensorflow" is that of sample_distorted_bounding_box, which the
-    reference trains with: aspects uniform, then heights uniform between the least and the largest that fit. Its boxes
-    are smaller: of a 375x500 image they cover 34 % on average, against 42 %."""
+    `sampler` chooses the distribution of the boxes. "torchvision" is that of RandomResizedCrop: uniform areas,
+    log-uniform aspects, and boxes that do not fit are drawn again. "tensorflow" is that of
+    sample_distorted_bounding_box, with which the reference trains: uniform aspects, then uniform heights between the
+    smallest and the largest that fit. Its boxes are smaller: on a 375x500 image they cover 34 % on average, against
+    42 %."""
 
     size: Pair
     area: Range = (0.05, 1.0)
@@ -91,7 +92,7 @@ class InceptionCrop:
         check_ranges(self.area, self.aspect)
 
     def boxes(self, draws: CounterRng, height: Whole, width: Whole) -> NDArray[np.int64]:
-        """Top, left, height, width for each of the B samples [B, 4]."""
+        """Draws top, left, height and width for each of the B samples [B, 4]."""
         tall, wide = column(height), column(width)
         if self.sampler == "tensorflow":
             return self._tensorflow_boxes(draws, tall, wide)
@@ -108,7 +109,7 @@ class InceptionCrop:
         return out.astype(np.int64)
 
     def _tensorflow_boxes(self, draws: CounterRng, tall: Sides, wide: Sides) -> NDArray[np.int64]:
-        """The first of 100 attempts that fits; where none does, the whole image. All but a few need one attempt."""
+        """Takes the first of 100 attempts that fits, or the whole image if none does. Most need one attempt."""
         tall, wide = (np.broadcast_to(side, (len(draws), 1)) for side in (tall, wide))
         boxes, fits = draw_attempts(draws.uniform("crop", 4)[:, None], tall, wide, self.area, self.aspect)
         out = np.where(fits, boxes[:, 0], np.concatenate([0 * tall, 0 * wide, tall, wide], 1))
@@ -121,7 +122,7 @@ class InceptionCrop:
         return out.astype(np.int64)
 
     def central(self, tall: Sides, wide: Sides) -> NDArray[np.float64]:
-        """After ten misses, as on an image far from square: the largest box of an allowed aspect, in the centre."""
+        """Returns the largest central box of an allowed aspect, the fallback after ten misses."""
         narrowest, widest = self.aspect
         rows = np.where(wide < narrowest * tall, np.rint(wide / narrowest), tall).clip(1)
         columns = np.where(wide > widest * tall, np.rint(tall * widest), wide).clip(1)
@@ -134,9 +135,9 @@ class InceptionCrop:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResizeCrop:
-    """The whole image resized, perhaps padded, then a random window of it. With two numbers for `resize` it goes
-    straight to (height, width), as BiT's square does; with one number its shorter side goes there. The usual crop of
-    CIFAR is `resize` equal to `size` with a padding of 4."""
+    """The whole image resized, optionally padded, then a random window of it. With two numbers for `resize` the image
+    is resized to (height, width), as to BiT's square; with one number its shorter side is. The usual crop for CIFAR has
+    `resize` equal to `size` and a padding of 4."""
 
     size: Pair
     resize: Pair | int
@@ -155,14 +156,14 @@ class ResizeCrop:
             raise ConfigError(f"padding={self.padding} must stay under a third of the crop {self.size}")
 
     def resized(self, whole: Pair) -> Pair:
-        """The size of the image that the window is cut from, without its padding."""
+        """Returns the size of the resized image, without padding."""
         if isinstance(self.resize, tuple):
             return self.resize
         other = self.resize * max(whole) // min(whole)
         return (self.resize, other) if whole[0] <= whole[1] else (other, self.resize)
 
     def windows(self, draws: CounterRng, whole: Pair) -> NDArray[np.int64]:
-        """Top and left of each of the B windows in the resized, padded image [B, 2]."""
+        """Draws top and left of each of the B windows in the resized, padded image [B, 2]."""
         room = np.array(self.resized(whole)) + 2 * self.padding - np.array(self.size) + 1
         return (draws.uniform("crop", 2) * room).astype(np.int64)
 
@@ -180,9 +181,9 @@ class ResizeCrop:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScaleJitter:
-    """The image at a random scale of what fits into `size`, with its own aspect; what is larger is cut out at random,
-    what is smaller gets black borders at the right and at the bottom. It is the crop of Mask2Former and EoMT for
-    segments (large scale jitter: Ghiasi et al. 2021). With a scale of (1, 1) it always fits the whole image in."""
+    """The image at a random scale relative to the size that fits into `size`, with its own aspect. Larger images are
+    cropped at random, smaller ones get black borders on the right and at the bottom. This is the crop of Mask2Former
+    and EoMT for segments (large scale jitter: Ghiasi et al. 2021). A scale of (1, 1) always shows the whole image."""
 
     size: Pair
     scale: Range = (0.1, 2.0)
@@ -195,8 +196,8 @@ class ScaleJitter:
             raise ConfigError(f"scale={self.scale} must be two numbers up to {LARGEST_SCALE}, the smaller first")
 
     def windows(self, draws: CounterRng, whole: Pair) -> NDArray[np.int64]:
-        """For each of the B samples, the height and width of the resized image, and where in it the window has its top
-        and left [B, 4]."""
+        """Draws, for each of the B samples, the height and width of the resized image, and the top and left of the
+        window in it [B, 4]."""
         low, high = self.scale
         fit = min(self.size[0] / whole[0], self.size[1] / whole[1])
         scale = fit * (low + (high - low) * draws.uniform("scale"))
@@ -205,7 +206,7 @@ class ScaleJitter:
         return np.concatenate([resized, (draws.uniform("crop", 2) * room).astype(np.int64)], 1)
 
     def measure_pictures(self, draws: CounterRng, whole: Pair) -> NDArray[np.int64]:
-        """The rows and columns of the view that the picture fills, for each of the B samples [B, 2]."""
+        """Returns the rows and columns of the view that the picture fills, for each of the B samples [B, 2]."""
         found = self.windows(draws, whole)
         return np.minimum(found[:, :2] - found[:, 2:], np.array(self.size))
 
@@ -236,15 +237,15 @@ Crop: TypeAlias = InceptionCrop | ResizeCrop | ScaleJitter | Squash
 
 
 def column(sizes: Whole) -> NDArray[np.int64]:
-    """[B, 1], or [1, 1] where one size holds for all."""
+    """Reshapes sizes to [B, 1], or to [1, 1] if all samples have the same size."""
     return np.array(sizes, np.int64, ndmin=1)[:, None]
 
 
 def rectangles(
     drawn: NDArray[np.float64], pixels: NDArray[np.int64], area: Range, aspect: Range
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """TRIES rectangles for each of B images, [B, TRIES] twice: areas uniform, aspects log-uniform. The first of the
-    two sides is aspect times the second. `pixels` [B, 1] are those of the images."""
+    """Draws the sides of TRIES rectangles for each of B images, [B, TRIES] twice, with uniform areas and log-uniform
+    aspects. The aspect is the first side divided by the second. `pixels` [B, 1] are the areas of the images."""
     areas = pixels * (area[0] + (area[1] - area[0]) * drawn[:, :TRIES])
     low, high = log(aspect[0]) / 2, log(aspect[1]) / 2
     root = np.exp(low + (high - low) * drawn[:, TRIES : 2 * TRIES])
@@ -255,8 +256,9 @@ def rectangles(
 def draw_attempts(
     drawn: NDArray[np.float64], tall: Sides, wide: Sides, area: Range, aspect: Range
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Boxes [B, n, 4] from numbers [B, n, 4] as TensorFlow makes one, and which of them fit [B, n]. A width is aspect
-    times a height, rounded; a last place that the box could take at the far edges is never taken."""
+    """Turns random numbers [B, n, 4] into boxes [B, n, 4] as TensorFlow does, and returns which of them fit [B, n]. A
+    width is aspect times height, rounded. As in TensorFlow, a box never touches the far edges if it has room to
+    move."""
     ratio = aspect[0] + (aspect[1] - aspect[0]) * drawn[..., 0]
     least, most = area[0] * tall * wide, area[1] * tall * wide
     highest = np.rint(np.sqrt(most / ratio))
@@ -264,7 +266,7 @@ def draw_attempts(
     highest = np.minimum(highest - (np.rint(highest * ratio) > wide), tall)
     rows = np.minimum(np.rint(np.sqrt(least / ratio)), highest)
     rows += np.floor(drawn[..., 1] * (highest - rows + 1))
-    rows = rows + (rows * np.rint(rows * ratio) < least)  # rounding may have left it a row too small, or too large
+    rows = rows + (rows * np.rint(rows * ratio) < least)  # rounding may make it one row too small, or too large
     rows = rows - (rows * np.rint(rows * ratio) > most)
     columns = np.rint(rows * ratio)
     covered = rows * columns

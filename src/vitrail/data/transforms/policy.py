@@ -1,9 +1,9 @@
-"""Policies: which operations an image goes through, and how strongly, drawn for B samples at once.
+"""Policies: draw which operations are applied to an image, and how strongly, for B samples at once.
 
 RandAugment (Cubuk et al. 2020), 3-Augment (DeiT III, Touvron et al. 2022), and the colour distortions of
-self-supervision (SimCLR, MoCo v3, DINO). A policy only draws a `Programme`: operations by number, and their levels.
-It runs on one image here, and on a batch in batched_ops.py. The operations here act on uint8
-pixels [3, H, W] with torchvision's kernels.
+self-supervision (SimCLR, MoCo v3, DINO). A policy only draws a `Programme`: operations by number, and their levels. It
+runs on one image here, and on a batch in batched_ops.py. The operations here act on uint8 pixels [3, H, W] with
+torchvision's kernels.
 """
 
 from collections.abc import Callable
@@ -33,8 +33,8 @@ class Programme(NamedTuple):
     level: NDArray[np.float64]  # [B, S]
 
     def run(self, pixels: Tensor, borders: tuple[int, int, int, int] = (0, 0, 0, 0)) -> Tensor:
-        """Runs the first sample's on pixels [3, H, W]. Borders (left, top, right, bottom) are black in the end, and not
-        part of the mean that contrast is about."""
+        """Runs the first sample's operations on pixels [3, H, W]. Borders (left, top, right, bottom) end up black, and
+        are left out of the mean that contrast uses."""
         left, top, right, bottom = borders
         height, width = pixels.shape[-2:]
         inside = (slice(None), slice(top, height - bottom), slice(left, width - right))
@@ -67,7 +67,7 @@ class RandAugment:
             raise ConfigError(f"magnitude={self.magnitude} must be one of {self.bins} steps, 0 to {self.bins - 1}")
 
     def choices(self, size: Pair) -> dict[str, Range]:
-        """The two equally likely levels of each operation on images of this size."""
+        """Returns the two equally likely levels of each operation on images of this size."""
         strength = self.magnitude / (self.bins - 1)
         bend, turn, more = 0.3 * strength, 30.0 * strength, 0.9 * strength
         down, across = (float(int(150 / 331 * side * strength)) for side in size)
@@ -149,8 +149,8 @@ Policy: TypeAlias = RandAugment | ThreeAugment | Distort
 
 
 def draw_jitter(draws: CounterRng, strength: tuple[float, float, float, float]) -> Programme:
-    """Brightness, contrast and saturation by a factor within 1 ± strength, hue by ± strength; those with a strength
-    above 0, in random order."""
+    """Draws colour jitter: brightness, contrast and saturation by a factor within 1 ± strength, hue by ± strength.
+    Those with a strength above 0 come in random order."""
     names = ("brightness", "contrast", "saturation", "hue")
     on = [i for i, amount in enumerate(strength) if amount > 0]
     if not on:
@@ -181,7 +181,7 @@ def uniform(draws: CounterRng, purpose: str, span: Range) -> NDArray[np.float64]
 
 
 def operations_of(policy: Policy) -> set[str]:
-    """The names of the operations that a policy may choose."""
+    """Returns the names of the operations that a policy may choose."""
     if isinstance(policy, RandAugment):
         return set(policy.choices((1, 1)))
     names = {"grey", "blur", "solarise", "brightness", "contrast", "saturation"}
@@ -205,16 +205,16 @@ def affine(pixels: Tensor, *, shear: Any = (0.0, 0.0), translate: Any = (0, 0), 
 
 
 def blur(pixels: Tensor, level: float) -> Tensor:
-    """Gaussian with a standard deviation of `level` pixels: torchvision's kernel once down and once across, which is
-    the same blur at a fraction of the cost."""
-    # The radius is three standard deviations, at most the rest of a very small image.
+    """Applies a Gaussian blur with a standard deviation of `level` pixels: torchvision's kernel once down and once
+    across, which gives the same result at a fraction of the cost."""
+    # The radius is three standard deviations, limited by the side of a very small image.
     tall, wide = (2 * min(ceil(3 * level), side - 1) + 1 for side in pixels.shape[-2:])
     down = F.gaussian_blur(pixels.to(torch.float32), [1, tall], [level, level])
     return F.gaussian_blur(down, [wide, 1], [level, level]).round_().to(torch.uint8)
 
 
-# By name: from pixels and a level to pixels. Shears are relative to the upper left corner, translations in whole
-# pixels, rotations in degrees about the centre, hues in turns of the colour circle.
+# Functions of pixels and a level, by name. Shears are relative to the upper left corner, translations are in whole
+# pixels, rotations in degrees about the centre, and hues in turns of the colour circle.
 _BY_NAME: Final[dict[str, Callable[[Tensor, float], Tensor]]] = {
     "identity": lambda pixels, _: pixels,
     "shear_x": lambda pixels, level: affine(pixels, shear=(degrees(atan(level)), 0.0), center=[0, 0]),
@@ -225,7 +225,7 @@ _BY_NAME: Final[dict[str, Callable[[Tensor, float], Tensor]]] = {
     "brightness": F.adjust_brightness,
     "saturation": F.adjust_saturation,
     "contrast": F.adjust_contrast,
-    # Three grey images instead of three channels: the same numbers from a faster convolution.
+    # Channels become three grey images: the convolution is faster and gives the same numbers.
     "sharpness": lambda pixels, level: F.adjust_sharpness(pixels.unsqueeze(1), level).squeeze(1),
     "posterise": lambda pixels, level: F.posterize(pixels, int(level)),  # keeps `level` bits
     "solarise": lambda pixels, level: F.solarize(pixels, level),  # inverts values of at least `level`

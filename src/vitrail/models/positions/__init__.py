@@ -1,1 +1,1 @@
-"""Where tokens are: embeddings that are added (D.4), rotary positions, and biases of attention."""
+"""Positions of tokens: embeddings that are added (D.4), rotary positions, and attention biases."""

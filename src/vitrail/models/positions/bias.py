@@ -1,8 +1,9 @@
-"""Positions that enter the logits of attention: BEiT's tables of biases, and the decomposed form of SAM and ViTDet.
+"""Positions that enter the attention logits: BEiT's bias tables, and the decomposed form of SAM and ViTDet.
 
-A table holds one number for each head and each pair of offsets between two patches; with a class token three more, from
-it to patches, from patches to it, and to itself. The decomposed form holds a vector for each offset of rows and each of
-columns, and adds its products with the query. For a grid of another size both are resampled linearly over offsets.
+A table holds one number for each head and each pair of row and column offsets between two patches; with a class token
+there are three more, for class to patch, patch to class, and class to class. The decomposed form holds a vector for
+each row offset and each column offset, and adds its products with the query. For a grid of another size both are
+resampled linearly over offsets.
 """
 
 import math
@@ -16,7 +17,7 @@ from vitrail.models.vit_config import ViTConfig
 
 
 class BiasTable(nn.Module):
-    """A bias for each head and offset (BEiT): table [(2h-1)(2w-1) + 3, heads], without the 3 where there is no class
+    """A bias for each head and offset (BEiT): table [(2h-1)(2w-1) + 3, heads], without the 3 if there is no class
     token."""
 
     def __init__(self, config: ViTConfig):
@@ -30,7 +31,7 @@ class BiasTable(nn.Module):
         nn.init.normal_(self.table, std=0.02)
 
     def forward(self, q: Tensor, grid: Pair) -> Tensor:
-        """The bias of all pairs of tokens: [heads, T, T]."""
+        """Computes the bias of all pairs of tokens: [heads, T, T]."""
         offsets = (2 * self.grid[0] - 1, 2 * self.grid[1] - 1)
         count = math.prod(offsets)
         table = self.table[:count].unflatten(0, offsets)
@@ -49,7 +50,7 @@ class BiasTable(nn.Module):
 
 
 class DecomposedBias(nn.Module):
-    """A vector for each offset of rows and one for each of columns (SAM, ViTDet): q_i · (r_rows + r_columns)."""
+    """A vector for each row offset and one for each column offset (SAM, ViTDet): q_i · (r_rows + r_columns)."""
 
     def __init__(self, config: ViTConfig, layer: int):
         super().__init__()
@@ -72,27 +73,27 @@ class DecomposedBias(nn.Module):
         return (of_rows[..., :, None] + of_columns[..., None, :]).flatten(4, 5).flatten(2, 3)
 
     def _vectors(self, table: Tensor, length: int) -> Tensor:
-        """The vector of each query and key along an axis: [length, length, D_h]."""
+        """Returns the vector for each query and key along an axis: [length, length, D_h]."""
         if table.shape[0] != 2 * length - 1:
             table = resample_grid(table[:, None], (2 * length - 1, 1), "bilinear")[:, 0]
         return table[_offsets(length, table.device)]
 
 
 def _offsets(length: int, device: torch.device) -> Tensor:
-    """Where in a table the offset from key to query is: [queries, keys]."""
+    """Returns the index in a table of the offset from each key to each query: [queries, keys]."""
     place = torch.arange(length, device=device)
     return place[:, None] - place[None, :] + length - 1
 
 
 def build_bias(config: ViTConfig, layer: int) -> BiasTable | DecomposedBias | None:
-    """A layer's own bias; none where there is none, or one for all layers."""
+    """Builds a layer's own bias; None if there is none, or if all layers share one."""
     if config.position_bias == "decomposed":
         return DecomposedBias(config, layer)
     return BiasTable(config) if config.position_bias == "table" else None
 
 
 def resize_bias(name: str, tensor: Tensor, old: ViTConfig, new: ViTConfig) -> Tensor:
-    """A tensor of position biases for another grid; those of a window stay as they are."""
+    """Resizes a tensor of position biases to another grid. Those within windows are unchanged."""
     part = name.rpartition(".")[2]
     if part == "table":
         before, after = ((2 * g[0] - 1, 2 * g[1] - 1) for g in (old.grid, new.grid))

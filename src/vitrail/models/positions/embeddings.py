@@ -1,17 +1,17 @@
-"""Position embeddings (D.4): what they are, where they enter, and how they are resized (3.2).
+"""Position embeddings (D.4): their kinds, where they enter, and how they are resized (3.2).
 
 Additive kinds (learned 1-D, two learned 2-D forms, fixed sine-cosine) give a table [1, T, D] that is added to the
-tokens: once at the stem, or at the input of each layer with a table of its own (every) or one for all (shared). The
-relative kind gives offsets [2T-1, D_h] to the attention: of the first layer (stem), of each its own, or one for all.
-The class token has a row of its own unless `position_prefix` is off; registers have none.
+tokens: once at the stem, or at the input of each layer, from its own table (every) or a common one (shared). The
+relative kind gives offsets [2T-1, D_h] to attention: of the first layer only (stem), of each layer its own (every), or
+the same for all (shared). The class token has its own row unless `position_prefix` is off; registers have none.
 
-At a new resolution the patch size stays, the grid changes and positions are resampled in 2-D, along each axis by a
-product with a matrix of weights. The config's `position_resample` says which, because weights are used as they were
-trained: `reference` is what the official code computes, `scipy.ndimage.zoom(order=1)`: corner to corner, bilinear. The
-others are of the half-pixel kind: `bilinear` and `bilinear-antialias`, `bicubic`, which is antialiased,
-`bicubic-sharp`, which is not, and `bicubic-offset`, the same with 0.1 added to the new size, as DINOv2's own code has
-it. Resizing works in float64 and returns the table's own type, a forward pass at another size works in float32; the
-rows of class token and registers do not change, and a table of the right size is returned as it is.
+At a new resolution the patch size stays, the grid changes and positions are resampled in 2-D, by a product with a
+matrix of weights along each axis. The config's `position_resample` names the method, because weights must be used as
+they were trained. `reference` is the official code's `scipy.ndimage.zoom(order=1)`: bilinear, with aligned corners. The
+others align half-pixel centres: `bilinear` and `bilinear-antialias`, `bicubic`, which is antialiased, `bicubic-sharp`,
+which is not, and `bicubic-offset`, which is `bicubic-sharp` with 0.1 added to the new size, as in DINOv2's own code.
+Resizing computes in float64 and returns the table's type; a forward pass at another size computes in float32. The rows
+of class token and registers do not change, and a table of the right size is returned unchanged.
 """
 
 import math
@@ -28,7 +28,7 @@ from vitrail.models.vit_config import Numerics, ViTConfig
 
 
 def resize_position(table: Tensor, old: Pair, new: Pair, numerics: Numerics = "reference") -> Tensor:
-    """A learned table [1, prefix + N, D] (or [prefix + N, D]) for another grid; rows in front of the grid stay."""
+    """Resizes a learned table [1, prefix + N, D] (or [prefix + N, D]) to another grid. Prefix rows are unchanged."""
     rows = table.shape[-2]
     prefix = rows - old[0] * old[1]
     if prefix < 0:
@@ -43,8 +43,8 @@ def resize_position(table: Tensor, old: Pair, new: Pair, numerics: Numerics = "r
 def resize_positions(
     tensors: dict[str, Tensor], old: ViTConfig, new: ViTConfig, numerics: Numerics | None = None
 ) -> dict[str, Tensor]:
-    """All position tables of a network's tensors for another grid, of whatever kind and wherever placed (D.4), in given
-    numerics or the network's own."""
+    """Resizes all position tables among a network's tensors to another grid, of any kind and placement (D.4), in the
+    given numerics or the network's own."""
     if old.grid == new.grid:
         return tensors
     numerics = numerics or old.position_resample
@@ -66,7 +66,7 @@ def resize_positions(
 
 
 def redraw_positions(tensors: dict[str, Tensor], drawn: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
-    """Tensors with the grid's positions as another network has them; a class token keeps its own."""
+    """Replaces the grid's positions in tensors by those of another network. A class token keeps its own."""
     out = dict(tensors)
     for name, tensor in tensors.items():
         if name.startswith("position.tables.") and not name.endswith(".prefix"):
@@ -127,7 +127,7 @@ class SineTable(nn.Module):
     """Fixed 2-D sine-cosine positions: a quarter of the width each for sin x, cos x, sin y, cos y."""
 
     table: Tensor
-    fixed: bool = True  # no weight file brings it: it makes itself
+    fixed: bool = True  # computed, so weight files do not contain it
 
     def __init__(self, config: ViTConfig):
         super().__init__()
@@ -149,7 +149,7 @@ class SineTable(nn.Module):
 
 
 def sine_positions(grid: Pair, width: int, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
-    """Fixed positions of a grid: [rows, columns, D]. A graph with an open grid holds them in float32."""
+    """Computes the fixed positions of a grid: [rows, columns, D]. A graph with an open grid holds them in float32."""
     quarter = width // 4
     rate = 10_000.0 ** -(torch.arange(quarter, dtype=torch.float64) / max(quarter - 1, 1))
     rate = rate.to(dtype=dtype, device=device)
@@ -160,7 +160,7 @@ def sine_positions(grid: Pair, width: int, dtype: torch.dtype, device: torch.dev
 
 
 class RelativeOffsets(nn.Module):
-    """1-D relative positions over the raster index: one learned vector for each difference p_q - p_k, for all heads."""
+    """1-D relative positions over the raster index: one learned vector per difference p_q - p_k, for all heads."""
 
     def __init__(self, config: ViTConfig):
         super().__init__()
@@ -195,21 +195,21 @@ class PositionEmbeddings(nn.Module):
         return self.tables[layer if self.entry == "every" else 0]
 
     def forward(self, z: Tensor, layer: int, grid: Pair | None = None) -> Tensor:
-        """Tokens with what positions add at the input of a layer, counted from 0. For a grid that is not the network's
+        """Adds the positions that enter at the input of a layer, counted from 0. For another grid than the network's
         own they are resampled (3.2)."""
         table = None if self.relative else self._at(layer)
         return z if table is None else z + table(grid)
 
     def offsets(self, layer: int) -> Tensor | None:
-        """What relative positions give to the attention of a layer."""
+        """Returns the relative positions for the attention of a layer, if there are any."""
         table = self._at(layer) if self.relative else None
         return None if table is None else table()
 
 
 def _with_prefix(config: ViTConfig, prefix: Tensor | None, grid: Tensor) -> Tensor:
-    """The table for all tokens, with zeros where a class token or register has no position: [1, T, D]."""
+    """Builds the table for all tokens, with zeros for class tokens and registers without a position: [1, T, D]."""
     have = 0 if prefix is None else prefix.shape[1]
     empty = grid.new_zeros(1, config.prefix - have, config.width)
     before = [part[0] for part in (prefix, empty) if part is not None and part.shape[1]]
-    # Without the first axis, so that gradients are laid out as the table is.
+    # Without the first axis, so that gradients have the memory layout of the table.
     return torch.cat([*before, grid[0]])[None] if before else grid

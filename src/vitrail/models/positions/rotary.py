@@ -1,7 +1,7 @@
-"""Rotary positions: the angles by which queries and keys are turned (`Rotary` in vit_parts.py lists the kinds).
+"""Rotary positions: the angles by which queries and keys are rotated (`Rotary` in vit_parts.py lists the kinds).
 
-Angles are computed for each pass, in float32 or finer, from the grid at hand, so images of any size are served by
-one formula and no file holds them. Tokens in front of the patches are turned by nothing.
+Angles are computed in each pass from the current grid, in float32 or finer, so that one formula serves images of any
+size and no file has to store them. Tokens before the patches are not rotated.
 """
 
 import math
@@ -16,7 +16,7 @@ from vitrail.models.vit_parts import Rotary
 
 
 class RotaryPositions(nn.Module):
-    """Cosines and sines for all tokens; of learned frequencies one set for each layer."""
+    """Cosines and sines for all tokens; learned frequencies give one set per layer."""
 
     def __init__(self, config: ViTConfig, rotary: Rotary):
         super().__init__()
@@ -27,7 +27,7 @@ class RotaryPositions(nn.Module):
         self.frequencies = nn.Parameter(torch.empty(shape)) if rotary.mixed else None
 
     def initialise(self) -> None:
-        """Learned frequencies start as two axes at right angles, turned by chance for each layer and head."""
+        """Initialises learned frequencies as two axes at right angles, rotated at random for each layer and head."""
         if self.frequencies is None:
             return
         depth, _, heads, _ = self.frequencies.shape
@@ -38,8 +38,9 @@ class RotaryPositions(nn.Module):
         self.frequencies.copy_((axes * size).flatten(-2))
 
     def forward(self, grid: Pair, like: Tensor, keep: Tensor | None = None) -> Tensor:
-        """[2, T, D_h], of learned frequencies [depth, 2, heads, T, D_h]. With `keep` [B, M], the patches in use, also
-        with the images, [2, B, 1, T, D_h] or [depth, 2, B, heads, T, D_h]."""
+        """Computes cosines and sines [2, T, D_h], or [depth, 2, heads, T, D_h] with learned frequencies. With `keep`
+        [B, M], the patches in use, they also depend on the image: [2, B, 1, T, D_h] or
+        [depth, 2, B, heads, T, D_h]."""
         places = self.coordinates(grid, like.device)  # [N, 2]
         if self.frequencies is None:
             turn = 2 * math.pi if self.rotary.coordinates == "unit" else 1.0
@@ -59,7 +60,7 @@ class RotaryPositions(nn.Module):
         return torch.cat([both, both], dim=-1)
 
     def coordinates(self, grid: Pair, device: torch.device) -> Tensor:
-        """Where the patches are, in the order of the axes: [N, 2]."""
+        """Computes the coordinates of the patches, in the order of the axes: [N, 2]."""
         r = self.rotary
         axes = [torch.arange(length, device=device, dtype=torch.float32) for length in grid]
         if r.coordinates == "unit":
@@ -73,7 +74,7 @@ class RotaryPositions(nn.Module):
         return self._vary(places) if self.training else places
 
     def _vary(self, places: Tensor) -> Tensor:
-        """Coordinates moved and stretched by chance, the same for all images of a batch."""
+        """Shifts and stretches coordinates at random, the same for all images of a batch."""
         r = self.rotary
         if r.shift:
             places = places + places.new_empty(2).uniform_(-r.shift, r.shift)
@@ -85,6 +86,6 @@ class RotaryPositions(nn.Module):
 
 
 def frequencies(head_size: int, base: float, like: Tensor) -> Tensor:
-    """base^(-4i/D_h): [D_h/4]."""
+    """Computes base^(-4i/D_h): [D_h/4]."""
     steps = torch.arange(head_size // 4, device=like.device, dtype=torch.float32)
     return base ** (-4 * steps / head_size)

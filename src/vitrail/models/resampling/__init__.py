@@ -1,1 +1,1 @@
-"""Images and patches of another size: how grids of vectors are interpolated, and what kernels patches get then."""
+"""Resampling for images and patches of another size: interpolates grids of vectors, and resizes patch kernels."""

@@ -1,5 +1,5 @@
-"""The evaluation of a classifier: its classes are matched to those of the data, every image is predicted once, and the
-predictions are compared with the data's labels and ReaL's, or per class if the weights are multi-label."""
+"""Evaluates a classifier: matches its classes to those of the data, predicts every image once, and compares the
+predictions with the data's labels and ReaL's, or per class if the weights are multi-label."""
 
 import csv
 import io
@@ -27,7 +27,7 @@ SHARES: Final = ("top-1", "top-5", "ReaL", "exact match")  # measures that count
 
 
 def assess_classifier(setting: EvaluationSetting) -> EvaluationOutcome:
-    """The numbers of a classifier, with what is printed, written and shown."""
+    """Evaluates a classifier, and returns its measures with what to print, write and show."""
     how, about, source = setting.how, setting.about, setting.source
     labels, matching = find_labels(setting)
     main, *other = labels
@@ -37,7 +37,7 @@ def assess_classifier(setting: EvaluationSetting) -> EvaluationOutcome:
     if setting.world.is_main:
         setting.advance("computing intervals", 0, None)
     classes, unsound = setting.collection.classes, int((said.predicted < 0).sum())
-    notes = [f"{unsound:,} answers are not numbers and count as wrong"] if unsound else []
+    notes = [f"{unsound:,} predictions are not finite numbers and count as wrong"] if unsound else []
     settings: dict[str, Any] = {"labels": main, "classes": matching.how, "seed": how.seed}
     if about.multi_label:
         threshold = THRESHOLD if how.threshold is None else how.threshold
@@ -49,16 +49,16 @@ def assess_classifier(setting: EvaluationSetting) -> EvaluationOutcome:
         found = Assessment(judged=said.judge(), names=matching.names, real=real, seed=how.seed)
         outcome = describe_classes(found, source)
         if real is not None and (left := len(said) - len(real)):
-            notes.insert(0, f"{left:,} images have no ReaL label and count for nothing there")
+            notes.insert(0, f"{left:,} images have no ReaL label and are left out of that score")
         if main == ORIGINAL and (left := len(said) - len(found.judged)):
-            notes.insert(0, f"{left:,} images have no label and count for nothing")
+            notes.insert(0, f"{left:,} images have no label and are left out")
     outputs = f"{len(classes):,} classes, matched {matching.how}" if classes else "no labels"
     common: dict[str, Any] = {"settings": settings, "captions": CAPTIONS, "counting": SHARES}
     return replace(outcome, outputs=outputs, outputs_notes=matching.notes, notes=tuple(notes), **common)
 
 
 def describe_classes(found: Assessment, source: ImageDataset) -> EvaluationOutcome:
-    """The outcome for single-label weights."""
+    """Describes the outcome for single-label weights."""
     return EvaluationOutcome(
         lead=f"{len(found.judged):,} images, {len(found.classes):,} classes",
         measures=found.measures,
@@ -71,10 +71,10 @@ def describe_classes(found: Assessment, source: ImageDataset) -> EvaluationOutco
 
 
 def describe_labels(found: MultiLabelScore, source: ImageDataset) -> EvaluationOutcome:
-    """The outcome for multi-label weights."""
+    """Describes the outcome for multi-label weights."""
     rows = list_class_rows(found)
     title = "Each class" if len(rows) <= LISTED else "Hardest classes"
-    count = f"{len(found.sample):,} images, {len(found.classes):,} classes, each by itself"
+    count = f"{len(found.sample):,} images, {len(found.classes):,} classes, each decided separately"
     return EvaluationOutcome(
         lead=f"{count}; chosen from {found.threshold:g}",
         measures=found.measures,
@@ -87,7 +87,7 @@ def describe_labels(found: MultiLabelScore, source: ImageDataset) -> EvaluationO
 
 
 def find_labels(setting: EvaluationSetting) -> tuple[dict[str, Labels], ClassMatching]:
-    """The labels to compare with, as numbers of the network's outputs: the data's own, if there are any, and ReaL's."""
+    """Finds the labels to compare with, as indices of the network's outputs: the data's own, if any, and ReaL's."""
     how, about, collection, source = setting.how, setting.about, setting.collection, setting.source
     outputs = about.network.config.classes
     names = about.labels if how.labels is None else how.labels
@@ -106,7 +106,7 @@ def find_labels(setting: EvaluationSetting) -> tuple[dict[str, Labels], ClassMat
 
 
 def list_mistakes(found: Assessment) -> tuple[Table, ...]:
-    """Tables of the most frequent mistakes and the hardest classes."""
+    """Builds tables of the most frequent mistakes and the hardest classes."""
     tables: list[Table] = []
     confused = [pair for pair in found.rank_confusions(LISTED) if pair.count > 1]
     if confused:
@@ -122,8 +122,8 @@ def list_mistakes(found: Assessment) -> tuple[Table, ...]:
 
 
 def write_answers(found: Assessment, source: ImageDataset) -> bytes:
-    """One row per image: name, true class, prediction, confidence, correctness and loss; blank if it is unreadable or
-    has no label."""
+    """Writes one row per image: name, true class, prediction, confidence, correctness and loss; blank if it is
+    unreadable or has no label."""
     judged, names = found.judged, found.names
     rows = dict[int, list[str]]()
     for at, place in enumerate(judged.sample.tolist()):
@@ -134,8 +134,8 @@ def write_answers(found: Assessment, source: ImageDataset) -> bytes:
 
 
 def write_scores(found: MultiLabelScore, source: ImageDataset) -> bytes:
-    """One row per image: true classes, predicted classes, and the score of every class; blank if it is unreadable or
-    has no label."""
+    """Writes one row per image: true classes, predicted classes, and the score of every class; blank if it is
+    unreadable or has no label."""
     rows = dict[int, list[str]]()
     for at, place in enumerate(found.sample.tolist()):
         both = ("|".join(itertools.compress(found.names, flags[at])) for flags in (found.truth, found.predicted))

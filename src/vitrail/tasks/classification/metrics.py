@@ -1,4 +1,4 @@
-"""How outputs match the classes of the data, and the numbers computed from predictions.
+"""Matches a network's outputs to the classes of the data, and computes measures from predictions.
 
 Classes of a data set are matched to outputs by name if both have names, else by number. A silent mistake here would
 look like a bad network, so any contradiction is an error.
@@ -29,7 +29,8 @@ from vitrail.report.confusion_matrix import ClassCount, Confusion, rank_confusio
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ClassMatching:
-    """`table` [K of the data] has the network's output for each class; `names` are the names of all its outputs."""
+    """Maps the classes of the data to outputs of the network: `table` has the output for each class; `names` are the
+    names of all outputs."""
 
     table: NDArray[np.int64]
     names: tuple[str, ...]
@@ -37,12 +38,12 @@ class ClassMatching:
     notes: tuple[str, ...] = ()
 
     def relabel(self, labels: Labels) -> Labels:
-        """A data set's labels as outputs of the network."""
+        """Converts a data set's labels to outputs of the network."""
         table = np.append(self.table, NONE)  # -1 finds the last
         return Labels(table[np.asarray(labels.values, np.int64)], labels.starts)
 
     def usual(self, rows: Sequence[tuple[int, ...]], where: str) -> Labels:
-        """Rows of class numbers of the full data set (ReaL's) as outputs of the network."""
+        """Converts rows of class numbers of the full data set (ReaL's) to outputs of the network."""
         labels = Labels.several(rows)
         labels.check(len(self.names), where)
         if np.array_equal(self.table, np.arange(len(self.table))):
@@ -62,9 +63,9 @@ def match_classes(
     by_number: bool = False,
     also: Sequence[Sequence[str]] = (),
 ) -> ClassMatching:
-    """The classes of the data in `where` among a network's outputs, which the card's `labels` name; `also` are other
-    names of all outputs that the data may use. Numeric names are not treated as names. With `by_number` class 7 is
-    output 7, whatever their names."""
+    """Matches the classes of the data in `where` to a network's outputs. The card's `labels` name the outputs, and
+    `also` holds alternative names that the data may use. Numeric names are not treated as names. With `by_number` class
+    7 is output 7, regardless of names."""
     if not outputs:
         remedy = "score its features with vitrail fewshot, probe or knn, or fine-tune it"
         raise DataError(f"the network has no classifier, so it gives no classes; {remedy}")
@@ -82,7 +83,7 @@ def match_classes(
         if len(classes) == outputs and theirs == read_class_names("imagenet"):
             known = f"{where} has other names than ImageNet's ({join_words(strange, limit=3)})"
             found = match_by_number(outputs, theirs, classes, where, by_number=False)
-            return replace(found, notes=(*found.notes, f"{known}, so its classes are taken in their order"))
+            return replace(found, notes=(*found.notes, f"{known}, so its classes are matched in order"))
         unknown, known = "is not a class" if len(strange) == 1 else "are not classes", join_words(theirs, limit=3)
         names = "give its names in the data with --labels FILE, or add --by-number if the order is the same"
         wrong = f"{where} has {join_words(strange, limit=3)}, which {unknown} of the network ({known})"
@@ -108,7 +109,7 @@ def match_by_name(labels: tuple[str, ...], classes: Sequence[str], outputs: int)
 def match_by_number(
     outputs: int, labels: tuple[str, ...] | None, classes: Sequence[str], where: str, *, by_number: bool
 ) -> ClassMatching:
-    """Matches by number: a class with a numeric name has that number, any other its index."""
+    """Matches by number: a class with a numeric name has that number, and any other class has its index."""
     if len(classes) > outputs or (len(classes) < outputs and not by_number):
         remedy = "fine-tune it on these classes"
         remedy += "" if len(classes) > outputs or by_number else ", or add --by-number if these are its first ones"
@@ -119,7 +120,7 @@ def match_by_number(
         raise BadLabels(f"{where} has a class {classes[int(table.argmax())]}, but the network's are 0 to {outputs - 1}")
     notes: list[str] = []
     if not np.array_equal(table, np.arange(len(table))):
-        notes.append(f"the classes of {where} are taken by the numbers that they are called, not by their order")
+        notes.append(f"the classes of {where} are matched by the numbers in their names, not by their order")
     if len(classes) < outputs:
         notes.append(f"the data have {len(classes):,} of the network's {outputs:,} classes")
     names = list(labels or map(str, range(outputs)))
@@ -135,7 +136,7 @@ def is_numeric(names: Sequence[str]) -> bool:
 
 
 def read_names(path: Path, outputs: int) -> tuple[str, ...]:
-    """The names of a network's classes, one per line; WordNet ids before them are ignored."""
+    """Reads the names of a network's classes, one per line. WordNet ids before them are ignored."""
     lines = read_text(path).splitlines()
     while lines and not lines[-1].strip():
         lines.pop()
@@ -157,7 +158,7 @@ STATISTICS: Final[dict[str, Unit]] = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Assessment:
-    """The numbers of the predictions that count. `names` are the network's classes; `real` uses ReaL's labels."""
+    """The measures of all predictions with a label. `names` are the network's classes; `real` uses ReaL's labels."""
 
     judged: ClassPredictions
     names: Sequence[str]
@@ -197,9 +198,9 @@ class Assessment:
         return rank_confusions(self.cells, self.counts, self.names, most)
 
     def statistics(self, weights: Floats) -> Floats:
-        """STATISTICS with weights [M]."""
-        # Every class counts the same, however many images it has; the weights per image are fixed, so that a class with
-        # one image that a resample lacks does not raise the others.
+        """Computes STATISTICS with weights [M]."""
+        # Every class has equal weight, whatever its number of images. The weights per image are fixed, so that a class
+        # whose only image is missing from a resample does not raise the others.
         each = weights / self.counts[self.judged.truth]
         mean = (each * self.judged.right).sum() / each.sum()
         errors = [self.calibration.reliability(kind, weights).error for kind in ("width", "count")]
@@ -208,7 +209,7 @@ class Assessment:
 
     @cached_property
     def measures(self) -> tuple[Measure, ...]:
-        """The measures of the result. A loss that is not finite is skipped."""
+        """The measures of the result, without the loss if it is not finite."""
         count = len(self.judged)
         found = [measure_share("top-1", int(self.judged.right.sum()), count)]
         if len(self.names) > TOP:
@@ -232,5 +233,5 @@ class Assessment:
             "classes": list(self.names),
             "per_class": [{"class": at, "right": right, "count": count} for at, right, count in counts],
             "reliability": bins,
-            "confusion": self.cells.tolist(),  # true class, said class, count
+            "confusion": self.cells.tolist(),  # true class, predicted class, count
         }

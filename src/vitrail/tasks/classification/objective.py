@@ -20,8 +20,8 @@ Loss: TypeAlias = Literal["softmax", "sigmoid"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Classification(ObjectiveConfig):
-    """Sigmoid is summed over classes and averaged over images, as ImageNet-21k's was; `head_bias` is where the last
-    layer's bias starts, -10 there, so that a fresh head says no to every class."""
+    """The loss of a classifier. Sigmoid is summed over classes and averaged over images, as for ImageNet-21k.
+    `head_bias` initialises the last layer's bias; ImageNet-21k uses -10, so that a fresh head rejects every class."""
 
     task: ClassVar[str] = "classification"
 
@@ -35,11 +35,11 @@ class Classification(ObjectiveConfig):
         self.check_numbers("be at least 0 and below 1", lambda value: 0 <= value < 1, "smoothing")
 
     def is_multi_label(self, labels: Labels) -> bool:
-        """Whether a network learns each class by itself: samples may have several labels, and the loss takes them."""
+        """Whether each class is decided separately: samples may have several labels, and the loss supports them."""
         return self.loss == "sigmoid" and labels.multi_label
 
     def prepare_head(self, network: Backbone) -> None:
-        """Sets the bias of the last layer, where a fresh head starts."""
+        """Initialises the bias of a fresh head's last layer."""
         head = getattr(network, "head", None)
         bias = getattr(getattr(head, "classifier", head), "bias", None)
         if self.head_bias and not isinstance(bias, nn.Parameter):
@@ -48,7 +48,7 @@ class Classification(ObjectiveConfig):
             nn.init.constant_(bias, self.head_bias)
 
     def macs_per_image(self, model: ModelConfig) -> float:
-        """Of one image, in multiply-accumulates of forward and backward."""
+        """The multiply-accumulates of one image, forward and backward."""
         return model.macs
 
     def build(self, network: Backbone, context: ObjectiveContext) -> Objective:
@@ -58,7 +58,7 @@ class Classification(ObjectiveConfig):
 
 
 class ClassificationObjective(Objective):
-    """The network's logits against targets [B, K]. A place without an image counts for nothing."""
+    """Compares the network's logits with targets [B, K]. Places without an image are left out."""
 
     config: Classification
 
@@ -67,12 +67,13 @@ class ClassificationObjective(Objective):
         self.config, self.classes, self.mix = config, context.classes, context.mix
 
     def inputs(self, batch: Batch, *, seed: int, step: int) -> tuple[Tensor, ...]:
-        """Pixels as bytes [B, 3, H, W], targets [B, K], what to score against [B], and which count [B]."""
+        """Returns pixels as bytes [B, 3, H, W], targets [B, K], classes to score against [B], and which samples count
+        [B]."""
         targets = one_hot(batch.target, self.classes, self.config.smoothing)
         label = batch.target if batch.target.ndim == 1 else batch.target[:, 0]
         counted = batch.valid & (label >= 0)
         if batch.target.ndim == 2 and self.config.loss == "sigmoid":
-            counted = batch.valid  # having none of several labels is valid, too
+            counted = batch.valid  # with several labels allowed, having none is valid
         pixels, targets = self.mix(batch.pixels, targets, seed=seed, step=step, valid=batch.valid)
         return pixels, targets, targets.argmax(-1), counted  # a mixed image is scored as its main class
 
@@ -85,5 +86,5 @@ class ClassificationObjective(Objective):
             losses = -(targets * logits.log_softmax(-1)).sum(-1)
         keep = counted.float()
         right = (logits.argmax(-1) == label).float() * keep
-        # A row that does not count may hold anything, NaN included, so it is replaced, not multiplied by zero.
+        # A row that does not count may contain anything, even NaN, so it is replaced, not multiplied by zero.
         return ObjectiveOutput(torch.where(counted, losses, 0.0).sum(), keep.sum(), {"accuracy": right.sum()})

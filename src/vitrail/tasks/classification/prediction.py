@@ -27,8 +27,8 @@ class ClassProbability:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The likeliest classes of one image in descending order. For a multi-label network `chosen` are the classes at or
-    above its threshold, perhaps none."""
+    """The likeliest classes of one image in descending order. For a multi-label network `chosen` holds the classes at
+    or above its threshold; it may be empty."""
 
     top: tuple[ClassProbability, ...]
     chosen: tuple[ClassProbability, ...] | None = None
@@ -53,11 +53,11 @@ class Prediction:
 
     @property
     def display_classes(self) -> tuple[ClassProbability, ...]:
-        """The classes in tables and bars: the likeliest, and all that were chosen."""
+        """The classes in tables and bars: the likeliest, and all chosen ones."""
         return self.top if self.chosen is None or len(self.top) > len(self.chosen) else self.chosen
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data: {"top": [{"label", "index", "probability"}, ...]}, and "chosen" of a multi-label network."""
+        """Converts to plain data: {"top": [{"label", "index", "probability"}, ...]}, and "chosen" if multi-label."""
         rows = {"top": [asdict(answer) for answer in self.top]}
         return rows if self.chosen is None else {**rows, "chosen": [asdict(answer) for answer in self.chosen]}
 
@@ -68,8 +68,8 @@ class Prediction:
 
 
 def rank_classes(probabilities: Tensor, options: PredictionOptions) -> list[Prediction]:
-    """Probabilities [B, K] as predictions; ties go to the class with the smaller number. A multi-label network chooses
-    all classes at or above the threshold."""
+    """Turns probabilities [B, K] into predictions. Ties go to the class with the smaller number. A multi-label network
+    chooses all classes at or above the threshold."""
     rows, names = probabilities.numpy(force=True), options.names
     found: list[Prediction] = []
     for row, order in zip(rows, np.argsort(-rows, axis=1, kind="stable"), strict=True):

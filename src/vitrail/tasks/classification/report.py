@@ -1,4 +1,5 @@
-"""Sections on a classifier: calibration, confusion, the best and worst images; for multi-label weights, each class."""
+"""Report sections for a classifier: calibration, confusion, best and worst images, and a table of multi-label
+classes."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -21,8 +22,8 @@ LISTED = 12
 CAPTIONS = {
     "top-1": "the first answer is right",
     "top-5": "one of the first five is right",
-    "ReaL": "the first answer is on the image",
-    "mean per class": "every class counts the same",
+    "ReaL": "the first answer is a ReaL label",
+    "mean per class": "every class has equal weight",
     "ECE": "calibration error, equal widths",
     "adaptive ECE": "calibration error, equal counts",
     "loss": "cross-entropy",
@@ -30,25 +31,25 @@ CAPTIONS = {
 
 
 def build_assessment_sections(found: Assessment, source: ImageDataset) -> list[Section]:
-    """The sections of an evaluation's page, with images."""
+    """Builds the sections of an evaluation's page, with images."""
     best, worst = found.judged.extremes(SHOWN)
     galleries = [
         Gallery(title="Worst", shots=show_answers(worst, source, found.names), lead="largest loss"),
-        Gallery(title="Best", shots=show_answers(best, source, found.names), lead="surest"),
+        Gallery(title="Best", shots=show_answers(best, source, found.names), lead="most confident"),
     ]
     return [draw_calibration(found), *confusion_sections(found), Galleries(galleries=galleries)]
 
 
 def draw_calibration(found: Assessment) -> Charts:
-    """The reliability diagram, and the number of predictions by confidence."""
+    """Draws the reliability diagram, and the number of predictions by confidence."""
     bins, even = found.reliability, np.array([0.0, 1.0])
     there, edges = bins.counts > 0, np.arange(len(bins.counts)) + 0.5
-    level = Series(name="as sure as right", x=100 * even, y=even, faint=True)
+    level = Series(name="calibrated", x=100 * even, y=even, faint=True)
     sure, right = 100 * bins.confidence[there], bins.accuracy[there]
     reached = Series(name="right", x=sure, y=right, dots=True, colour="ruby")
     middles = 100 * edges / len(bins.counts)
     unit: dict[str, Any] = {"along": "confidence in %", "unit": "confidence in %", "end": 100.0}
-    note = "below the faint line it is surer than it should be"
+    note = "below the faint line the network is overconfident"
     by_bin = Series(name="answers", x=middles, y=bins.counts, dots=True, area=True, colour="amber")
     charts = [
         LineChart(title="Right answers by confidence", series=[level, reached], percent=True, note=note, **unit),
@@ -58,10 +59,10 @@ def draw_calibration(found: Assessment) -> Charts:
 
 
 def confusion_sections(found: Assessment) -> list[Section]:
-    """The confusion matrix, or a list of mistakes if there are too few images per class."""
+    """Builds the confusion matrix, or a list of mistakes if there are too few images per class."""
     matrix = found.judged.confusion_matrix(len(found.names))
     if matrix is not None and len(found.judged) > 2 * len(found.classes):
-        title = "What is taken for what"
+        title = "Confusion matrix"
         return [ConfusionSection(counts=matrix, classes=list(found.names), title=title, listed=LISTED)]
     rows = [(pair.truth, pair.said, f"{pair.count:,}") for pair in found.rank_confusions(LISTED) if pair.count > 1]
     return [Table(title="Most often confused", columns=("true", "said", "times"), rows=rows, left=2)] if rows else []
@@ -71,7 +72,7 @@ COLUMNS = ("class", "images", "average precision", "precision", "recall", "F1")
 
 
 def list_class_rows(found: MultiLabelScore) -> list[tuple[str, ...]]:
-    """One row per class, lowest average precision first."""
+    """Lists one row per class, lowest average precision first."""
     order = sorted(found.classes, key=lambda each: (each.average_precision, -each.count))
     return [
         (one.name, f"{one.count:,}", *map("{:.1%}".format, (one.average_precision, one.precision, one.recall, one.f1)))
@@ -80,7 +81,7 @@ def list_class_rows(found: MultiLabelScore) -> list[tuple[str, ...]]:
 
 
 def show_answers(answers: Iterable[ScoredSample], source: ImageDataset | None, names: Sequence[str]) -> list[Shot]:
-    """Each image with its true class and the prediction; blank if it is unreadable now."""
+    """Shows each image with its true class and the prediction; blank if it is no longer readable."""
     shots: list[Shot] = []
     for answer in answers:
         mood: Mood = "right" if answer.predicted == answer.label else "wrong"

@@ -1,4 +1,4 @@
-"""Classification: one class per image, or several that are decided separately."""
+"""Classification: one class per image, or several classes that are decided separately."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -50,7 +50,7 @@ class ClassificationTask(Task):
         return {"multi_label": isinstance(objective, Classification) and objective.is_multi_label(source.labels)}
 
     def check_targets(self, objective: ObjectiveConfig, source: ImageDataset, names: Sequence[str]) -> list[str]:
-        """Warnings about empty or very uneven classes, and about labels that do not suit the loss."""
+        """Returns warnings about empty or very uneven classes, and about labels that do not suit the loss."""
         found: list[str] = []
         counts = source.labels.counts(len(names))
         if counts.min() == 0:
@@ -67,7 +67,7 @@ class ClassificationTask(Task):
     def report_sections(
         self, score: ClassificationScore, source: ImageDataset | None, names: Sequence[str], title: str
     ) -> list[Section]:
-        """The confusion matrix, if there is one, and the galleries. `title` is the split and, after a comma, the
+        """Builds the confusion matrix, if there is one, and the galleries. `title` is the split and, after a comma, the
         weights."""
         found: list[Section] = []
         if score.confusion is not None:
@@ -86,7 +86,7 @@ class ClassificationTask(Task):
         self.check_windows(how, about)
 
     def assess(self, setting: EvaluationSetting) -> EvaluationOutcome:
-        """Accuracy with calibration and confusion, ReaL labels, or mean average precision of multi-label weights."""
+        """Computes accuracy with calibration, confusion and ReaL labels, or mean average precision if multi-label."""
         return assess_classifier(setting)
 
     def match_targets(
