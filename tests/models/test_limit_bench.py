@@ -72,4 +72,4 @@ def test_every_kernel_runs(tmp_path: Path) -> None:
     run_interpreted(f"from bench.kernels import main; main(['--device', 'cpu', '--out', {str(out)!r}, *{size}])")
     (rows,) = json.loads(out.read_text())["kernels"].values()
     assert all(row["ms"] > 0 for row in rows)
-    assert len(rows) == 8
+    assert len(rows) == 9

@@ -120,7 +120,7 @@ def explain_dense_choices(
 ) -> tuple[str, ...]:
     """Explains the choices of `choose_dense_defaults`: one line each, with the reason and how to change it."""
     image, steps, model = run.augmentation.size, run.steps or round(run.epochs * count / run.batch), run.model
-    size = "as asked for" if given else "the weights' own; change it with --image-size"
+    size = "as requested" if given else "the weights' own; change it with --image-size"
     if image != config.image:
         size += f", positions resized from {format_size(config.image)}"
     if picture is not None and max(picture) < min(image):
