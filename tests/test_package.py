@@ -16,9 +16,8 @@ from PIL import Image
 import vitrail
 
 ROOT = Path(__file__).parents[1]
-KERNELS = tuple(
-    f"vitrail.models.kernels.{name}" for name in ("matching", "gelu_kernels", "norm_kernels", "attention_kernels")
-)
+TRITON_FILES = ("matching", *(f"{name}_kernels" for name in ("gelu", "norm", "attention", "float8", "math")))
+KERNELS = tuple(f"vitrail.models.kernels.{name}" for name in TRITON_FILES)
 HEAVY = ("torch", "torchvision", "numpy", "rich", "PIL")
 
 
