@@ -125,6 +125,19 @@ def test_what_cannot_be_recorded_is_computed(monkeypatch: pytest.MonkeyPatch) ->
     assert len(tries) == 1
 
 
+def test_a_recording_that_cannot_be_replayed_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    network, calls = make_calls()
+    batch = torch.randn(1, 4)
+
+    def refuse(_: Replay) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(Replay, "replay", refuse)
+    for _ in range(WARM + 3):
+        torch.testing.assert_close(ask(calls, batch), network(batch).detach())
+    assert not calls.recordings
+
+
 def test_copies_start_without_recordings() -> None:
     _, calls = make_calls()
     for _ in range(WARM + 2):

@@ -60,7 +60,7 @@ SIDES: dict[Target, int] = {"mean-colour": 1, "small-patch": 4}  # of the downsi
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaskedPatches(ObjectiveConfig):
     """What a corrupted patch predicts: its mean colour at 3 bits per channel, the colours of the patch downsized to
-    4x4, or its pixels (L2). round(rate·N) patches of each image are corrupted, chosen anew in each epoch. Each of them
+    4x4, or its pixels (L2). round(rate·N) patches of each image are corrupted, drawn again in each epoch. Each of them
     is masked with probability `mask`, swapped with probability `swap`, and otherwise stays as it is, independently of
     the others."""
 

@@ -87,6 +87,7 @@ class RecordedCalls:
                     self.recordings[key] = self._record(compute, batch)
                 return self.recordings[key].replay(batch)
             except RuntimeError:  # a network of the user's may synchronise, or memory may run out
+                self.recordings.pop(key, None)
                 self.failed.add(key)
         return compute(batch)
 

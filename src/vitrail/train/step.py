@@ -132,7 +132,7 @@ class TrainingStep:
 
     def find_recording(self, micro: int, patch: int | None, inputs: tuple[Tensor, ...]) -> RecordedUpdate:
         """The recording for a patch size and input shapes, made on first use. Micro-batches may shrink in the first
-        steps; all recordings are then made anew."""
+        steps; all recordings are then made again."""
         key = RecordingKey(micro, patch, tuple(tensor.shape for tensor in inputs))
         if key not in self.recordings:
             self.recordings = {known: one for known, one in self.recordings.items() if known.micro == micro}
