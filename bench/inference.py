@@ -1,12 +1,12 @@
 """Inference speed and memory compared with the same network in timm: the ratio of medians in one run.
 
-    python bench/inference.py                       # ViT-Ti/16, S/16, B/16, B/32, R50+ViT-B/16 and BiT-R50x1, batch 8
-    python bench/inference.py --models vit_b_16 --batch 1 --rounds 30
-    python bench/inference.py --device cuda --dtype bfloat16 --batch 256 --compile
-    python bench/inference.py --models vit_b_16 --device cuda --dtype bfloat16 --batch 1 --graphs
-    python bench/inference.py --models vit_b_16 --image-size 384 --device cuda --dtype bfloat16 --batch 128 --compile
-    python bench/inference.py --models vit_b_16 --device cuda --dtype bfloat16 --batch 512 --compile --fp8
-    python bench/inference.py --models dinov2_reg_b_14 dinov3_l_16 --device cuda --dtype bfloat16 --batch 256 --compile
+    python -m bench.inference                       # ViT-Ti/16, S/16, B/16, B/32, R50+ViT-B/16 and BiT-R50x1, batch 8
+    python -m bench.inference --models vit_b_16 --batch 1 --rounds 30
+    python -m bench.inference --device cuda --dtype bfloat16 --batch 256 --compile
+    python -m bench.inference --models vit_b_16 --device cuda --dtype bfloat16 --batch 1 --graphs
+    python -m bench.inference --models vit_b_16 --image-size 384 --device cuda --dtype bfloat16 --batch 128 --compile
+    python -m bench.inference --models vit_b_16 --device cuda --dtype bfloat16 --batch 512 --compile --fp8
+    python -m bench.inference --models dinov2_reg_b_14 dinov3_l_16 --device cuda --dtype bfloat16 --batch 256 --compile
 
 Both networks have the same weights (imported from timm) and process the same images (crops of the bundled one),
 alternating batch by batch, so that other load on the machine affects both. Memory is the increase in peak memory of a
@@ -33,6 +33,8 @@ from typing import Any
 import torch
 from PIL import Image
 from torch import Tensor
+
+from bench.training import alone
 
 TIMM = {
     "vit_ti_16": "vit_tiny_patch16_224",
@@ -112,11 +114,12 @@ def speed(name: str, file: Path, args: argparse.Namespace) -> dict[str, Any]:
             for _ in range(args.warmup):
                 for network in networks.values():
                     network(images)
-            start, done = time.perf_counter(), 0
-            while done < args.rounds or time.perf_counter() - start < args.seconds:
-                for library in list(networks) if done % 2 else list(networks)[::-1]:
-                    times[library].append(timed(networks[library], images))
-                done += 1
+            with alone(args.lock, args.among):
+                start, done = time.perf_counter(), 0
+                while done < args.rounds or time.perf_counter() - start < args.seconds:
+                    for library in list(networks) if done % 2 else list(networks)[::-1]:
+                        times[library].append(timed(networks[library], images))
+                    done += 1
         worst = (outputs["vitrail"] - outputs["timm"]).abs().max() / outputs["timm"].abs().max()
         difference = max(difference, float(worst))
     median = {library: statistics.median(values) for library, values in times.items()}
@@ -155,7 +158,7 @@ def memory(name: str, file: Path, args: argparse.Namespace) -> dict[str, int]:
     """Peak memory in bytes that each network adds, each in a process of its own."""
     out: dict[str, int] = {}
     for library in ("vitrail", "timm"):
-        command = [sys.executable, __file__, "--child", library, "--models", name, "--weights", str(file)]
+        command = [sys.executable, "-m", "bench.inference", "--child", library, "--models", name, "--weights", str(file)]
         command += ["--batch", str(args.batch), "--device", args.device, "--dtype", args.dtype]
         command += [] if args.image_size is None else ["--image-size", str(args.image_size)]
         out[library] = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
@@ -213,6 +216,8 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--graphs", action="store_true", help="compile to CUDA graphs; also record uncompiled")
     parser.add_argument("--fp8", action="store_true", help="run the products of vitrail's layers in fp8, on a GPU")
+    parser.add_argument("--lock", type=Path, help="lock file shared by benchmarks that take turns, initially empty")
+    parser.add_argument("--among", type=int, default=1, help="benchmarks that must be ready before any measures")
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--weights", help=argparse.SUPPRESS)
@@ -235,8 +240,9 @@ def main() -> None:
         for name in args.models:
             file = Path(folder) / f"{name}.safetensors"
             write_weights(name, file, find_side(name, args))
+            bytes_added = memory(name, file, args)
             row = speed(name, file, args)
-            row["memory"] = memory(name, file, args)
+            row["memory"] = bytes_added
             row["memory ratio"] = row["memory"]["vitrail"] / max(row["memory"]["timm"], 1)
             rate = row["images/s"]
             print(f"{name:14} {rate['vitrail']:14.2f} {rate['timm']:12.2f} {row['ratio']:11.3f} ", end="")

@@ -1,10 +1,11 @@
 """Where the time of a step goes: the least that its products and memory traffic need, and what the kernels took.
 
     python -m bench.limit                                     # B/16, L/16 and H/14, training and inference, on a GPU
-    python -m bench.limit --models L/16 --only training --batch 128
+    python -m bench.limit --models L/16 --only training --batch 128 --precision fp8
     python -m bench.limit --device cpu --models Ti/16 --depth 2 --image-size 32 --batch 4 --compile off --side 512
 
-Prints three tables. The machine: its rate for a square bfloat16 product (the ceiling) and its bandwidth, from a copy.
+Prints three tables. The machine: its rate for a square bfloat16 product (the ceiling) and its bandwidth, from a copy;
+with --precision fp8 also its rate for the same product in fp8, which then counts as the least that products need.
 The step, by kind of kernel: operations and bytes, the milliseconds that they need at those two rates, whichever is
 longer, and the milliseconds that the kernels of that kind took, from torch's profiler. The products, shape by shape:
 the share of the ceiling that each reaches in the forward pass, and for the gradients of its input and its weight.
@@ -29,18 +30,21 @@ from torch.profiler import ProfilerActivity, profile
 
 from bench.training import BATCHES, OPTIM, TIMM, Setting, machine, own_network, pictures, runner, timm_network, wait
 from vitrail.evaluation.speed import silence_profiler
+from vitrail.models.kernels.float8_ops import ACTIVATIONS, multiply
 from vitrail.models.vit_config import ViTConfig
 
-PRODUCTS, ATTENTION, NORMS, GELU, UPDATE, OTHER = (
+PRODUCTS, ATTENTION, NORMS, GELU, QUANTISE, UPDATE, OTHER = (
     "products",
     "attention",
     "norms, sums",
     "GELU",
+    "quantise",
     "clip, update",
     "other",
 )
 # Parts of kernels' names, the first that fits; a product of attention written out is attention only on a GPU.
 KINDS: Final = (
+    (QUANTISE, ("_scale_kernel", "_round_kernel", "_turn_kernel")),
     (ATTENTION, ("attention", "attn", "flash", "fmha", "sdpa", "concat_kernel")),
     (PRODUCTS, ("gemm", "nvjet", "cutlass", "cublas", "splitk", "addmm", "aten::mm", "aten::bmm", "linear")),
     (GELU, ("gelu",)),
@@ -71,9 +75,10 @@ class Rates:
 
     flops: float
     bytes: float
+    product_flops: float  # in the precision of the step
 
-    def least_ms(self, flops: float, moved: float) -> float:
-        return max(flops / self.flops, moved / self.bytes) * 1e3
+    def least_ms(self, kind: str, flops: float, moved: float) -> float:
+        return max(flops / (self.product_flops if kind == PRODUCTS else self.flops), moved / self.bytes) * 1e3
 
 
 def list_products(c: ViTConfig, batch: int) -> list[Product]:
@@ -114,19 +119,24 @@ def count_work(c: ViTConfig, batch: int, parameters: int, *, training: bool) -> 
         NORMS: (0, norms * residual * WIDTH * (8 if training else 3)),
         GELU: (0, deep * hidden * WIDTH * (5 if training else 2)),
         # Clipping reads gradients; AdamW reads those, weights and two moments and writes three; the copy for the pass.
+        QUANTISE: (0, 0),
         UPDATE: (0, parameters * (4 * (1 + 7) + 4 + WIDTH) if training else 0),
         OTHER: (0, 0),
     }
 
 
-def measure_rates(device: str, side: int) -> Rates:
+def measure_rates(device: str, side: int, precision: str) -> Rates:
     kind = torch.bfloat16
     a, b = (torch.randn(side, side, device=device, dtype=kind) for _ in range(2))
     source = torch.empty(side * side * 8, device=device, dtype=kind)
     target = torch.empty_like(source)
     product = time_call(lambda: a @ b, device)
     copy = time_call(lambda: target.copy_(source), device)
-    return Rates(flops=2 * side**3 / product, bytes=2 * source.nbytes / copy)
+    step = product
+    if precision == "fp8":
+        left, right, one = a.to(ACTIVATIONS), b.to(ACTIVATIONS), torch.ones((), device=device)
+        step = time_call(lambda: multiply(left, right, one, one, None, kind, fast=True), device)
+    return Rates(flops=2 * side**3 / product, bytes=2 * source.nbytes / copy, product_flops=2 * side**3 / step)
 
 
 def time_call(call: Callable[[], Any], device: str, rounds: int = 5, each: float = 0.05) -> float:
@@ -190,6 +200,7 @@ def build_call(setting: Setting, *, training: bool) -> tuple[ViTConfig, int, Cal
     config, parameters = network.config, sum(one.numel() for one in network.parameters())
     assert isinstance(config, ViTConfig)
     inputs = pictures(setting)
+    network.float8 = setting.precision == "fp8"
     if training:
         return config, parameters, runner(setting, network, inputs)
     network.eval().to(torch.bfloat16)
@@ -216,7 +227,7 @@ def measure(setting: Setting, rates: Rates, seconds: float, *, training: bool) -
             "kind": kind,
             "tflop": flops / 1e12,
             "gb": moved / 1e9,
-            "least_ms": rates.least_ms(flops, moved),
+            "least_ms": rates.least_ms(kind, flops, moved),
             "ms": took.get(kind, 0.0),
         }
         for kind, (flops, moved) in work.items()
@@ -259,6 +270,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--models", nargs="+", default=["B/16", "L/16", "H/14"], choices=TIMM)
     parser.add_argument("--only", choices=("training", "inference"))
     parser.add_argument("--batch", type=int, help=f"images per step (default: {BATCHES}, twice that in inference)")
+    parser.add_argument("--precision", default="bfloat16", choices=("bfloat16", "fp8"))
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--depth", type=int, help="number of layers, instead of the network's own")
     parser.add_argument("--compile", default="default", help="a mode of torch.compile, or off")
@@ -268,8 +280,9 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="also write the numbers to this file, as JSON")
     args = parser.parse_args(words)
     print(f"{machine(args.device)}; AdamW with clipping at {OPTIM.clip:g}")
-    rates = measure_rates(args.device, args.side)
-    print(f"ceiling {rates.flops / 1e12:.1f} TFLOP/s, bandwidth {rates.bytes / 1e9:,.0f} GB/s")
+    rates = measure_rates(args.device, args.side, args.precision)
+    print(f"ceiling {rates.flops / 1e12:.1f} TFLOP/s, bandwidth {rates.bytes / 1e9:,.0f} GB/s", end="")
+    print("" if args.precision == "bfloat16" else f", fp8 {rates.product_flops / 1e12:,.1f} TFLOP/s")
     results: dict[str, Any] = {"machine": machine(args.device), "rates": asdict(rates), "steps": [], "products": {}}
     for model in args.models:
         for training in (True, False):
@@ -277,6 +290,7 @@ def main(words: list[str] | None = None) -> int:
                 continue
             batch = args.batch or BATCHES[model] * (1 if training else 2)
             shape: dict[str, Any] = {"image": args.image_size, "depth": args.depth, "compile": args.compile}
+            shape["precision"] = args.precision
             setting = Setting(model=model, batch=batch, device=args.device, **shape)
             found = measure(setting, rates, args.seconds, training=training)
             report(found, rates)

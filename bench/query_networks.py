@@ -1,8 +1,8 @@
 """EoMT compared with transformers' own: the same weights, alternating in one process, inference and complete steps.
 
-    python bench/query_networks.py                                # S, B and L at 640 px, patch 16, 200 queries
-    python bench/query_networks.py --sizes S --inference-batch 8 --train-batch 8
-    python bench/query_networks.py --device cpu --sizes tiny --image-size 64 --turns 1 --steps 1 --compile off
+    python -m bench.query_networks                                # S, B and L at 640 px, patch 16, 200 queries
+    python -m bench.query_networks --sizes S --inference-batch 8 --train-batch 8
+    python -m bench.query_networks --device cpu --sizes tiny --image-size 64 --turns 1 --steps 1 --compile off
 
 Both are DINOv2-type ViTs with four registers and four query blocks, compiled. Inference runs annealed networks, in
 bfloat16 without gradients. A step is forward, matching and loss at every query block, backward and fused AdamW in
@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 import vitrail
+from bench.training import alone
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.segment_targets import pack_masks
@@ -50,6 +51,8 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--profile", action="store_true", help="also print the slowest kernels of one call")
     parser.add_argument("--compile", default="default", help="a mode of torch.compile, or off")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--lock", type=Path, help="lock file shared by benchmarks that take turns, initially empty")
+    parser.add_argument("--among", type=int, default=1, help="benchmarks that must be ready before any measures")
     parser.add_argument("--out", type=Path, help="also write the numbers to this file, as JSON")
     return parser.parse_args(words)
 
@@ -87,17 +90,18 @@ def time_in_turns(runners: dict[str, Callable[[], Any]], args: argparse.Namespac
     for run in runners.values():
         for _ in range(4):
             run()
-    for turn in range(args.turns):
-        for name in list(runners) if turn % 2 else list(runners)[::-1]:
-            wait(args.device)
-            begun = time.perf_counter()
-            for _ in range(args.steps):
-                runners[name]()
-            wait(args.device)
-            times[name].append((time.perf_counter() - begun) * 1e3 / args.steps)
-    if args.profile and args.device == "cuda":
-        for name, run in runners.items():
-            print_kernels(name, run)
+    with alone(args.lock, args.among):
+        for turn in range(args.turns):
+            for name in list(runners) if turn % 2 else list(runners)[::-1]:
+                wait(args.device)
+                begun = time.perf_counter()
+                for _ in range(args.steps):
+                    runners[name]()
+                wait(args.device)
+                times[name].append((time.perf_counter() - begun) * 1e3 / args.steps)
+        if args.profile and args.device == "cuda":
+            for name, run in runners.items():
+                print_kernels(name, run)
     return {name: statistics.median(some) for name, some in times.items()}
 
 
