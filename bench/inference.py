@@ -34,7 +34,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from bench.training import alone
+from bench.turns import add_lock, take_turn
 
 TIMM = {
     "vit_ti_16": "vit_tiny_patch16_224",
@@ -111,10 +111,10 @@ def speed(name: str, file: Path, args: argparse.Namespace) -> dict[str, Any]:
         networks = pair_of(name, file, args, first="vitrail" if pair % 2 else "timm")
         with torch.inference_mode():
             outputs = {library: network(images).clone() for library, network in networks.items()}
-            for _ in range(args.warmup):
-                for network in networks.values():
-                    network(images)
-            with alone(args.lock, args.among):
+            with take_turn(args.lock):
+                for _ in range(args.warmup):
+                    for network in networks.values():
+                        network(images)
                 start, done = time.perf_counter(), 0
                 while done < args.rounds or time.perf_counter() - start < args.seconds:
                     for library in list(networks) if done % 2 else list(networks)[::-1]:
@@ -158,7 +158,17 @@ def memory(name: str, file: Path, args: argparse.Namespace) -> dict[str, int]:
     """Peak memory in bytes that each network adds, each in a process of its own."""
     out: dict[str, int] = {}
     for library in ("vitrail", "timm"):
-        command = [sys.executable, "-m", "bench.inference", "--child", library, "--models", name, "--weights", str(file)]
+        command = [
+            sys.executable,
+            "-m",
+            "bench.inference",
+            "--child",
+            library,
+            "--models",
+            name,
+            "--weights",
+            str(file),
+        ]
         command += ["--batch", str(args.batch), "--device", args.device, "--dtype", args.dtype]
         command += [] if args.image_size is None else ["--image-size", str(args.image_size)]
         out[library] = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
@@ -216,8 +226,7 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--graphs", action="store_true", help="compile to CUDA graphs; also record uncompiled")
     parser.add_argument("--fp8", action="store_true", help="run the products of vitrail's layers in fp8, on a GPU")
-    parser.add_argument("--lock", type=Path, help="lock file shared by benchmarks that take turns, initially empty")
-    parser.add_argument("--among", type=int, default=1, help="benchmarks that must be ready before any measures")
+    add_lock(parser)
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--weights", help=argparse.SUPPRESS)

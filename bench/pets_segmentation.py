@@ -44,18 +44,20 @@ def main(words: list[str] | None = None) -> int:
     folder = args.out / "pets"
     write_masks(args.data, folder, args.images)
     results: dict[str, Any] = {"torch": torch.__version__, "device": name_device(args.device), "eomt": [], "fpn": []}
+
+    def record(kind: str, name: str, row: dict[str, Any]) -> None:
+        print(f"{name}: IoU {row['iou']:.4f} after {row['seconds']:.0f} s", flush=True)
+        results[kind].append(row)
+        (args.out / "results.json").write_text(json.dumps(results, indent=1))
+
     with ProcessPoolExecutor(len(args.seeds), get_context("spawn")) as pool:
         trained = [pool.submit(train_and_score, args, folder, seed) for seed in args.seeds]
         with contextlib.suppress(ImportError):
             for epochs in args.fpn_epochs:
-                row = train_fpn(args, folder, epochs)
-                print(f"FPN-ResNet34, {epochs} epochs: IoU {row['iou']:.4f} after {row['seconds']:.0f} s", flush=True)
-                results["fpn"].append(row)
+                record("fpn", f"FPN-ResNet34, {epochs} epochs", train_fpn(args, folder, epochs))
         for future in as_completed(trained):
             row = future.result()
-            print(f"EoMT, seed {row['seed']}: IoU {row['iou']:.4f} after {row['seconds']:.0f} s", flush=True)
-            results["eomt"].append(row)
-            (args.out / "results.json").write_text(json.dumps(results, indent=1))
+            record("eomt", f"EoMT, seed {row['seed']}", row)
     return 0
 
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 import vitrail
-from bench.training import alone
+from bench.turns import add_lock, take_turn
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.segment_targets import pack_masks
@@ -51,8 +51,7 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--profile", action="store_true", help="also print the slowest kernels of one call")
     parser.add_argument("--compile", default="default", help="a mode of torch.compile, or off")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--lock", type=Path, help="lock file shared by benchmarks that take turns, initially empty")
-    parser.add_argument("--among", type=int, default=1, help="benchmarks that must be ready before any measures")
+    add_lock(parser)
     parser.add_argument("--out", type=Path, help="also write the numbers to this file, as JSON")
     return parser.parse_args(words)
 
@@ -88,9 +87,11 @@ def time_in_turns(runners: dict[str, Callable[[], Any]], args: argparse.Namespac
     """Median milliseconds of each; the first to go changes every turn."""
     times: dict[str, list[float]] = {name: [] for name in runners}
     for run in runners.values():
-        for _ in range(4):
-            run()
-    with alone(args.lock, args.among):
+        run()
+    with take_turn(args.lock):
+        for run in runners.values():
+            for _ in range(3):
+                run()
         for turn in range(args.turns):
             for name in list(runners) if turn % 2 else list(runners)[::-1]:
                 wait(args.device)

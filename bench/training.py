@@ -1,9 +1,9 @@
 """Training speed compared with the same network in timm: complete steps of both, alternating in one process.
 
-    python bench/training.py                                            # S/16, B/16, L/16 and H/14 at 224 px
-    python bench/training.py --models B/16 --precision autocast --batch 512
-    python bench/training.py --models DINOv2-reg-B/14 DINOv3-L/16 --batch 128
-    python bench/training.py --device cpu --models Ti/16 --image-size 32 --depth 2 --batch 4 --compile off
+    python -m bench.training                                            # S/16, B/16, L/16 and H/14 at 224 px
+    python -m bench.training --models B/16 --precision autocast --batch 512
+    python -m bench.training --models DINOv2-reg-B/14 DINOv3-L/16 --batch 128
+    python -m bench.training --device cpu --models Ti/16 --image-size 32 --depth 2 --batch 4 --compile off
 
 A step is forward, loss, backward, clipping by the global norm and fused AdamW with float32 master weights, on images
 that are on the device as bytes. Both networks start from the same weights (imported from timm) and use the same
@@ -12,8 +12,8 @@ throughout, with the parameters cast once per step; `fp8` is the same with vitra
 timm in bfloat16; `autocast` keeps the residual stream and the norms in float32, as timm's own training script does. The
 loss column is the difference between the two first losses relative to timm's; it shows that the networks are the same,
 or how far off fp8 is. TFLOP/s are nominal for both: 6 FLOPs per multiply-accumulate of the whole network.
-Memory is what a step adds to parameters and moments at its peak. Compiling takes most of the time: with `--lock FILE
---among N`, N benchmarks can share a card, compile at the same time, and measure one after another once all are ready.
+Memory is what a step adds to parameters and moments at its peak. Compiling takes most of the time: with `--lock FILE`,
+several benchmarks can share a card, compile at the same time, and measure one after another.
 """
 
 import argparse
@@ -21,8 +21,7 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from bench.turns import add_lock, take_turn
 from vitrail.checkpoint.formats.key_table import TensorShapes, import_tensors
 from vitrail.checkpoint.formats.registry import recognise
 from vitrail.data.preprocessing import Preprocessing
@@ -62,7 +62,6 @@ BATCHES = {
     "DINOv3-L/16": 128,
 }
 CLASSES = 1000
-PATIENCE = 90  # seconds that a bench waits for others to be ready
 OPTIM = Optim(lr=1e-4, weight_decay=0.1, clip=1.0)
 
 
@@ -209,7 +208,7 @@ def timed(run: Runner, steps: int, device: str) -> float:
     return start.elapsed_time(end) / steps
 
 
-def first_steps(run: Runner, warmup: int, device: str) -> tuple[float, float]:
+def first_steps(run: Runner, warmup: int, device: str, lock: Path | None) -> tuple[float, float]:
     """Compiles and warms up. The first loss, and the gigabytes that a step adds at its peak."""
     loss = float(run())
     wait(device)
@@ -217,31 +216,14 @@ def first_steps(run: Runner, warmup: int, device: str) -> tuple[float, float]:
     if device == "cuda":
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-    for _ in range(warmup):
-        run()
-    wait(device)
+    with take_turn(lock):
+        for _ in range(warmup):
+            run()
+        wait(device)
     return loss, (torch.cuda.max_memory_allocated() - before) / 1e9 if device == "cuda" else 0.0
 
 
-@contextmanager
-def alone(file: Path | None, among: int) -> Iterator[None]:
-    """Holds a lock that other benches wait for, from when `among` of them are ready."""
-    if file is None:
-        yield
-        return
-    import fcntl
-
-    with file.open("a") as handle:
-        handle.write(".")
-        handle.flush()
-        start = time.monotonic()
-        while file.stat().st_size < among and time.monotonic() - start < PATIENCE:
-            time.sleep(0.1)
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-
-
-def compare(setting: Setting, *, rounds: int, steps: int, warmup: int, lock: Path | None, among: int) -> dict[str, Row]:
+def compare(setting: Setting, *, rounds: int, steps: int, warmup: int, lock: Path | None) -> dict[str, Row]:
     """Both libraries at one setting: `rounds` turns of `steps` steps each, the first to go changing every round."""
     torch.compiler.reset()
     theirs, inputs = timm_network(setting), pictures(setting)
@@ -251,9 +233,9 @@ def compare(setting: Setting, *, rounds: int, steps: int, warmup: int, lock: Pat
         "vitrail": runner(setting, own, inputs),
         "timm": runner(setting, theirs, inputs),
     }
-    firsts = {library: first_steps(run, warmup, setting.device) for library, run in runners.items()}
+    firsts = {library: first_steps(run, warmup, setting.device, lock) for library, run in runners.items()}
     times: dict[str, list[float]] = {library: [] for library in runners}
-    with alone(lock, among):
+    with take_turn(lock):
         for turn in range(rounds):
             for library in list(runners) if turn % 2 else list(runners)[::-1]:
                 times[library].append(timed(runners[library], steps, setting.device))
@@ -309,8 +291,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=5, help="steps per turn")
     parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--lock", type=Path, help="lock file shared by benchmarks that take turns, initially empty")
-    parser.add_argument("--among", type=int, default=1, help="benchmarks that must be ready before any measures")
+    add_lock(parser)
     parser.add_argument("--out", type=Path, help="also write the numbers to this file, as JSON")
     args = parser.parse_args(arguments)
     print(f"{machine(args.device)}; {args.rounds} turns of {args.steps} steps, compile {args.compile}")
@@ -327,9 +308,7 @@ def main(arguments: list[str] | None = None) -> None:
                 compile=args.compile,
                 device=args.device,
             )
-            rows = compare(
-                setting, rounds=args.rounds, steps=args.steps, warmup=args.warmup, lock=args.lock, among=args.among
-            )
+            rows = compare(setting, rounds=args.rounds, steps=args.steps, warmup=args.warmup, lock=args.lock)
             print(line(setting, rows), flush=True)
             results.append(asdict(setting) | {library: asdict(row) for library, row in rows.items()})
             if args.out:

@@ -1,27 +1,26 @@
 """What the loop adds to the bare step: data order, flips on the device, normalisation, metrics, schedule, flags.
 
-    python bench/training_loop.py                                  # ViT-B/16 at 224 px, bfloat16, on one GPU
-    python bench/training_loop.py --device cpu --model Ti/16 --image-size 32 --batch 8 --steps 4 --rounds 2
+    python -m bench.training_loop                                  # ViT-B/16 at 224 px, bfloat16, on one GPU
+    python -m bench.training_loop --device cpu --model Ti/16 --image-size 32 --batch 8 --steps 4 --rounds 2
 
 Both run the same compiled objective, optimiser and clipping, alternating in one process. The bare step always gets the
 same batch; the loop draws a new one each time from a set that is on the device, and reads its metrics.
 """
 
 import argparse
-import contextlib
-import fcntl
 import json
 import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from bench.turns import add_lock, take_turn
 from vitrail.data.dataset import ArrayDataset, Labels
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.crop import Squash
@@ -37,7 +36,6 @@ from vitrail.train.resolve import resolve
 from vitrail.train.resume import open_folder
 
 CLASSES = 1000
-PATIENCE = 90  # seconds that a bench waits for others to be ready
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,22 +62,6 @@ def timed(work: Callable[[], None], device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter() - start
-
-
-@contextlib.contextmanager
-def alone(lock: Path | None, among: int) -> Iterator[None]:
-    """While no other bench with the same lock measures, from when `among` of them are ready: all compile at once."""
-    if lock is None:
-        yield
-        return
-    with lock.open("a") as file:
-        file.write(".")
-        file.flush()
-        start = time.monotonic()
-        while lock.stat().st_size < among and time.monotonic() - start < PATIENCE:
-            time.sleep(0.1)
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def measure(args: argparse.Namespace, folder: Path) -> Result:
@@ -125,7 +107,7 @@ def measure(args: argparse.Namespace, folder: Path) -> Result:
 
             for warm in (bare, loop):
                 timed(warm, world.device)
-            with alone(args.lock, args.among):
+            with take_turn(args.lock):
                 for warm in (bare, loop):
                     timed(warm, world.device)
                 pairs = [(timed(bare, world.device), timed(loop, world.device)) for _ in range(args.rounds)]
@@ -150,8 +132,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=30, help="steps per turn")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--lock", type=Path, help="lock file shared by benchmarks that take turns, initially empty")
-    parser.add_argument("--among", type=int, default=1, help="benchmarks that must be ready before any measures")
+    add_lock(parser)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
