@@ -5,6 +5,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -77,6 +78,16 @@ def test_bad_arguments_are_one_line(argv, complaint, command, capsys: pytest.Cap
 def test_arguments_reach_the_command_and_its_status_comes_back(command) -> None:
     command(lambda options: options.n)
     assert app.main(["probe", "--n", "7"]) == 7
+
+
+def test_advice_from_the_compiler_is_not_shown(command) -> None:
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        command(lambda options: 0)
+        app.main(["probe"])
+        warnings.warn("TensorFloat32 tensor cores for float32 matrix multiplication available", stacklevel=1)
+        warnings.warn("anything else", stacklevel=1)
+    assert [str(one.message) for one in shown] == ["anything else"]
 
 
 def test_own_error_is_one_line_without_traceback(command, capsys, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import argparse
 import math
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, Final, NamedTuple, cast
@@ -86,6 +87,8 @@ ALIASES = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit status."""
+    # Advice of torch's compiler to authors: the few products in float32 are meant to be exact.
+    warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
     with escape_streams():
         return run(list(sys.argv[1:] if argv is None else argv))
 
