@@ -14,6 +14,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.targets import Geometry
 from vitrail.models.query_output import QueryOutput
 from vitrail.tasks.mask_queries.coco_results import number_images
+from vitrail.tasks.mask_queries.decode import decode_instances
 from vitrail.tasks.mask_queries.prediction import PredictedSegment, PredictedSegments
 from vitrail.tasks.registry import find_task
 from vitrail.tasks.task import PredictionOptions
@@ -55,8 +56,20 @@ def test_a_panoptic_map_has_the_size_of_the_image() -> None:
 def test_instances_are_ranked_and_one_for_each_query() -> None:
     found = predict("instances", whole_view(40, 80), INSTANCES)
     assert sorted(one.label for one in found.segments) == ["cat", "sky"]
-    everything = predict("instances", whole_view(40, 80), PredictionOptions(names=NAMES, threshold=0.0))
-    assert len(everything) <= 3
+    low = predict("instances", whole_view(40, 80), PredictionOptions(names=NAMES, threshold=1e-30))
+    assert len(low) == 3
+
+
+def test_without_a_threshold_instances_are_those_that_evaluation_counts() -> None:
+    output = QueryOutput(*(torch.randn(shape, generator=torch.manual_seed(0)) for shape in [(1, 6, 4), (1, 6, 4, 8)]))
+    options = PredictionOptions(names=NAMES, threshold=0.0)
+    (found,) = find_task("instances").predict(output, [whole_view(4, 8)], options)
+    assert isinstance(found, PredictedSegments)
+    (counted,) = decode_instances(output, (4, 8))
+    assert len(found) == len(counted.scores) == 18
+    for segment, mask, label, score in zip(found.segments, *counted[:3], strict=True):
+        assert (segment.index, segment.score) == (int(label), float(score))
+        assert np.array_equal(segment.mask(), mask.numpy())
 
 
 def test_what_the_network_did_not_see_has_no_segment() -> None:
