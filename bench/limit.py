@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from bench.training import BATCHES, OPTIM, TIMM, Setting, machine, own_network, pictures, runner, timm_network, wait
+from bench.turns import add_lock, take_turn
 from vitrail.evaluation.speed import silence_profiler
 from vitrail.models.kernels.float8_ops import ACTIVATIONS, multiply
 from vitrail.models.vit_config import ViTConfig
@@ -214,13 +215,15 @@ def build_call(setting: Setting, *, training: bool) -> tuple[ViTConfig, int, Cal
     return config, parameters, infer
 
 
-def measure(setting: Setting, rates: Rates, seconds: float, *, training: bool) -> dict[str, Any]:
+def measure(setting: Setting, rates: Rates, seconds: float, lock: Path | None, *, training: bool) -> dict[str, Any]:
     torch.compiler.reset()
     config, parameters, call = build_call(setting, training=training)
-    for _ in range(3):
-        call()
-    whole = time_call(call, setting.device, each=seconds)
-    took, others = measure_kernels(call, setting.device)
+    call()
+    with take_turn(lock):
+        for _ in range(2):
+            call()
+        whole = time_call(call, setting.device, each=seconds)
+        took, others = measure_kernels(call, setting.device)
     work = count_work(config, setting.batch, parameters, training=training)
     parts = [
         {
@@ -277,10 +280,12 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--side", type=int, default=8192, help="side of the square product that gives the ceiling")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seconds", type=float, default=1.0, help="duration of each of five measurements of a step")
+    add_lock(parser)
     parser.add_argument("--out", type=Path, help="also write the numbers to this file, as JSON")
     args = parser.parse_args(words)
     print(f"{machine(args.device)}; AdamW with clipping at {OPTIM.clip:g}")
-    rates = measure_rates(args.device, args.side, args.precision)
+    with take_turn(args.lock):
+        rates = measure_rates(args.device, args.side, args.precision)
     print(f"ceiling {rates.flops / 1e12:.1f} TFLOP/s, bandwidth {rates.bytes / 1e9:,.0f} GB/s", end="")
     print("" if args.precision == "bfloat16" else f", fp8 {rates.product_flops / 1e12:,.1f} TFLOP/s")
     results: dict[str, Any] = {"machine": machine(args.device), "rates": asdict(rates), "steps": [], "products": {}}
@@ -292,12 +297,13 @@ def main(words: list[str] | None = None) -> int:
             shape: dict[str, Any] = {"image": args.image_size, "depth": args.depth, "compile": args.compile}
             shape["precision"] = args.precision
             setting = Setting(model=model, batch=batch, device=args.device, **shape)
-            found = measure(setting, rates, args.seconds, training=training)
+            found = measure(setting, rates, args.seconds, args.lock, training=training)
             report(found, rates)
             results["steps"].append(found)
         config = own_network(setting, timm_network(setting)).config
         assert isinstance(config, ViTConfig)
-        rows = list(measure_products(config, args.batch or BATCHES[model], rates, args.device))
+        with take_turn(args.lock):
+            rows = list(measure_products(config, args.batch or BATCHES[model], rates, args.device))
         report_products(rows)
         results["products"][model] = rows
         if args.out:
