@@ -126,7 +126,7 @@ def count_work(c: ViTConfig, batch: int, parameters: int, *, training: bool) -> 
     }
 
 
-def measure_rates(device: str, side: int, precision: str) -> Rates:
+def measure_rates(device: str, side: int, precision: str = "bfloat16") -> Rates:
     kind = torch.bfloat16
     a, b = (torch.randn(side, side, device=device, dtype=kind) for _ in range(2))
     source = torch.empty(side * side * 8, device=device, dtype=kind)
