@@ -7,7 +7,8 @@
 A kernel that only moves data is judged by its share of the machine's bandwidth, measured with a copy. Bytes are those
 that it must read and write once. For attention, operations are those of its products over the actual tokens, five
 products in the backward pass, as a share of a square product's rate. `ratio` compares the kernel that writes fp8 (in
-attention's forward pass, in addition to its output) with the one that does not.
+attention's forward pass, in addition to its output) with the one that does not; those of GELU's gradient, and those
+called transposed, also write it as columns.
 """
 
 import argparse
@@ -73,7 +74,7 @@ def list_kernels(width: int, heads: int, batch: int, tokens: int, device: str) -
         bytes=4 * z.numel() * size,
     )
     pre, grad = draw(rows, 4 * width), draw(rows, 4 * width)
-    part = fused.rows_per_program(*pre.shape)
+    part, padded = fused.rows_per_program(*pre.shape), ceil_divide(rows, 64) * 64
     yield Kernel(
         name="GELU",
         plain=lambda: gelu_kernels.gelu(pre, False),
@@ -82,15 +83,25 @@ def list_kernels(width: int, heads: int, batch: int, tokens: int, device: str) -
         more=pre.numel() * (1 - size),
     )
     yield Kernel(
+        name="and transposed",
+        plain=lambda: gelu_kernels.gelu(pre, False),
+        eight=lambda: gelu_kernels.gelu_turned_float8(pre, False, one, padded),
+        bytes=2 * pre.numel() * size,
+        more=pre.numel() * (2 - size),
+    )
+    yield Kernel(
         name="its gradient",
         plain=lambda: gelu_kernels.gelu_backward(grad, pre, False, part),
-        eight=lambda: gelu_kernels.gelu_backward_float8(grad, pre, False, part, one),
+        eight=lambda: gelu_kernels.gelu_backward_float8(grad, pre, False, max(part, 128), one, padded),
         bytes=3 * pre.numel() * size,
-        more=pre.numel() * (1 - size),
+        more=pre.numel() * (2 - size),
     )
-    yield Kernel(name="rounding", plain=lambda: float8_kernels.round_scaled(z, one, torch.float8_e5m2),
+    flat = fused.flat(z)
+    yield Kernel(name="rounding", plain=lambda: float8_kernels.round_scaled(flat, one, torch.float8_e5m2),
                  eight=None, bytes=z.numel() * (size + 1))  # fmt: skip
-    low, padded = torch.empty(rows, 4 * width, device=device, dtype=torch.float8_e4m3fn), ceil_divide(rows, 64) * 64
+    yield Kernel(name="and transposed", plain=lambda: float8_kernels.round_turned(flat, one, torch.float8_e5m2, padded),
+                 eight=None, bytes=z.numel() * (size + 2))  # fmt: skip
+    low = torch.empty(rows, 4 * width, device=device, dtype=torch.float8_e4m3fn)
     yield Kernel(name="rows to columns", plain=lambda: float8_kernels.turn(low, padded),
                  eight=None, bytes=2 * low.numel())  # fmt: skip
     yield Kernel(name="a scale", plain=lambda: float8_kernels.sample_scale(pre, 28.0, 32, 512), eight=None, bytes=0)

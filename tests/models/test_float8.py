@@ -189,13 +189,19 @@ def check_rounding(device: str, dtype: torch.dtype, shapes: Sequence[tuple[int, 
             again, low, _ = norm_kernels.add_norm_float8(x, g, added, weight, shift, 1e-5, scale)
             check_near(again, total)
             check_same(normed, low, scale)
+        padded = -(-rows // eight.TURNED_MULTIPLE) * eight.TURNED_MULTIPLE
         each, of_x = fused.rows_per_program(rows, columns), float8_kernels.sample_scale(x, 28.0, *sizes)
         for tanh in (False, True):
             check_same(gelu_kernels.gelu(x, tanh), gelu_kernels.gelu_float8(x, tanh, of_x), of_x)
+            low, turned = gelu_kernels.gelu_turned_float8(x, tanh, of_x, padded)
+            check_turned(gelu_kernels.gelu_float8(x, tanh, of_x), low, turned)
             grad, sums = gelu_kernels.gelu_backward(g, x, tanh, each)
-            same, low = gelu_kernels.gelu_backward_float8(g, x, tanh, each, of_x)
-            check_near(same, sums)
+            same, low, turned = gelu_kernels.gelu_backward_float8(g, x, tanh, 128, of_x, padded)
+            check_near(same.sum(0), sums.sum(0))
             check_same(grad, low, of_x)
+            check_turned(low, low, turned)
+        check_turned(float8_kernels.round_scaled(g, of_x, eight.GRADIENTS),
+                     *float8_kernels.round_turned(g, of_x, eight.GRADIENTS, padded))  # fmt: skip
         sums, low = attention_kernels.concat_qkv_grad_float8(x, g, k, each, of_x)
         joined, same = attention_kernels.concat_qkv_grad(x, g, k, each)
         check_near(sums, same)
@@ -203,6 +209,12 @@ def check_rounding(device: str, dtype: torch.dtype, shapes: Sequence[tuple[int, 
         for part in (low, low[:1], low[: max(rows - 3, 1), : columns // 16 * 16].contiguous()):
             wanted = eight.turn(part.cpu()).view(torch.uint8)
             assert torch.equal(float8_kernels.turn(part, wanted.shape[1]).view(torch.uint8).cpu(), wanted)
+
+
+def check_turned(wanted: Tensor, low: Tensor, turned: Tensor) -> None:
+    """Both are the wanted bytes: as they are, and transposed and padded with zeros."""
+    assert torch.equal(low.view(torch.uint8), wanted.view(torch.uint8))
+    assert torch.equal(turned.cpu().view(torch.uint8), eight.turn(low.cpu()).view(torch.uint8))
 
 
 def check_near(found: Tensor, wanted: Tensor) -> None:

@@ -1,7 +1,9 @@
 """Triton kernels for fp8: scales, quantisation, and the transpose of quantised matrices.
 
 Imported only where a GPU is used. A scale is two float32 numbers: the factor that dequantises, and its reciprocal, by
-which values are multiplied before they are rounded. Other kernels write fp8 straight from registers with `store_low`.
+which values are multiplied before they are rounded. Other kernels write fp8 straight from registers with `store_low`,
+or with `store_byte` and `store_turned` if they also write its transpose: a thread then packs the bytes of four rows
+into words, so that the transpose moves words.
 """
 
 from typing import Any
@@ -19,6 +21,7 @@ from vitrail.models.kernels.math_kernels import NVIDIA, pick_bytes
 # pyright: reportInvalidTypeForm=false, reportMissingImports=false, reportGeneralTypeIssues=false
 
 TURNED = 32  # words per side of a tile of the transpose
+TURNED_WORDS, TURNED_COLUMNS = 32, 64  # tile of kernels that also transpose what they write: words of four rows
 TINY = tl.constexpr(1e-30)  # the least peak: anything smaller is as good as 0
 
 
@@ -29,13 +32,34 @@ def load_factor(scale) -> tl.tensor:
 
 
 @triton.jit
-def store_low(low, at, values, factor, inside) -> None:
-    """Scales, rounds to the type of `low` and stores. Values out of range saturate; NaN stays NaN."""
+def round_low(values, factor, kind: tl.constexpr) -> tl.tensor:
+    """Scales and rounds to an fp8 type. Values out of range saturate; NaN stays NaN."""
     values = values * factor
     if not NVIDIA:  # NVIDIA's conversion saturates by itself
-        limit: tl.constexpr = 448.0 if low.dtype.element_ty == tl.float8e4nv else 57344.0  # pyright: ignore
+        limit: tl.constexpr = 448.0 if kind == tl.float8e4nv else 57344.0  # pyright: ignore
         values = tl.clamp(values, -limit, limit, propagate_nan=tl.PropagateNan.ALL)
-    tl.store(low + at, values.to(low.dtype.element_ty), inside)
+    return values.to(kind)
+
+
+@triton.jit
+def store_low(low, at, values, factor, inside) -> None:
+    """Scales, rounds to the type of `low` and stores."""
+    tl.store(low + at, round_low(values, factor, low.dtype.element_ty), inside)
+
+
+@triton.jit
+def store_byte(low, at, values, factor, inside, place: tl.constexpr) -> tl.tensor:
+    """Like `store_low`; returns the bytes shifted to their place in a word of four rows."""
+    rounded = round_low(values, factor, low.dtype.element_ty)
+    tl.store(low + at, rounded, inside)
+    return rounded.to(tl.uint8, bitcast=True).to(tl.int32) << (8 * place)
+
+
+@triton.jit
+def store_turned(turned, packed, word, column, columns, padded) -> None:
+    """Stores words of four rows [words, columns] transposed, as rows of `padded` words."""
+    at = column.to(tl.int64)[:, None] * padded + word[None, :]
+    tl.store(turned + at, tl.trans(packed), (column < columns)[:, None] & (word < padded)[None, :])
 
 
 @triton.jit
@@ -105,6 +129,45 @@ def round_scaled(x: Tensor, scale: Tensor, kind: torch.dtype) -> Tensor:
     kernel: Any = _round_kernel
     kernel[(ceil_divide(x.numel(), block),)](x, low, scale, x.numel(), block=block)
     return low
+
+
+@triton.jit
+def _round_turned_kernel(
+    x,
+    low,
+    turned,
+    scale,
+    rows,
+    columns,
+    padded,
+    tile_words: tl.constexpr,
+    tile_columns: tl.constexpr,
+):
+    word = tl.program_id(0) * tile_words + tl.arange(0, tile_words)
+    column = tl.program_id(1) * tile_columns + tl.arange(0, tile_columns)
+    factor = load_factor(scale)
+    packed = tl.zeros((tile_words, tile_columns), tl.int32)
+    for place in tl.static_range(4):
+        row = 4 * word + place
+        at = row.to(tl.int64)[:, None] * columns + column[None, :]
+        inside = (row < rows)[:, None] & (column < columns)[None, :]
+        values = tl.load(x + at, inside, other=0.0).to(tl.float32)
+        packed |= store_byte(low, at, values, factor, inside, place)
+    store_turned(turned, packed, word, column, columns, padded)
+
+
+def round_turned(x: Tensor, scale: Tensor, kind: torch.dtype, padded: int) -> tuple[Tensor, Tensor]:
+    """Quantises a matrix with its scale, as it is and transposed, padded with zeros: [M, N] -> [M, N] and
+    [N, padded]."""
+    rows, columns = x.shape
+    low = torch.empty_like(x, dtype=kind)
+    turned = low.new_empty(columns, padded)
+    kernel: Any = _round_turned_kernel
+    kernel[(ceil_divide(padded // 4, TURNED_WORDS), ceil_divide(columns, TURNED_COLUMNS))](
+        x, low, turned.view(torch.int32), scale, rows, columns, padded // 4,
+        tile_words=TURNED_WORDS, tile_columns=TURNED_COLUMNS, num_warps=4,
+    )  # fmt: skip
+    return low, turned
 
 
 @triton.jit

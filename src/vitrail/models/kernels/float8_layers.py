@@ -5,7 +5,8 @@ their largest magnitude, norms by a bound on their output. Other tensors are sca
 headroom for larger values outside it: this costs next to nothing and needs no state, and values beyond the headroom
 saturate. The kernels that produce a tensor also write it in fp8, and only in fp8 if nothing but products read it. The
 gradient of a weight sums over tokens, and fp8 products require the summed axis to be contiguous, so both of its
-operands are transposed first.
+operands are transposed: by the kernel that writes them (GELU, its gradient, and gradients of the residual stream), or
+by a kernel of its own.
 """
 
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -30,6 +31,7 @@ class Float8(NamedTuple):
     full: Tensor
     low: Tensor
     scale: Tensor  # the factor that dequantises, and its reciprocal: [2]
+    turned: Tensor | None = None  # transposed and padded, if the kernel that made it wrote it so as well
 
 
 Grads: TypeAlias = tuple[Tensor | None, ...]
@@ -73,23 +75,23 @@ def add_norm(z: Tensor, branch: Tensor, bias: Tensor | None, norm: nn.LayerNorm)
 
 def linear(x: Float8, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x Wᵀ + b: [..., D] -> [..., N]."""
-    return _RoundedLinear.apply(*x, weight, bias)
+    return _RoundedLinear.apply(*x[:3], weight, bias, x.turned)
 
 
 def gelu_linear(x: Float8, layer: nn.Linear, tanh: bool) -> Float8:
     """GELU(x Wᵀ + b): [..., D] -> [..., N]."""
-    args = (*x, layer.weight, layer.bias, tanh)
+    args = (*x[:3], layer.weight, layer.bias, tanh, torch.is_grad_enabled())
     return Float8(*cast("tuple[Tensor, ...]", _RoundedGeluLinear.apply(*args)))
 
 
 def qkv(x: Float8, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """x Wᵀ + b, split into q, k and v: [..., D] -> 3 x [..., N/3]."""
-    return _RoundedSplitLinear.apply(*x, weight, bias)
+    return _RoundedSplitLinear.apply(*x[:3], weight, bias)
 
 
 def attention(x: Float8, weight: Tensor, bias: Tensor | None, heads: int) -> Float8:
     """softmax(q kᵀ/√D_h) v with [q, k, v] = x Wᵀ + b, the heads side by side: [B, T, D] -> [B, T, D]."""
-    return Float8(*cast("tuple[Tensor, ...]", _RoundedAttend.apply(*x, weight, bias, heads)))
+    return Float8(*cast("tuple[Tensor, ...]", _RoundedAttend.apply(*x[:3], weight, bias, heads)))
 
 
 class _RoundedAddNorm(torch.autograd.Function):
@@ -112,38 +114,58 @@ class _RoundedAddNorm(torch.autograd.Function):
 
 class _RoundedLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, full: Tensor, low: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any,
+        full: Tensor,
+        low: Tensor,
+        scale: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        turned: Tensor | None,
+    ) -> Tensor:
         out, *saved = _forward(low, scale, weight, bias)
-        ctx.save_for_backward(*saved)
+        ctx.is_turned = turned is not None
+        ctx.save_for_backward(saved[0] if turned is None else turned, *saved[1:])
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Grads:
         grad = fused.flat(grads[0])
         scale = ops.sample_scale(grad, GRADIENT_TARGET)
-        return _backward(ctx, ctx.saved_tensors, ops.round_scaled(grad, scale, gradient=True), scale, grad, grad.dtype)
+        low, turned = ops.round_turned(grad, scale)
+        return *_backward(ctx, ctx.saved_tensors, low, scale, grad, grads[0], turned, ctx.is_turned), None
 
 
 class _RoundedGeluLinear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, full: Tensor, low: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None, tanh: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx: Any,
+        full: Tensor,
+        low: Tensor,
+        scale: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        tanh: bool,
+        keep: bool,
+    ) -> tuple[Tensor, ...]:
         pre, *saved = _forward(low, scale, weight, bias)
         of_out = ops.sample_scale(fused.flat(pre), ops.LARGEST / ROOM)
-        low_out = ops.gelu_float8(pre, tanh, of_out)
-        ctx.mark_non_differentiable(low_out, of_out)
+        if not keep:
+            return _stand_in(pre), ops.gelu_float8(pre, tanh, of_out), of_out
+        low_out, turned = ops.gelu_turned_float8(fused.flat(pre), tanh, of_out)
+        low_out = low_out.view(pre.shape)
+        ctx.mark_non_differentiable(low_out, of_out, turned)
         ctx.save_for_backward(*saved, pre)
         ctx.tanh = tanh
-        return _stand_in(pre), low_out, of_out
+        return _stand_in(pre), low_out, of_out, turned
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Grads:
         *saved, pre = ctx.saved_tensors
         grad = fused.flat(grads[0])
         scale = ops.sample_scale(grad, GRADIENT_TARGET)
-        sums, low = ops.gelu_backward_float8(grad, fused.flat(pre), ctx.tanh, scale)
-        return *_backward(ctx, saved, low, scale, sums, pre.dtype), None
+        sums, low, turned = ops.gelu_backward_float8(grad, fused.flat(pre), ctx.tanh, scale)
+        return *_backward(ctx, saved, low, scale, sums, pre, turned), None, None
 
 
 class _RoundedSplitLinear(torch.autograd.Function):
@@ -160,7 +182,7 @@ class _RoundedSplitLinear(torch.autograd.Function):
         q, k, v = (fused.flat(grad) for grad in grads)
         scale = ops.sample_scale(v, ATTENTION_TARGET)
         sums, low = ops.concat_qkv_grad_float8(q, k, v, scale)
-        return _backward(ctx, ctx.saved_tensors, low, scale, sums, v.dtype)
+        return _backward(ctx, ctx.saved_tensors, low, scale, sums, grads[0])
 
 
 class _RoundedAttend(torch.autograd.Function):
@@ -183,7 +205,7 @@ class _RoundedAttend(torch.autograd.Function):
         grad = grads[0].contiguous()
         scale = ops.sample_scale(fused.flat(grad), ATTENTION_TARGET)
         sums, low = ops.attention_backward_float8(three, out, grad, logs, ctx.heads, scale)
-        return *_backward(ctx, saved, fused.flat(low), scale, sums, three.dtype), None
+        return *_backward(ctx, saved, fused.flat(low), scale, sums, three), None
 
 
 def _stand_in(like: Tensor) -> Tensor:
@@ -199,16 +221,25 @@ def _forward(low: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None) ->
 
 
 def _backward(
-    ctx: Any, saved: Any, grad: Tensor, scale: Tensor, sums: Tensor, kind: torch.dtype
+    ctx: Any,
+    saved: Any,
+    grad: Tensor,
+    scale: Tensor,
+    sums: Tensor,
+    like: Tensor,
+    turned: Tensor | None = None,
+    is_turned: bool = False,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of a product's input, weight and bias, given the output's gradient [M, N] in e5m2 and partial sums of
-    its columns. The weight's is a sum over all tokens, so it accumulates at full precision, to lose no small terms."""
+    """Gradients of a product's input, weight and bias, given the output's gradient [M, N] in e5m2, also transposed if
+    it was written so, partial sums of its columns, and a tensor of the output's outer shape and type. The weight's is a
+    sum over all tokens, so it accumulates at full precision, to lose no small terms."""
     low, of_low, rounded, of_weight = saved
     of_x, _, _, asks_weight, asks_bias = ctx.needs_input_grad[:5]
-    found = [None, None]
+    kind, found = like.dtype, [None, None]
     if of_x:
-        turned = rounded.t().contiguous()
-        found[0] = ops.multiply(grad, turned, scale[0], of_weight, None, kind, fast=True).view(low.shape)
+        across = rounded.t().contiguous()
+        found[0] = ops.multiply(grad, across, scale[0], of_weight, None, kind, fast=True).view(*like.shape[:-1], -1)
     if asks_weight:
-        found[1] = ops.multiply(ops.turn(grad), ops.turn(fused.flat(low)), scale[0], of_low[0], None, kind, fast=False)
+        x, rows = low if is_turned else ops.turn(fused.flat(low)), ops.turn(grad) if turned is None else turned
+        found[1] = ops.multiply(rows, x, scale[0], of_low[0], None, kind, fast=False)
     return found[0], None, None, found[1], sums.sum(0).to(kind) if asks_bias else None

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vitrail.models.kernels import ceil_divide
 from vitrail.models.kernels import fused_ops as fused
 
 ACTIVATIONS, GRADIENTS = torch.float8_e4m3fn, torch.float8_e5m2
@@ -105,6 +106,25 @@ def _(x: Tensor, scale: Tensor, gradient: bool) -> Tensor:
     return torch.empty_like(x, dtype=GRADIENTS if gradient else ACTIVATIONS)
 
 
+@torch.library.custom_op("vitrail::round_turned", mutates_args=())
+def round_turned(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantises a gradient to e5m2, as it is and transposed: [M, N] -> [M, N] and [N, M rounded up]."""
+    from vitrail.models.kernels import float8_kernels
+
+    return float8_kernels.round_turned(x, scale, GRADIENTS, _pad_rows(x))
+
+
+@round_turned.register_kernel("cpu")
+def _(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    low = round_scaled(x, scale, gradient=True)
+    return low, turn(low)
+
+
+@round_turned.register_fake
+def _(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    return _low_and_turned(x, GRADIENTS)
+
+
 @torch.library.custom_op("vitrail::turn_float8", mutates_args=())
 def turn(low: Tensor) -> Tensor:
     """Transposes and pads rows with zeros to a multiple of 64: [M, N] -> [N, M rounded up]."""
@@ -123,6 +143,10 @@ def _(low: Tensor) -> Tensor:
 @turn.register_fake
 def _(low: Tensor) -> Tensor:
     return low.new_empty(low.shape[1], _pad_rows(low))
+
+
+def _low_and_turned(x: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x, dtype=kind), x.new_empty(x.shape[1], _pad_rows(x), dtype=kind)
 
 
 def _pad_rows(low: Tensor) -> int:
@@ -172,23 +196,49 @@ def _(pre: Tensor, tanh: bool, scale: Tensor) -> Tensor:
     return torch.empty_like(pre, dtype=ACTIVATIONS)
 
 
-@torch.library.custom_op("vitrail::gelu_backward_float8", mutates_args=())
-def gelu_backward_float8(grad: Tensor, pre: Tensor, tanh: bool, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Partial column sums of a gradient, and the gradient in e5m2, as from every gradient operator below."""
+@torch.library.custom_op("vitrail::gelu_turned_float8", mutates_args=())
+def gelu_turned_float8(pre: Tensor, tanh: bool, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """GELU in e4m3, as it is and transposed: [M, N] -> [M, N] and [N, M rounded up]."""
     from vitrail.models.kernels import gelu_kernels
 
-    return gelu_kernels.gelu_backward_float8(grad, pre, tanh, fused.rows_per_program(*pre.shape), scale)
+    return gelu_kernels.gelu_turned_float8(pre, tanh, scale, _pad_rows(pre))
+
+
+@gelu_turned_float8.register_kernel("cpu")
+def _(pre: Tensor, tanh: bool, scale: Tensor) -> tuple[Tensor, Tensor]:
+    low = gelu_float8(pre, tanh, scale)
+    return low, turn(low)
+
+
+@gelu_turned_float8.register_fake
+def _(pre: Tensor, tanh: bool, scale: Tensor) -> tuple[Tensor, Tensor]:
+    return _low_and_turned(pre, ACTIVATIONS)
+
+
+@torch.library.custom_op("vitrail::gelu_backward_float8", mutates_args=())
+def gelu_backward_float8(grad: Tensor, pre: Tensor, tanh: bool, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Partial column sums of a gradient, as from every gradient operator below, and the gradient in e5m2, as it is and
+    transposed."""
+    from vitrail.models.kernels import gelu_kernels
+
+    return gelu_kernels.gelu_backward_float8(grad, pre, tanh, _rows_per_sum(pre), scale, _pad_rows(pre))
 
 
 @gelu_backward_float8.register_kernel("cpu")
-def _(grad: Tensor, pre: Tensor, tanh: bool, scale: Tensor) -> tuple[Tensor, Tensor]:
+def _(grad: Tensor, pre: Tensor, tanh: bool, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     out, sums = fused.gelu_backward(grad, pre, tanh)
-    return sums, round_scaled(out, scale, gradient=True)
+    return sums, *round_turned(out, scale)
 
 
 @gelu_backward_float8.register_fake
-def _(grad: Tensor, pre: Tensor, tanh: bool, scale: Tensor) -> tuple[Tensor, Tensor]:
-    return fused.partial_sums(pre, pre.shape[1]), torch.empty_like(pre, dtype=GRADIENTS)
+def _(grad: Tensor, pre: Tensor, tanh: bool, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    count = 1 if pre.device.type == "cpu" else ceil_divide(_pad_rows(pre), _rows_per_sum(pre))
+    return pre.new_empty(count, pre.shape[1], dtype=fused.exact(pre)), *_low_and_turned(pre, GRADIENTS)
+
+
+def _rows_per_sum(pre: Tensor) -> int:
+    """Rows that a program sums, a multiple of the 128 that it transposes at once."""
+    return max(fused.rows_per_program(*pre.shape), 128)
 
 
 @torch.library.custom_op("vitrail::concat_qkv_grad_float8", mutates_args=())

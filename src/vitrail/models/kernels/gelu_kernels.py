@@ -1,4 +1,5 @@
-"""Triton kernels for GELU: alone, fused with the gradient of the preceding bias, and fused with 2x2 upscaling.
+"""Triton kernels for GELU: alone, fused with the gradient of the preceding bias, fused with 2x2 upscaling, and in fp8
+with its transpose.
 
 Imported only where a GPU is used. The backward pass sums the columns of the gradient, which gives the gradient of the
 bias, while the gradient is in registers; each program sums `each` rows and the caller adds up the partial sums.
@@ -12,7 +13,14 @@ import triton.language as tl
 from torch import Tensor
 
 from vitrail.models.kernels import ceil_divide
-from vitrail.models.kernels.float8_kernels import load_factor, store_low
+from vitrail.models.kernels.float8_kernels import (
+    TURNED_COLUMNS,
+    TURNED_WORDS,
+    load_factor,
+    store_byte,
+    store_low,
+    store_turned,
+)
 from vitrail.models.kernels.math_kernels import exp2, reciprocal
 
 # Triton code is not ordinary Python: names have no types, and annotations address Triton's compiler.
@@ -68,16 +76,77 @@ def _gelu_spread_kernel(pre, out, columns, run, block: tl.constexpr):
 
 
 @triton.jit
-def _gelu_backward_kernel(
+def _gelu_turned_kernel(
+    pre,
+    low,
+    turned,
+    scale,
+    rows,
+    columns,
+    padded,
+    tanh: tl.constexpr,
+    tile_words: tl.constexpr,
+    tile_columns: tl.constexpr,
+):
+    word = tl.program_id(0) * tile_words + tl.arange(0, tile_words)
+    column = tl.program_id(1) * tile_columns + tl.arange(0, tile_columns)
+    factor = load_factor(scale)
+    packed = tl.zeros((tile_words, tile_columns), tl.int32)
+    for place in tl.static_range(4):
+        row = 4 * word + place
+        at = row.to(tl.int64)[:, None] * columns + column[None, :]
+        inside = (row < rows)[:, None] & (column < columns)[None, :]
+        x = tl.load(pre + at, inside, other=0.0).to(tl.float32)
+        cdf, _ = _gelu_parts(x, tanh)
+        packed |= store_byte(low, at, x * cdf, factor, inside, place)
+    store_turned(turned, packed, word, column, columns, padded)
+
+
+@triton.jit
+def _gelu_backward_float8_kernel(
     grad,
     pre,
-    out,
+    low,
+    turned,
     scale,
     sums,
     rows,
     columns,
+    padded,
     tanh: tl.constexpr,
-    eight: tl.constexpr,
+    steps: tl.constexpr,
+    tile_words: tl.constexpr,
+    tile_columns: tl.constexpr,
+):
+    column = tl.program_id(0) * tile_columns + tl.arange(0, tile_columns)
+    factor = load_factor(scale)
+    total = tl.zeros((tile_words, tile_columns), tl.float32)
+    for step in range(steps):
+        word = (tl.program_id(1) * steps + step) * tile_words + tl.arange(0, tile_words)
+        packed = tl.zeros((tile_words, tile_columns), tl.int32)
+        for place in tl.static_range(4):
+            row = 4 * word + place
+            at = row.to(tl.int64)[:, None] * columns + column[None, :]
+            inside = (row < rows)[:, None] & (column < columns)[None, :]
+            g = tl.load(grad + at, inside, other=0.0).to(tl.float32)
+            x = tl.load(pre + at, inside, other=0.0).to(tl.float32)
+            cdf, slope = _gelu_parts(x, tanh)
+            g = g * (cdf + x * slope)
+            total += g
+            packed |= store_byte(low, at, g, factor, inside, place)
+        store_turned(turned, packed, word, column, columns, padded)
+    tl.store(sums + tl.program_id(1).to(tl.int64) * columns + column, tl.sum(total, 0), column < columns)
+
+
+@triton.jit
+def _gelu_backward_kernel(
+    grad,
+    pre,
+    out,
+    sums,
+    rows,
+    columns,
+    tanh: tl.constexpr,
     each: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_columns: tl.constexpr,
@@ -86,8 +155,6 @@ def _gelu_backward_kernel(
     column = tl.program_id(0) * tile_columns + tl.arange(0, tile_columns)
     row = tl.arange(0, tile_rows)
     at = row[:, None] * columns + column[None, :]
-    if eight:
-        factor = load_factor(scale)
     total = tl.zeros((tile_rows, tile_columns), tl.float32)
     for step in range(0, each, tile_rows):
         start = (first + step) * columns
@@ -96,10 +163,7 @@ def _gelu_backward_kernel(
         x = tl.load(pre + start + at, inside, other=0.0).to(tl.float32)
         cdf, slope = _gelu_parts(x, tanh)
         g = g * (cdf + x * slope)
-        if eight:
-            store_low(out + start, at, g, factor, inside)
-        else:
-            tl.store(out + start + at, g, inside)
+        tl.store(out + start + at, g, inside)
         total += g
     tl.store(sums + tl.program_id(1).to(tl.int64) * columns + column, tl.sum(total, 0), column < columns)
 
@@ -120,6 +184,20 @@ def gelu_float8(pre: Tensor, tanh: bool, scale: Tensor) -> Tensor:
     return low
 
 
+def gelu_turned_float8(pre: Tensor, tanh: bool, scale: Tensor, padded: int) -> tuple[Tensor, Tensor]:
+    """GELU in e4m3, as it is and transposed, padded with zeros: [M, N] -> [M, N] and [N, padded]."""
+    rows, columns = pre.shape
+    low = torch.empty_like(pre, dtype=torch.float8_e4m3fn)
+    turned = low.new_empty(columns, padded)
+    grid = ceil_divide(padded // 4, TURNED_WORDS), ceil_divide(columns, TURNED_COLUMNS)
+    kernel: Any = _gelu_turned_kernel
+    kernel[grid](
+        pre, low, turned.view(torch.int32), scale, rows, columns, padded // 4,
+        tanh=tanh, tile_words=TURNED_WORDS, tile_columns=TURNED_COLUMNS, num_warps=4,
+    )  # fmt: skip
+    return low, turned
+
+
 def gelu_spread(pre: Tensor) -> Tensor:
     """GELU, with the four outputs of a pixel spread over 2x2 pixels: [B, h, w, 4M] -> [B, 2h, 2w, M]."""
     images, rows, columns, width = pre.shape
@@ -133,23 +211,28 @@ def gelu_spread(pre: Tensor) -> Tensor:
 def gelu_backward(grad: Tensor, pre: Tensor, tanh: bool, each: int) -> tuple[Tensor, Tensor]:
     """The gradient of GELU's input, and sums of its columns over every `each` rows: [M, N] twice -> [M, N] and
     [M/each, N]."""
-    return _gelu_backward(grad, pre, tanh, each, None)
-
-
-def gelu_backward_float8(grad: Tensor, pre: Tensor, tanh: bool, each: int, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """The sums, and the gradient in e5m2."""
-    low, sums = _gelu_backward(grad, pre, tanh, each, scale)
-    return sums, low
-
-
-def _gelu_backward(grad: Tensor, pre: Tensor, tanh: bool, each: int, scale: Tensor | None) -> tuple[Tensor, Tensor]:
     rows, columns = pre.shape
-    out = torch.empty_like(pre, dtype=None if scale is None else torch.float8_e5m2)
+    out = torch.empty_like(pre)
     sums = pre.new_empty(ceil_divide(rows, each), columns, dtype=torch.float32)
     kernel: Any = _gelu_backward_kernel
     kernel[(ceil_divide(columns, TILE_COLUMNS), len(sums))](
-        grad, pre, out, sums if scale is None else scale, sums, rows, columns,
-        tanh=tanh, eight=scale is not None, each=each, tile_rows=TILE_ROWS, tile_columns=TILE_COLUMNS,
-        num_warps=4 if scale is None else 8,
+        grad, pre, out, sums, rows, columns,
+        tanh=tanh, each=each, tile_rows=TILE_ROWS, tile_columns=TILE_COLUMNS, num_warps=4,
     )  # fmt: skip
     return out, sums
+
+
+def gelu_backward_float8(
+    grad: Tensor, pre: Tensor, tanh: bool, each: int, scale: Tensor, padded: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The sums over every `each` rows, a multiple of 128, and the gradient in e5m2, as it is and transposed."""
+    rows, columns = pre.shape
+    low = torch.empty_like(pre, dtype=torch.float8_e5m2)
+    turned = low.new_empty(columns, padded)
+    sums = pre.new_empty(ceil_divide(padded, each), columns, dtype=torch.float32)
+    kernel: Any = _gelu_backward_float8_kernel
+    kernel[(ceil_divide(columns, TURNED_COLUMNS), len(sums))](
+        grad, pre, low, turned.view(torch.int32), scale, sums, rows, columns, padded // 4,
+        tanh=tanh, steps=each // (4 * TURNED_WORDS), tile_words=TURNED_WORDS, tile_columns=TURNED_COLUMNS, num_warps=8,
+    )  # fmt: skip
+    return sums, low, turned
