@@ -45,7 +45,7 @@ PRODUCTS, ATTENTION, NORMS, GELU, QUANTISE, UPDATE, OTHER = (
 )
 # Parts of kernels' names, the first that fits; a product of attention written out is attention only on a GPU.
 KINDS: Final = (
-    (QUANTISE, ("_scale_kernel", "_round_kernel", "_turn_kernel")),
+    (QUANTISE, ("_scale_kernel", "_round_kernel", "_round_turned_kernel", "_turn_kernel")),
     (ATTENTION, ("attention", "attn", "flash", "fmha", "sdpa", "concat_kernel")),
     (PRODUCTS, ("gemm", "nvjet", "cutlass", "cublas", "splitk", "addmm", "aten::mm", "aten::bmm", "linear")),
     (GELU, ("gelu",)),

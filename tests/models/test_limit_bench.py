@@ -43,6 +43,9 @@ def test_the_last_layer_and_the_head_cost_less_than_the_whole() -> None:
         ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma", limit.ATTENTION),
         ("_attention_backward_kernel", limit.ATTENTION),
         ("_gelu_backward_kernel", limit.GELU),
+        ("_gelu_turned_kernel", limit.GELU),
+        ("_round_turned_kernel", limit.QUANTISE),
+        ("_sample_scale_kernel", limit.QUANTISE),
         ("_add_norm_backward_kernel", limit.NORMS),
         ("triton_per_fused_add_native_layer_norm_3", limit.NORMS),
         ("at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor>", limit.UPDATE),
@@ -72,4 +75,4 @@ def test_every_kernel_runs(tmp_path: Path) -> None:
     run_interpreted(f"from bench.kernels import main; main(['--device', 'cpu', '--out', {str(out)!r}, *{size}])")
     (rows,) = json.loads(out.read_text())["kernels"].values()
     assert all(row["ms"] > 0 for row in rows)
-    assert len(rows) == 9
+    assert len(rows) == 11
