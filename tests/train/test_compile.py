@@ -14,13 +14,16 @@ from safetensors.torch import load_file
 from tests.train.selfsup import UNLABELLED, selfsup_run
 from tests.train.tiny import MODEL, tiny_run
 from vitrail.core.errors import ConfigError
+from vitrail.data.unreadable_log import UnreadableLog
 from vitrail.distributed.process_group import World, join_world
 from vitrail.optim.config import Kind
 from vitrail.optim.schedules import Rates
 from vitrail.recipes.registry import load_recipe
-from vitrail.train.config import Compile, Data, Keep, Run, Scoring
+from vitrail.train.assemble import assemble
+from vitrail.train.config import Compilation, Compile, Data, Keep, Run, Scoring
+from vitrail.train.data import open_splits
 from vitrail.train.loop import train
-from vitrail.train.resolve import choose_compilation
+from vitrail.train.resolve import choose_compilation, resolve
 from vitrail.train.step import RecordedUpdate, StepResult
 
 CUDA = torch.device("cuda")
@@ -49,6 +52,25 @@ def test_what_was_asked_for_stays(asked: Compile) -> None:
 def test_graphs_are_for_one_process_with_a_gpu(size: int, device: torch.device, asked: Compile) -> None:
     with pytest.raises(ConfigError, match=f"compile={asked} is for one process with a GPU; use compile=auto"):
         chosen(tiny_run(compile=asked), size, device)
+
+
+def test_only_steps_of_new_shapes_are_built() -> None:
+    splits, world = open_splits(tiny_run().data), World(device=torch.device("cpu"))
+    run = resolve(tiny_run(), splits, world)
+    parts = assemble(run, splits, world, UnreadableLog(), saved=None)
+    batch = next(parts.batches.iterate(0, 1))
+
+    def builds(compile: Compilation, *micros: int) -> list[bool]:
+        """Uncompiled all the same, because what happens is not the question."""
+        step = replace(parts.step, run=replace(run, compile=compile), compiled=set())
+        found: list[bool] = []
+        for micro in micros:
+            step(batch, step=0, rates=Rates(0.0, 0.0), micro=micro)
+            found.append(step.building_s is not None)
+        return found
+
+    assert builds("on", 8, 8, 4, 8, 4) == [True, False, True, False, False]
+    assert builds("off", 8, 8) == [False, False]
 
 
 @pytest.mark.gpu

@@ -231,7 +231,7 @@ class Training:
                 self.folder.note(f"out of memory with {micro} images at once: continuing with {how}")
         self.meter.add(batch.step, result.names, result.sums, result.norm, result.ok)
         self.step = batch.step + 1
-        self.throughput.count_step()
+        self.throughput.count_step(self.parts.step.building_s)
         self.advance(STEP, self.step, self.config.steps)
 
     def read_metrics(self) -> None:

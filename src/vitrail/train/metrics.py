@@ -180,10 +180,15 @@ class Throughput:
 
     def start(self) -> None:
         self.since, self.away = time.monotonic(), 0.0
+        self.building, self.is_timed = 0.0, False
 
-    def count_step(self) -> None:
+    def count_step(self, building_s: float | None = None) -> None:
+        """Counts a step. The time of one that was compiled or recorded first is part of the cost, but does not count
+        for the speed, unless there are only such steps."""
         self.steps += 1
         self.unread += 1
+        self.building += building_s or 0.0
+        self.is_timed |= building_s is None
 
     @contextlib.contextmanager
     def pause(self) -> Generator[None]:
@@ -209,7 +214,7 @@ class Throughput:
         its time means nothing and the speed stays."""
         now, images = time.monotonic(), steps * self.batch
         self.unread -= steps
-        seconds = max(now - self.since - self.away, 1e-9)
+        seconds = max(now - self.since - self.away - (self.building if self.is_timed else 0.0), 1e-9)
         self.cost.add(images, now - self.since)
         self.start()
         if not last:

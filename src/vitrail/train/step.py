@@ -6,6 +6,7 @@ inputs and learning rates from fixed buffers, so each step first copies its own 
 results.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -99,21 +100,33 @@ class TrainingStep:
     world: World
     run: ResolvedRun
     recordings: dict[RecordingKey, RecordedUpdate] = field(default_factory=dict[RecordingKey, RecordedUpdate])
+    compiled: set[RecordingKey] = field(default_factory=set[RecordingKey])
+    building_s: float | None = None  # how long the last update took, if it was compiled or recorded first
 
     def __call__(self, batch: Batch, *, step: int, rates: Rates, micro: int) -> StepResult:
         inputs = self.prepare_inputs(batch, step)
         patch = self.set_patch(step)
+        key = RecordingKey(micro, patch, tuple(tensor.shape for tensor in inputs))
+        begun, builds = time.monotonic(), self.must_build(key)
         try:
             if self.run.compile in RECORDED:
                 self.world.count_collective()  # a recording does not count its collectives
                 seed_generators(self.world.device, self.run.seed, step, self.world.rank, 0)
-                done = self.find_recording(micro, patch, inputs)(inputs, rates)
+                done = self.find_recording(key)(inputs, rates)
             else:
                 done = self.update(inputs, rates, step, micro)
         finally:
             self.set_patch(None)  # between steps the network is what its config says
+        self.compiled.add(key)
+        self.building_s = time.monotonic() - begun if builds else None
         self.objective.after_step(step)
         return done
+
+    def must_build(self, key: RecordingKey) -> bool:
+        """Whether an update has yet to be compiled or recorded."""
+        if self.run.compile in RECORDED:
+            return key not in self.recordings or self.recordings[key].graph is None
+        return self.run.compile == "on" and key not in self.compiled
 
     def prepare_inputs(self, batch: Batch, step: int) -> tuple[Tensor, ...]:
         """The objective's inputs for this process's whole share of a batch, including sums over all processes."""
@@ -130,13 +143,12 @@ class TrainingStep:
         self.objective.network.set_patch(patch)
         return patch
 
-    def find_recording(self, micro: int, patch: int | None, inputs: tuple[Tensor, ...]) -> RecordedUpdate:
+    def find_recording(self, key: RecordingKey) -> RecordedUpdate:
         """The recording for a patch size and input shapes, made on first use. Micro-batches may shrink in the first
         steps; all recordings are then made again."""
-        key = RecordingKey(micro, patch, tuple(tensor.shape for tensor in inputs))
         if key not in self.recordings:
-            self.recordings = {known: one for known, one in self.recordings.items() if known.micro == micro}
-            update = partial(self.update, step=None, micro=micro)
+            self.recordings = {known: one for known, one in self.recordings.items() if known.micro == key.micro}
+            update = partial(self.update, step=None, micro=key.micro)
             self.recordings[key] = RecordedUpdate(update, self.world.device)
         return self.recordings[key]
 
