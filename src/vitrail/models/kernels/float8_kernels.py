@@ -48,6 +48,14 @@ def store_low(low, at, values, factor, inside) -> None:
 
 
 @triton.jit
+def find_rows(word, place: tl.constexpr, column, rows, columns) -> tuple[tl.tensor, tl.tensor]:
+    """One of the four rows of each word: where its values lie in a matrix, and which of them exist."""
+    row = 4 * word + place
+    at = row.to(tl.int64)[:, None] * columns + column[None, :]
+    return at, (row < rows)[:, None] & (column < columns)[None, :]
+
+
+@triton.jit
 def store_byte(low, at, values, factor, inside, place: tl.constexpr) -> tl.tensor:
     """Like `store_low`; returns the bytes shifted to their place in a word of four rows."""
     rounded = round_low(values, factor, low.dtype.element_ty)
@@ -148,9 +156,7 @@ def _round_turned_kernel(
     factor = load_factor(scale)
     packed = tl.zeros((tile_words, tile_columns), tl.int32)
     for place in tl.static_range(4):
-        row = 4 * word + place
-        at = row.to(tl.int64)[:, None] * columns + column[None, :]
-        inside = (row < rows)[:, None] & (column < columns)[None, :]
+        at, inside = find_rows(word, place, column, rows, columns)
         values = tl.load(x + at, inside, other=0.0).to(tl.float32)
         packed |= store_byte(low, at, values, factor, inside, place)
     store_turned(turned, packed, word, column, columns, padded)

@@ -16,6 +16,7 @@ from vitrail.models.kernels import ceil_divide
 from vitrail.models.kernels.float8_kernels import (
     TURNED_COLUMNS,
     TURNED_WORDS,
+    find_rows,
     load_factor,
     store_byte,
     store_low,
@@ -93,9 +94,7 @@ def _gelu_turned_kernel(
     factor = load_factor(scale)
     packed = tl.zeros((tile_words, tile_columns), tl.int32)
     for place in tl.static_range(4):
-        row = 4 * word + place
-        at = row.to(tl.int64)[:, None] * columns + column[None, :]
-        inside = (row < rows)[:, None] & (column < columns)[None, :]
+        at, inside = find_rows(word, place, column, rows, columns)
         x = tl.load(pre + at, inside, other=0.0).to(tl.float32)
         cdf, _ = _gelu_parts(x, tanh)
         packed |= store_byte(low, at, x * cdf, factor, inside, place)
@@ -125,9 +124,7 @@ def _gelu_backward_float8_kernel(
         word = (tl.program_id(1) * steps + step) * tile_words + tl.arange(0, tile_words)
         packed = tl.zeros((tile_words, tile_columns), tl.int32)
         for place in tl.static_range(4):
-            row = 4 * word + place
-            at = row.to(tl.int64)[:, None] * columns + column[None, :]
-            inside = (row < rows)[:, None] & (column < columns)[None, :]
+            at, inside = find_rows(word, place, column, rows, columns)
             g = tl.load(grad + at, inside, other=0.0).to(tl.float32)
             x = tl.load(pre + at, inside, other=0.0).to(tl.float32)
             cdf, slope = _gelu_parts(x, tanh)
