@@ -158,17 +158,8 @@ def memory(name: str, file: Path, args: argparse.Namespace) -> dict[str, int]:
     """Peak memory in bytes that each network adds, each in a process of its own."""
     out: dict[str, int] = {}
     for library in ("vitrail", "timm"):
-        command = [
-            sys.executable,
-            "-m",
-            "bench.inference",
-            "--child",
-            library,
-            "--models",
-            name,
-            "--weights",
-            str(file),
-        ]
+        command = [sys.executable, "-m", "bench.inference", "--child", library]
+        command += ["--models", name, "--weights", str(file)]
         command += ["--batch", str(args.batch), "--device", args.device, "--dtype", args.dtype]
         command += [] if args.image_size is None else ["--image-size", str(args.image_size)]
         out[library] = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
@@ -249,9 +240,8 @@ def main() -> None:
         for name in args.models:
             file = Path(folder) / f"{name}.safetensors"
             write_weights(name, file, find_side(name, args))
-            bytes_added = memory(name, file, args)
-            row = speed(name, file, args)
-            row["memory"] = bytes_added
+            added = memory(name, file, args)  # before the turn, so that it disturbs no other benchmark's
+            row = speed(name, file, args) | {"memory": added}
             row["memory ratio"] = row["memory"]["vitrail"] / max(row["memory"]["timm"], 1)
             rate = row["images/s"]
             print(f"{name:14} {rate['vitrail']:14.2f} {rate['timm']:12.2f} {row['ratio']:11.3f} ", end="")

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from bench.limit import Rates, measure_rates, time_call
-from vitrail.models.kernels import ceil_divide
 from vitrail.models.kernels import fused_ops as fused
+from vitrail.models.kernels.float8_ops import pad_rows, rows_per_sum
 
 SHAPES = {
     "tiny": (32, 2),
@@ -74,7 +74,7 @@ def list_kernels(width: int, heads: int, batch: int, tokens: int, device: str) -
         bytes=4 * z.numel() * size,
     )
     pre, grad = draw(rows, 4 * width), draw(rows, 4 * width)
-    part, padded = fused.rows_per_program(*pre.shape), ceil_divide(rows, 64) * 64
+    part, padded = fused.rows_per_program(*pre.shape), pad_rows(pre)
     yield Kernel(
         name="GELU",
         plain=lambda: gelu_kernels.gelu(pre, False),
@@ -92,7 +92,7 @@ def list_kernels(width: int, heads: int, batch: int, tokens: int, device: str) -
     yield Kernel(
         name="its gradient",
         plain=lambda: gelu_kernels.gelu_backward(grad, pre, False, part),
-        eight=lambda: gelu_kernels.gelu_backward_float8(grad, pre, False, max(part, 128), one, padded),
+        eight=lambda: gelu_kernels.gelu_backward_float8(grad, pre, False, rows_per_sum(pre), one, padded),
         bytes=3 * pre.numel() * size,
         more=pre.numel() * (2 - size),
     )

@@ -119,8 +119,8 @@ def count_work(c: ViTConfig, batch: int, parameters: int, *, training: bool) -> 
         # Forward: reads stream and branch, writes sum and norm. Backward: reads both gradients and the sum, writes one.
         NORMS: (0, norms * residual * WIDTH * (8 if training else 3)),
         GELU: (0, deep * hidden * WIDTH * (5 if training else 2)),
-        # Clipping reads gradients; AdamW reads those, weights and two moments and writes three; the copy for the pass.
         QUANTISE: (0, 0),
+        # Clipping reads gradients; AdamW reads those, weights and two moments and writes three; the copy for the pass.
         UPDATE: (0, parameters * (4 * (1 + 7) + 4 + WIDTH) if training else 0),
         OTHER: (0, 0),
     }

@@ -1,7 +1,6 @@
 """One benchmark measures at a time: those that share a GPU compile at once, and take turns for what they measure."""
 
 import argparse
-import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,8 @@ def take_turn(lock: Path | None) -> Iterator[None]:
     if lock is None:
         yield
         return
+    import fcntl  # not on Windows
+
     with lock.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -189,14 +189,14 @@ def check_rounding(device: str, dtype: torch.dtype, shapes: Sequence[tuple[int, 
             again, low, _ = norm_kernels.add_norm_float8(x, g, added, weight, shift, 1e-5, scale)
             check_near(again, total)
             check_same(normed, low, scale)
-        padded = -(-rows // eight.TURNED_MULTIPLE) * eight.TURNED_MULTIPLE
+        padded = eight.pad_rows(x)
         each, of_x = fused.rows_per_program(rows, columns), float8_kernels.sample_scale(x, 28.0, *sizes)
         for tanh in (False, True):
             check_same(gelu_kernels.gelu(x, tanh), gelu_kernels.gelu_float8(x, tanh, of_x), of_x)
             low, turned = gelu_kernels.gelu_turned_float8(x, tanh, of_x, padded)
             check_turned(gelu_kernels.gelu_float8(x, tanh, of_x), low, turned)
             grad, sums = gelu_kernels.gelu_backward(g, x, tanh, each)
-            same, low, turned = gelu_kernels.gelu_backward_float8(g, x, tanh, 128, of_x, padded)
+            same, low, turned = gelu_kernels.gelu_backward_float8(g, x, tanh, eight.rows_per_sum(x), of_x, padded)
             check_near(same.sum(0), sums.sum(0))
             check_same(grad, low, of_x)
             check_turned(low, low, turned)

@@ -80,7 +80,7 @@ def parse_value(hint: Any, text: str, path: str) -> Any:
 
 def parse_as(kind: Any, text: str) -> Any:
     """Parses a text as a value of one type. Whole numbers may be written as 10_000 or 1e4, tuples with commas and with
-    or without brackets, pairs of whole numbers also as 224x224 or 224. KeyError or ValueError if the text is no such
+    or without brackets, pairs of whole numbers also as 224x224 or 224. KeyError or ValueError if the text is not such a
     value."""
     word = text.strip()
     if kind is str:

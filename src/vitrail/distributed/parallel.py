@@ -180,7 +180,7 @@ class FunctionalHolder(nn.Module):
 
 
 class PrecisionWrapper(nn.Module):
-    """An objective in its precision. With `cast_weights` it runs on bfloat16 copies of its float32 weights, made anew
+    """An objective in its precision. With `cast_weights` it runs on bfloat16 copies of its float32 weights, made again
     in each call as part of the graph, so that gradients arrive in float32. The objective decides how it computes its
     losses."""
 

@@ -200,7 +200,7 @@ class StdinNames:
         """Yields names, and None for each pause after one."""
         try:
             descriptor = sys.stdin.fileno()
-        except (OSError, AttributeError, ValueError):  # stdin of a notebook or a test, which is no file
+        except (OSError, AttributeError, ValueError):  # stdin of a notebook or a test, which is not a file
             yield from (line.rstrip("\r\n") for line in sys.stdin or ())
             return
         rest, paused = b"", True

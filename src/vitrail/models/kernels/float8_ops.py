@@ -111,7 +111,7 @@ def round_turned(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Quantises a gradient to e5m2, as it is and transposed: [M, N] -> [M, N] and [N, M rounded up]."""
     from vitrail.models.kernels import float8_kernels
 
-    return float8_kernels.round_turned(x, scale, GRADIENTS, _pad_rows(x))
+    return float8_kernels.round_turned(x, scale, GRADIENTS, pad_rows(x))
 
 
 @round_turned.register_kernel("cpu")
@@ -130,26 +130,26 @@ def turn(low: Tensor) -> Tensor:
     """Transposes and pads rows with zeros to a multiple of 64: [M, N] -> [N, M rounded up]."""
     from vitrail.models.kernels import float8_kernels
 
-    return float8_kernels.turn(low, _pad_rows(low))
+    return float8_kernels.turn(low, pad_rows(low))
 
 
 @turn.register_kernel("cpu")
 def _(low: Tensor) -> Tensor:
-    turned = low.new_zeros(low.shape[1], _pad_rows(low))
+    turned = low.new_zeros(low.shape[1], pad_rows(low))
     turned[:, : low.shape[0]] = low.t()
     return turned
 
 
 @turn.register_fake
 def _(low: Tensor) -> Tensor:
-    return low.new_empty(low.shape[1], _pad_rows(low))
+    return low.new_empty(low.shape[1], pad_rows(low))
 
 
 def _low_and_turned(x: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x, dtype=kind), x.new_empty(x.shape[1], _pad_rows(x), dtype=kind)
+    return torch.empty_like(x, dtype=kind), x.new_empty(x.shape[1], pad_rows(x), dtype=kind)
 
 
-def _pad_rows(low: Tensor) -> int:
+def pad_rows(low: Tensor) -> int:
     return (low.shape[0] + TURNED_MULTIPLE - 1) // TURNED_MULTIPLE * TURNED_MULTIPLE
 
 
@@ -201,7 +201,7 @@ def gelu_turned_float8(pre: Tensor, tanh: bool, scale: Tensor) -> tuple[Tensor, 
     """GELU in e4m3, as it is and transposed: [M, N] -> [M, N] and [N, M rounded up]."""
     from vitrail.models.kernels import gelu_kernels
 
-    return gelu_kernels.gelu_turned_float8(pre, tanh, scale, _pad_rows(pre))
+    return gelu_kernels.gelu_turned_float8(pre, tanh, scale, pad_rows(pre))
 
 
 @gelu_turned_float8.register_kernel("cpu")
@@ -221,7 +221,7 @@ def gelu_backward_float8(grad: Tensor, pre: Tensor, tanh: bool, scale: Tensor) -
     transposed."""
     from vitrail.models.kernels import gelu_kernels
 
-    return gelu_kernels.gelu_backward_float8(grad, pre, tanh, _rows_per_sum(pre), scale, _pad_rows(pre))
+    return gelu_kernels.gelu_backward_float8(grad, pre, tanh, rows_per_sum(pre), scale, pad_rows(pre))
 
 
 @gelu_backward_float8.register_kernel("cpu")
@@ -232,11 +232,11 @@ def _(grad: Tensor, pre: Tensor, tanh: bool, scale: Tensor) -> tuple[Tensor, Ten
 
 @gelu_backward_float8.register_fake
 def _(grad: Tensor, pre: Tensor, tanh: bool, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    count = 1 if pre.device.type == "cpu" else ceil_divide(_pad_rows(pre), _rows_per_sum(pre))
+    count = 1 if pre.device.type == "cpu" else ceil_divide(pad_rows(pre), rows_per_sum(pre))
     return pre.new_empty(count, pre.shape[1], dtype=fused.exact(pre)), *_low_and_turned(pre, GRADIENTS)
 
 
-def _rows_per_sum(pre: Tensor) -> int:
+def rows_per_sum(pre: Tensor) -> int:
     """Rows that a program sums, a multiple of the 128 that it transposes at once."""
     return max(fused.rows_per_program(*pre.shape), 128)
 
