@@ -34,6 +34,7 @@ from vitrail.train.config import Keep, Run
 from vitrail.train.data import DataSplits
 from vitrail.train.loop import train
 from vitrail.train.resolve import resolve
+from vitrail.train.scoring import Best, Scorer
 
 ALONE = World(device=torch.device("cpu"))
 COUNT = 24
@@ -60,6 +61,42 @@ def test_a_run_from_scratch_learns_and_its_weights_need_no_mask(tmp_path: Path) 
     assert network.card.task == "panoptic"
     assert network.card.things == (True,) * 8 + (False, False)
     assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
+
+
+def read_masked_blocks(run: Path, name: str) -> Any:
+    return getattr(vitrail.load(run / f"{name}.safetensors").config, "masked_blocks", None)
+
+
+@pytest.mark.parametrize("patience", [0, 1])
+def test_weights_are_scored_and_written_with_the_masks_of_their_step(
+    patience: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Early weights mask attention in more blocks than late ones; also where a run that stopped early starts again."""
+    update, score, masked = Best.update, Scorer.score, list[int]()
+    monkeypatch.setattr(
+        Best,
+        "update",
+        lambda self, row, names, step: update(self, row if step == 4 else dict.fromkeys(row, 0.0), names, step),
+    )
+
+    def watch(self: Scorer, part: str, *more: Any, **named: Any) -> Any:
+        if part == "test":
+            masked.append(self.network.config.masked_blocks)
+        row = score(self, part, *more, **named)
+        return {**row, "pq": 1.0} if part == "watch" else row
+
+    monkeypatch.setattr(Scorer, "score", watch)
+    splits = replace(scene_splits(), watch_name="dev", test=SceneDataset(4, size=32, seed=2))
+    run = dense_run(evaluation=replace(dense_run().evaluation, every=4, patience=patience))
+    result = train(run, out=tmp_path / "run", world=ALONE, splits=splits)
+    best, last = (read_masked_blocks(tmp_path / "run", name) for name in ("best", "last"))
+    assert result.best.step == 4
+    assert masked == [best]
+    assert best > last
+    assert (last == 0) is (patience == 0)
+    train(run, out=tmp_path / "run", world=ALONE, splits=splits)
+    assert (read_masked_blocks(tmp_path / "run", "best"), read_masked_blocks(tmp_path / "run", "last")) == (best, last)
+    assert set(masked) == {best}
 
 
 @pytest.mark.slow  # reads ten thousand scenes for their record

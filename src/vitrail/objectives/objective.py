@@ -136,6 +136,10 @@ class Objective(nn.Module, ABC):
     def on_start(self) -> None:
         """Called once the network has its initial weights. A teacher is copied from it here."""
 
+    def set_progress(self, done: int) -> None:
+        """Sets what the network does differently after `done` steps: for a run that resumes, and for weights of an
+        earlier step while they are scored."""
+
     def after_step(self, step: int) -> None:
         """Called after each update: a teacher follows the student here."""
 

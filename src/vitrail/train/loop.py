@@ -157,6 +157,7 @@ class Training:
         facts = saved.facts
         self.network.card = replace(get_card(self.network), provenance=facts["provenance"])  # the first may be gone
         self.step, self.best = saved.step, Best.from_facts(facts["best"])
+        self.parts.objective.set_progress(saved.step)
         self.micro = int(facts["micro"]) if micro in (0, facts["chosen"]) else micro
         self.parts.cost.restore(facts["cost"])
         self.meter.restore(facts.get("meter", {}))  # checkpoints of 0.1.0 have none

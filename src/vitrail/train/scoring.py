@@ -7,8 +7,8 @@ the report belong to them.
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -202,7 +202,7 @@ def score_final_weights(
     chosen = step if best is None else int(best.card.provenance.get("step", step))
     if best is None and current is not None and splits.watch_name == splits.test_name:
         return {**current, "kind": "test", "weights": "last"}, shown
-    with nullcontext() if best is None else swap_weights(best.tensors, scorer.parts):
+    with nullcontext() if best is None else swap_weights(best.tensors, scorer.parts, (chosen, step)):
         if splits.test is not None:
             row = scorer.score("test", chosen, as_is=best is not None)
             return {**row, "weights": "last" if best is None else "best"}, scorer.latest
@@ -226,15 +226,20 @@ def read_best(path: Path, world: World, log: Callable[[str], None]) -> Bundle | 
     return found
 
 
-def swap_weights(tensors: Mapping[str, Tensor], parts: Parts) -> AbstractContextManager[None]:
-    """The network with these weights inside the block."""
+@contextmanager
+def swap_weights(tensors: Mapping[str, Tensor], parts: Parts, steps: tuple[int, int]) -> Generator[None]:
+    """The network with these weights inside the block. `steps` are the step of these weights and that of its own."""
     live = parts.objective.eval_network.state_dict(keep_vars=True)
     held, values = list[Tensor](), list[Tensor]()
     for name, tensor in live.items():
         part, shape, start = local_rows(tensor.detach())
         held.append(part)
         values.append(tensors[name][start : start + len(part)] if shape else tensors[name])
-    return swap_tensors(held, values)
+    inside, outside = steps
+    parts.objective.set_progress(inside)
+    with swap_tensors(held, values):
+        yield
+    parts.objective.set_progress(outside)
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,7 +157,7 @@ class MaskQueriesObjective(Objective):
     def inputs(self, batch: Batch, *, seed: int, step: int) -> tuple[Tensor, ...]:
         """Pixels as bytes [B, 3, H, W]; planes [B, N / 8, H, W] and classes [B, N] of the segments, none for an invalid
         image; which images are valid [B]; which queries are masked in which block [B, L, Q]; point keys [B]."""
-        self.set_masked_blocks(step)
+        self.set_progress(step)
         planes, classes = self.config.list_segments(batch, self.classes)
         classes = torch.where(batch.valid[:, None], classes, -1)
         blocks = range(self.blocks)
@@ -217,11 +217,11 @@ class MaskQueriesObjective(Objective):
         return torch.stack(losses)
 
     def after_step(self, step: int) -> None:
-        self.set_masked_blocks(step + 1)
+        self.set_progress(step + 1)
 
-    def set_masked_blocks(self, step: int) -> None:
-        """Sets how many of the network's query blocks use masked attention in inference, as of a step."""
-        count = count_masked_blocks(self.blocks, step, self.steps) if self.config.annealing else self.blocks
+    def set_progress(self, done: int) -> None:
+        """Sets how many of the network's query blocks use masked attention in inference."""
+        count = count_masked_blocks(self.blocks, done, self.steps) if self.config.annealing else self.blocks
         if count != self.masked_blocks:
             self.query_network.set_masked_blocks(count)
             self.masked_blocks = count
